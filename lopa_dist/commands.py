@@ -99,6 +99,13 @@ def doctor(options: argparse.Namespace) -> None:
         raise SystemExit(1)
 
 
+def learn(options: argparse.Namespace) -> None:
+    """`lopa-dist learn RUN [KEY=VALUE ...]`."""
+    from lopa_dist.jobs.commands.learn import learn as learn_from
+
+    learn_from(options.run, options.settings)
+
+
 def argument_parsers() -> dict[str, Parser]:
     """The parser of each command."""
     made: dict[str, Parser] = {}
@@ -143,6 +150,10 @@ def argument_parsers() -> dict[str, Parser]:
     )
     parser.add_argument("keys", nargs="*", metavar="KEY", help="settings or sections (none: all), and overrides")
 
+    parser = command(learn, "Learn to draft from the answers of a run of a causal model; no text depends on it.")
+    parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a finished or stopped run")
+    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="learn.minutes=20, learn.rank=64, parallel.*")
+
     command(models, "List the model families, their presets, and what their numbers were compared with.")
 
     parser = command(doctor, "Tell whether a job would run on this machine, what would slow it, and what to mend.")
@@ -150,7 +161,7 @@ def argument_parsers() -> dict[str, Parser]:
     return made
 
 
-COMMANDS = ("report", "table", "status", "merge", "trace", "explain", "models", "doctor")
+COMMANDS = ("report", "table", "status", "merge", "trace", "explain", "models", "doctor", "learn")
 
 
 def perform(name: str, arguments: list[str]) -> None:

@@ -20,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from lopa_dist.checks import UserError, check_options, did_you_mean, number, option, require, require_seconds
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
+from lopa_dist.learn.config import LearnConfig
 from lopa_dist.models.families import PATTERNS
 from lopa_dist.models.quantize import KINDS
 from lopa_dist.own_code import is_own, load
@@ -240,9 +241,16 @@ class JobConfig:
     crashes: int | None = option(
         2, "set a request aside as an error when the process ended this many times while it ran; null: never"
     )
+    learn: str | int | None = option(
+        None,
+        "causal models: stop after so many answers, learn from them to draft (learn.*), and go on; auto: when that is "
+        "expected to pay; null: never. No text depends on it (docs/drafts-that-learn.md)",
+        least=1,
+    )
     grace_s: float = option(20.0, "seconds to finish what is in flight after SIGTERM or SIGUSR1, before it is dropped")
 
     def __post_init__(self) -> None:
+        self.learn = number(self.learn)
         check_options("job", self)
         require_seconds("job.grace_s", self.grace_s, zero=True)
         if self.crashes is not None and not 1 <= self.crashes < 256:
@@ -299,6 +307,7 @@ class Config:
     engine: EngineConfig = field(default_factory=EngineConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     job: JobConfig = field(default_factory=JobConfig)
+    learn: LearnConfig = field(default_factory=LearnConfig)
     seed: int = option(0, "what all random numbers follow from")
 
     def __post_init__(self) -> None:

@@ -88,6 +88,12 @@ class Drafter:
         self.texts: dict[int, Text] = {}  # by slot
         self.verified: list[tuple[Text, list[Draft], int]] = []  # chains of the last step, to learn from
 
+    def inherit(self, other: Drafter) -> None:
+        """Take over the table of another drafter, and how sure its texts were; masks are others now."""
+        self.table = other.table
+        for own, theirs in ((self.tried, other.tried), (self.right, other.right), (self.chance, other.chance)):
+            own[:OF_MASKS] = theirs[:OF_MASKS]
+
     def admit(self, slot: int, prompt: Sequence[int], *works: Work) -> None:
         """Begin the text of a request, whose drafts are counted in `works`."""
         text = Text([], len(prompt), works)

@@ -164,6 +164,7 @@ class LookaheadPolicy:
         self.ranked: list[Choice] = []  # the best first
         self.began: float | None = None  # when the last step began
         self.rows = 0  # of that step
+        self.sequences = 1  # that were ranked for last
         self.chosen: dict[int, int] = {}  # steps by masks of a group
 
     def first(self, step: int) -> Choice:
@@ -270,6 +271,7 @@ class LookaheadPolicy:
     def rank(self, sequences: int) -> None:
         """Rank all choices anew. The best one so far stays the first unless another is better by more than noise."""
         self.times.fit()
+        self.sequences = sequences
         speed = {choice: self.tokens_a_second(choice, sequences) for choice in self.choices()}
         best = self.ranked[0] if self.ranked else None
         self.ranked = sorted(speed, key=lambda choice: -speed[choice] * (1 + HOLD * (choice == best)))

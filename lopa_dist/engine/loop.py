@@ -76,22 +76,35 @@ class Engine:
         self.watched, self.text_of = watched, text_of
         self.tensor = tensor or Solo()
         self.device = model.head_weight.device
-        self.runners = Runners(model, config, self.options, self.tensor, comm.size)
         self.statistics = Statistics(partial(device_mark, self.device) if self.device.type == "cuda" else None)
         self.prefix_rules = PrefixRules(config, options.prefix_cache, options.prefill_chunk)
         self.lockstep = Lockstep(comm, self.tensor, requested, self.statistics)
         self.on_step = [on_step] if on_step else []
         self.meanwhile: list[Callable[[Engine], None]] = []
         self.ended: EndedStep | None = None  # the last step, until it was counted and its results yielded
-        clock = time.process_time if self.device.type == "cpu" else time.perf_counter
-        ids = model.config
-        self.lookahead = LookaheadPolicy(config, comm.size, ids.block_drafts, clock, ids.has_mask)
-        self.drafter = drafter_for(config, model.config)
         self.winner: Winner | None = None  # of the last step
         self.workspace: Workspace | None = None  # of the last `generate` or `prepare`
         self.batch: RunningBatch | None = None  # of the last `generate`
-        self.vocabulary = Vocabulary(ids.mask_id, ids.eos_ids, ids.shift)
         self.sampling = Sampling(config.confidence, config.temperature, config.top_p, config.top_k)
+        self.take_model()
+
+    def take_model(self) -> None:
+        """Take the model as it is now: to begin with, and when it has got another adapter for its drafts."""
+        config, ids = self.config, self.model.config
+        self.workspace = self.batch = None
+        self.runners = Runners(self.model, config, self.options, self.tensor, self.comm.size)
+        clock = time.process_time if self.device.type == "cpu" else time.perf_counter
+        self.lookahead = LookaheadPolicy(config, self.comm.size, ids.block_drafts, clock, ids.has_mask)
+        self.drafter = drafter_for(config, ids)
+        self.vocabulary = Vocabulary(ids.mask_id, ids.eos_ids, ids.shift)
+
+    def take_adapter(self) -> None:
+        """Take the model anew, whose masks have got another adapter, and keep what was counted and what text drafts."""
+        chosen, drafter = self.lookahead.chosen, self.drafter
+        self.take_model()
+        self.lookahead.chosen = chosen
+        if self.drafter and drafter:
+            self.drafter.inherit(drafter)
 
     @torch.inference_mode()
     def generate(self, requests: Sequence[Request], next_requests: NextRequests | None = None) -> Iterator[Generation]:

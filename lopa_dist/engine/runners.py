@@ -29,7 +29,9 @@ FUSED: WeakKeyDictionary[Transformer, FusedTransformer] = WeakKeyDictionary()
 
 
 def merged(model: Transformer) -> FusedTransformer:
-    """Return the model's fused form."""
+    """Return the model's fused form, with the adapter that it has now."""
+    if model in FUSED and FUSED[model].adapters != model.adapters:
+        del FUSED[model]
     if model not in FUSED:
         FUSED[model] = FusedTransformer(model)
         if model.head_weight.is_cuda:  # the old weights' memory is in pieces that nothing else fits into

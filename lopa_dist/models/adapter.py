@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from dataclasses import dataclass
@@ -9,16 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
+from lopa_dist.atomic import atomic, write_lines
 from lopa_dist.models.files import CheckpointError, opened, read_json, unsupported
 
 PREFIX = "base_model.model."
 LORA = re.compile(r"(?P<module>.+)\.lora_(?P<part>A|B)\.weight")
+TOKENS = "token_adapter.trainable_tokens_delta"  # the end of the name of trained tokens' embeddings
+BASE = "base_revision"  # what a file that was learned here says of the checkpoint that it belongs to
 ONLY: dict[str, Any] = {
     "peft_type": "LORA", "bias": "none", "lora_bias": False, "use_dora": False, "use_qalora": False,
     "fan_in_fan_out": False, "rank_pattern": {}, "alpha_pattern": {}, "layer_replication": None,
-    "target_parameters": None, "trainable_token_indices": None, "alora_invocation_tokens": None,
+    "target_parameters": None, "alora_invocation_tokens": None,
     "arrow_config": None, "kasa_config": None, "monteclora_config": None, "use_bdlora": False, "velora_config": None,
 }  # fmt: skip
 """Options of `adapter_config.json` of which only this value is supported."""
@@ -40,6 +45,9 @@ class Adapter:
     pairs: dict[str, tuple[Tensor, Tensor]]  # weight -> A [r, in], B [out, r]
     saved: dict[str, Tensor]  # tensors that replace the base model's (modules_to_save)
     rows: str = "all"  # or "masks"
+    mask_id: int | None = None  # the token whose embedding was trained, as what a mask is in this adapter
+    mask: Tensor | None = None  # [d] that embedding
+    base_revision: str | None = None  # of the checkpoint that it was learned on; None: unknown
 
     def check(self, shapes: dict[str, list[int]]) -> None:
         """Compare with the names and shapes of the base checkpoint.
@@ -113,7 +121,13 @@ def load_adapter(folder: Path, rows: str = "all") -> Adapter:
         rank, alpha = raw["r"], raw["lora_alpha"]
     except KeyError as error:
         raise CheckpointError(f"{config_file}: no {error.args[0]!r} in it") from error
-    pairs, saved = read_tensors(file, tuple(raw.get("modules_to_save") or ()))
+    pairs, saved, mask = read_tensors(file, tuple(raw.get("modules_to_save") or ()))
+    mask_id = trained_token(raw, config_file)
+    if (mask_id is None) != (mask is None) or (mask_id is not None and rows == "all"):
+        raise CheckpointError(
+            f"{config_file}: trainable_token_indices={raw.get('trainable_token_indices')}: only a mask's embedding can "
+            "be trained, with model.lora_rows=masks, and it must be in the file"
+        )
     for name, (a, b) in pairs.items():
         if len(a) != rank or b.shape[1] != rank:
             raise CheckpointError(f"{file}: {name}: A {list(a.shape)} and B {list(b.shape)} are not of rank r={rank}")
@@ -127,15 +141,40 @@ def load_adapter(folder: Path, rows: str = "all") -> Adapter:
         pairs,
         saved,
         rows,
+        mask_id,
+        mask,
+        metadata(file).get(BASE),
     )
+
+
+def trained_token(raw: dict[str, Any], file: Path) -> int | None:
+    """The id of the token whose embedding an adapter brings; None if it brings none.
+
+    Raises:
+        CheckpointError: there are several.
+    """
+    listed = raw.get("trainable_token_indices")
+    ids = [i for some in listed.values() for i in some] if isinstance(listed, dict) else listed
+    if not ids:
+        return None
+    if len(ids) > 1 or not isinstance(ids[0], int):
+        raise CheckpointError(f"{file}: trainable_token_indices={listed}: only one token's embedding is supported")
+    return ids[0]
+
+
+def metadata(file: Path) -> dict[str, str]:
+    """What a file of safetensors says of itself."""
+    with opened(file) as tensors:
+        return tensors.metadata() or {}
 
 
 def read_tensors(
     file: Path, modules_to_save: tuple[str, ...]
-) -> tuple[dict[str, tuple[Tensor, Tensor]], dict[str, Tensor]]:
-    """The adapter's pairs (A, B) and its saved tensors, by the names of the base weights."""
+) -> tuple[dict[str, tuple[Tensor, Tensor]], dict[str, Tensor], Tensor | None]:
+    """The adapter's pairs (A, B) and its saved tensors, by the names of the base weights, and a mask's embedding."""
     halves: dict[str, dict[str, Tensor]] = {}
     saved: dict[str, Tensor] = {}
+    mask: Tensor | None = None
     strange = []
     with opened(file) as tensors:
         for key in tensors.keys():  # noqa: SIM118 - not a dictionary
@@ -145,10 +184,49 @@ def read_tensors(
                 halves.setdefault(match["module"] + ".weight", {})[match["part"]] = tensors.get_tensor(key)
             elif any(f".{name}".endswith(f".{m}.weight") for m in modules_to_save):
                 saved[name] = tensors.get_tensor(key)
+            elif key.endswith(TOKENS):
+                mask = tensors.get_tensor(key)[0]
             else:
                 strange.append(key)
     strange += [name for name, pair in halves.items() if len(pair) != 2]
     if strange or not halves:
         what = f"{len(strange)} tensors are not half of a LoRA pair: {', '.join(sorted(strange)[:8])}"
         raise CheckpointError(f"{file}: {what if strange else 'no LoRA weights in it'}")
-    return {name: (pair["A"], pair["B"]) for name, pair in halves.items()}, saved
+    return {name: (pair["A"], pair["B"]) for name, pair in halves.items()}, saved, mask
+
+
+def save_adapter(
+    folder: Path, pairs: dict[str, tuple[Tensor, Tensor]], mask_id: int, mask: Tensor, base: str, revision: str
+) -> None:
+    """Write an adapter in PEFT's form, of rows that draft: `load_adapter` and PEFT read it.
+
+    Args:
+        folder: is made if it is not there; what it holds of an earlier adapter is replaced.
+        pairs: A ``[r, in]`` and B ``[out, r]`` by the names of the base weights.
+        mask_id: the token that stands for a mask.
+        mask: ``[d]`` its embedding.
+        base: the name of the checkpoint.
+        revision: a hash of the checkpoint's content.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    embedding = "model.embed_tokens"
+    tensors = {f"{PREFIX}{embedding}.{TOKENS}": mask.detach().cpu().float()[None].contiguous()}
+    for name, pair in pairs.items():
+        for part, tensor in zip("AB", pair, strict=True):
+            own = f"{PREFIX}{name.removesuffix('.weight')}.lora_{part}.weight"
+            tensors[own] = tensor.detach().cpu().float().contiguous()
+    rank = len(next(iter(pairs.values()))[0])
+    config = {
+        "peft_type": "LORA",
+        "base_model_name_or_path": base,
+        "r": rank,
+        "lora_alpha": rank,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": sorted({name.split(".")[-2] for name in pairs}),
+        "trainable_token_indices": [mask_id],
+        "inference_mode": True,
+    }
+    with atomic(folder / "adapter_model.safetensors") as partial:
+        save_file(tensors, partial, {BASE: revision, "format": "pt"})
+    write_lines(folder / "adapter_config.json", [json.dumps(config, indent=1) + "\n"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ from torch import nn
 
 from lopa_dist.kernels.rope import rotated_first
 from lopa_dist.models import tensor_parallel
-from lopa_dist.models.adapter import Adapter
+from lopa_dist.models.adapter import Adapter, trained_token
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.families import checkpoint_name, model_config, with_masks
 from lopa_dist.models.files import CheckpointError, opened, read_json, read_json_if_there, repository, weight_files
@@ -39,7 +40,10 @@ def read_config(folder: Path, mask_adapter: Path | None = None) -> ModelConfig:
         if raw.get("eos_token_id") is None and generation.get("eos_token_id") is None:
             generation = generation | {"eos_token_id": end_of_text(folder, special)}
         config = model_config(raw, generation, special, repository(folder))
-        return config if mask_adapter is None else with_masks(config, special_tokens(mask_adapter))
+        if mask_adapter is None:
+            return config
+        trained = trained_token(read_json_if_there(mask_adapter / "adapter_config.json"), mask_adapter)
+        return with_masks(config, special_tokens(mask_adapter), trained)
     except KeyError as error:
         raise CheckpointError(f"{file}: no {error.args[0]!r} in it") from error
     except ValueError as error:
@@ -188,13 +192,41 @@ def tie(model: Transformer, comm: Communicator) -> None:
 def attach(model: Transformer, adapter: Adapter, ours: dict[str, list[str]], comm: Communicator) -> None:
     """Attach an adapter that acts on rows of masks alone to the projections that it changes; `ours`: `our_names`."""
     weight = model.model.embed_tokens.weight
-    model.mask_rows = MaskRows()
-    for theirs in adapter.pairs:
-        name = ours[theirs][0]
-        a, b = adapter.pair(theirs, weight.device, weight.dtype)
-        b = b[tensor_parallel.rows(name, len(b), comm)].clone()
+    pairs = {ours[name][0]: adapter.pair(name, weight.device, weight.dtype) for name in adapter.pairs}
+    attach_pairs(model, pairs, comm)
+    if adapter.mask is not None:
+        embed_mask(model, adapter.mask)
+
+
+def attach_pairs(model: Transformer, pairs: dict[str, tuple[torch.Tensor, torch.Tensor]], comm: Communicator) -> None:
+    """Let rows of masks run with A and B beside the weights of projections, by our names, instead of any before.
+
+    Args:
+        model: this rank's part of it.
+        pairs: whole ones, in the weights' dtype, the scale included.
+        comm: the group that the model is split over.
+    """
+    model.mask_rows = model.mask_rows or MaskRows()
+    model.adapters += 1
+    for name, (a, whole) in pairs.items():
+        b = whole[tensor_parallel.rows(name, len(whole), comm)].clone()
         projection = model.get_submodule(name.removesuffix(".weight"))
         MaskRowAdapter(model.mask_rows, [(len(b), (a, b))]).attach(projection)
+
+
+def embed_mask(model: Transformer, embedding: torch.Tensor) -> None:
+    """Give masks an embedding ``[d]``, in a row behind the vocabulary where the model has no mask token.
+
+    The head stays as it is, also where it is tied: the model itself reads and writes what it did before.
+    """
+    config, weight = model.config, model.model.embed_tokens.weight.data
+    if len(weight) == config.mask_id:
+        weight = torch.cat([weight, weight[:1]])
+        model.config = replace(config, learned_mask=True)
+    elif config.tied or weight.device.type == "cpu":  # also the head's, or mapped to the checkpoint's file
+        weight = weight.clone()
+    weight[config.mask_id] = embedding.to(weight)
+    model.model.embed_tokens.weight = nn.Parameter(weight, requires_grad=False)
 
 
 def check_adapter(adapter: Adapter, config: ModelConfig, projections: list[str]) -> None:

@@ -45,7 +45,8 @@ class ModelConfig:
     `family` is a key of `families.FAMILIES`. With `shift`, the row of position p-1 predicts the token at position p.
 
     A model without a mask token has the first id behind its vocabulary as `mask_id`: it marks what is not filled yet,
-    is never predicted and in no prompt, and has no embedding, so that a row of it is an error.
+    is never predicted and in no prompt, and has no embedding, so that a row of it is an error. An adapter may bring one
+    (`learned_mask`), and nothing that the model itself reads or writes is another for it.
 
     Raises:
         ValueError: a size or a constant that cannot be one.
@@ -74,6 +75,7 @@ class ModelConfig:
     query_scaling: QueryScaling | None = None
     experts: Experts | None = None  # instead of one feed-forward a layer
     rotated: int | None = None  # dimensions of a head that are rotated; None: all
+    learned_mask: bool = False  # whether the embeddings have one more row, of a mask behind the vocabulary
     block_drafts: bool = False  # masks see one another and predict their own places; only with `shift`
     block_size: int = 32  # tokens of the blocks it was trained with, or is usually decoded with
 
@@ -90,4 +92,4 @@ class ModelConfig:
     @property
     def has_mask(self) -> bool:
         """Whether the model has a mask token, without which nothing but the next token can be predicted."""
-        return self.mask_id < self.vocab_size
+        return self.mask_id < self.vocab_size or self.learned_mask

@@ -441,13 +441,14 @@ def training_pattern(config: ModelConfig, pattern: str = "auto") -> TrainingPatt
     return replace(trained, block_size=config.block_size, sub_block_size=family.sub_block_size, edits=family.edits)
 
 
-def with_masks(config: ModelConfig, special: dict[str, int]) -> ModelConfig:
+def with_masks(config: ModelConfig, special: dict[str, int], trained: int | None = None) -> ModelConfig:
     """A causal model's configuration with masks, for an adapter that acts on their rows alone.
 
-    The mask is the token that the adapter's own tokenizer, with the special tokens `special`, calls so, or I-DLM's.
+    If the adapter brings an embedding (`trained` is the token whose it is in PEFT's form), that is the mask's. Else the
+    mask is the token that the adapter's own tokenizer, with the special tokens `special`, calls so, or I-DLM's.
 
     Raises:
-        ValueError: the model is not causal, or its vocabulary has no such id.
+        ValueError: the model is not causal, its vocabulary has no such id, or its mask is another token.
     """
     family, masked = FAMILIES[config.family], FAMILIES["I-DLM"]
     if family.pattern != "causal":
@@ -455,6 +456,13 @@ def with_masks(config: ModelConfig, special: dict[str, int]) -> ModelConfig:
             f"model.lora_rows=masks is for causal models, whose tokens do not see masks; {config.family} models are "
             "not: use model.lora_rows=all"
         )
+    if trained is not None:
+        if trained > config.vocab_size or (config.has_mask and trained != config.mask_id):
+            raise ValueError(
+                f"the adapter's mask is token {trained}, which this model does not have, or does not draft from: "
+                "model.lora is for another checkpoint"
+            )
+        return config if config.has_mask else replace(config, learned_mask=True)
     return config if config.has_mask else replace(config, mask_id=mask_id(masked, {}, {}, special, config.vocab_size))
 
 

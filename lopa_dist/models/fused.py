@@ -67,7 +67,7 @@ class FusedTransformer:
     """``tokens [R], positions [R] -> hidden [R, d]``, of one rank's part where the model is split over several."""
 
     def __init__(self, model: Transformer) -> None:
-        self.real_rows_only, self.mask_rows = False, model.mask_rows
+        self.real_rows_only, self.mask_rows, self.adapters = False, model.mask_rows, model.adapters
         self.config, self.embedding = model.config, model.model.embed_tokens.weight
         self.layers = [FusedLayer(layer) for layer in model.model.layers]  # type: ignore[arg-type]
         self.norms = [layer.before for layer in self.layers] + [model.model.norm.weight]

@@ -3,8 +3,8 @@
 So a causal model drafts with an adapter and writes its own text: I-DLM's adapter for Qwen3 works like this (arXiv
 2604.11035), and so does the one that comes with Nemotron-Labs-Diffusion (2607.05722). A projection computes all rows
 with the base weights. Then what the adapter adds is put into the rows that draft, and no other row is touched: it keeps
-its bits by construction. The adapter's two narrow products are computed for all rows, too, because shapes must not
-depend on the tokens in a CUDA graph.
+its bits by construction. On a GPU the adapter's two narrow products are computed for all rows, too, because shapes must
+not depend on the tokens in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 Pair = tuple[Tensor, Tensor]
 """A ``[r, in]`` and B ``[out, r]``, the scale included."""
@@ -29,18 +30,30 @@ class MaskRows:
 
     def __init__(self) -> None:
         self.rows = torch.empty(0, 1, dtype=torch.bool)  # [R, 1]
+        self.numbers: Tensor | None = None  # of these rows, on a CPU, where shapes may depend on the tokens
+        self.resting = False  # whether adapters add nothing, because others are in training
 
     def begin(self, rows: Tensor) -> None:
         """Take the rows that draft, ``[R]`` bool, of a forward."""
         self.rows = rows[:, None]
+        self.numbers = rows.nonzero()[:, 0] if rows.device.type == "cpu" else None
+
+    @contextmanager
+    def rest(self) -> Iterator[None]:
+        """Let adapters add nothing inside the context."""
+        self.resting = True
+        try:
+            yield
+        finally:
+            self.resting = False
 
     @contextmanager
     def only(self, rows: Tensor | slice) -> Iterator[None]:
         """Work on some of the forward's rows inside the context."""
-        all_rows = self.rows
-        self.rows = all_rows[rows]
+        all_rows = self.rows[:, 0]
+        self.begin(all_rows[rows])
         yield
-        self.rows = all_rows
+        self.begin(all_rows)
 
 
 class MaskRowAdapter:
@@ -48,14 +61,28 @@ class MaskRowAdapter:
 
     def __init__(self, masks: MaskRows, parts: Sequence[tuple[int, Pair | None]]) -> None:
         self.masks, self.parts = masks, tuple(parts)
+        self.hook: RemovableHandle | None = None  # by which the projection adds it
 
     def attach(self, projection: nn.Module) -> None:
-        """Make a projection add it, before any other hook sees the output."""
+        """Make a projection add it, before any other hook sees the output, instead of what it added before."""
+        if (other := adapter_of(projection)) is not None and other.hook is not None:
+            other.hook.remove()
         projection.adapter = self  # type: ignore[assignment]
-        projection.register_forward_hook(self._hook, prepend=True)
+        self.hook = projection.register_forward_hook(self._hook, prepend=True)
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
-        """The output ``[R, N]`` for input x ``[R, K]``, where the base projection's is y."""
+        """The output ``[R, N]`` for input x ``[R, K]``, where the base projection's is y; on a CPU it replaces y."""
+        if self.masks.resting:
+            return y
+        if (numbers := self.masks.numbers) is not None:
+            if len(numbers):
+                drafting, begin = x.index_select(0, numbers), 0
+                for size, pair in self.parts:
+                    if pair is not None:
+                        added = F.linear(F.linear(drafting, pair[0]), pair[1])
+                        y.narrow(1, begin, size).index_add_(0, numbers, added)
+                    begin += size
+            return y
         outputs = []
         for base, (_, pair) in zip(y.split([size for size, _ in self.parts], -1), self.parts, strict=True):
             if pair is None:

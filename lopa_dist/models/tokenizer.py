@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
 
 from lopa_dist.models.files import CheckpointError, read_json_if_there
+
+RESERVED = re.compile(r"[<\[]\W*(reserved|unused|special|extra_id)\w*\W*[>\]]", re.IGNORECASE)
+"""What tokenizers call tokens that are there to be given a meaning."""
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
@@ -52,3 +56,19 @@ def end_of_text(folder: Path, special: dict[str, int]) -> int | None:
 def text_of(tokenizer: PreTrainedTokenizerFast, tokens: Sequence[int]) -> str:
     """Return the text of an answer's tokens, without special ones."""
     return str(tokenizer.decode(tokens, skip_special_tokens=True))
+
+
+def unused_token(tokenizer: PreTrainedTokenizerFast, vocabulary: int) -> int:
+    """Return a token that no text has: the last one that the tokenizer does not know or reserves.
+
+    If there is none, it is the first one behind the vocabulary.
+
+    Args:
+        tokenizer: of the model.
+        vocabulary: how many tokens have an embedding.
+    """
+    known = {number: text for text, number in tokenizer.get_vocab().items()}
+    for number in reversed(range(vocabulary)):
+        if number not in known or RESERVED.fullmatch(known[number]):
+            return number
+    return vocabulary

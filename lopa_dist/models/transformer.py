@@ -122,6 +122,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.config = config
         self.mask_rows: MaskRows | None = None  # of an adapter that acts on them alone
+        self.adapters = 0  # how many of these it has had
         self.model = Backbone(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tied:

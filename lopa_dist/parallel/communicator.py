@@ -27,6 +27,9 @@ class Communicator(Protocol):
     def broadcast(self, buffer: Tensor, source: int, counted: bool = True) -> Tensor:
         """`source`'s buffer on every rank, in place; `counted` as commit traffic."""
 
+    def sum(self, values: Tensor) -> Tensor:
+        """Return the sum of all ranks' values, on every rank."""
+
 
 def nothing_sent() -> dict[str, int]:
     """The traffic of a communicator that was not used yet."""
@@ -49,6 +52,9 @@ class Solo:
     def broadcast(self, buffer: Tensor, source: int, counted: bool = True) -> Tensor:
         return buffer
 
+    def sum(self, values: Tensor) -> Tensor:
+        return values
+
 
 class Relay:
     """A tensor group that a model keeps while it is loaded, whichever communicator stands behind it at the moment."""
@@ -66,6 +72,9 @@ class Relay:
 
     def broadcast(self, buffer: Tensor, source: int, counted: bool = True) -> Tensor:
         return self.comm.broadcast(buffer, source, counted)
+
+    def sum(self, values: Tensor) -> Tensor:
+        return self.comm.sum(values)
 
 
 # Its name since torch 2.13. It gathers into one tensor; given a list, NCCL would gather into its own and copy.
@@ -95,6 +104,11 @@ class TorchCommunicator:
             self.traffic["commit"] += buffer.nbytes
         return buffer
 
+    def sum(self, values: Tensor) -> Tensor:
+        total = values.to("cpu" if self.by_host else values.device, copy=True)
+        dist.all_reduce(total, group=self.group)
+        return total.to(values.device)
+
 
 class MpiCommunicator:
     """MPI, for jobs started by mpirun; `comm` is an mpi4py communicator of the group.
@@ -119,6 +133,12 @@ class MpiCommunicator:
         if counted and self.rank == source:
             self.traffic["commit"] += buffer.nbytes
         return buffer
+
+    def sum(self, values: Tensor) -> Tensor:
+        values = values.cpu().contiguous()
+        total = torch.empty_like(values)
+        self._wait(self.comm.Iallreduce(values.numpy(), total.numpy()))
+        return total.to(values.device)
 
     def _wait(self, request: Any) -> None:
         began = time.monotonic()

@@ -38,7 +38,16 @@ class WorkQueue:
     ) -> None:
         self.store, self.failures, self.replicas = store, failures, replicas
         self.is_leader, self.broadcast = is_leader, broadcast
-        self._taken = 0  # requests that were taken when this rank last asked
+        self._taken = self._first = 0  # requests that were taken when this rank last asked, and before this round
+        self._round = 0
+
+    def go_on(self, first: int) -> None:
+        """Hand out the requests from number `first` on, when all ranks have taken those before.
+
+        With several replicas, the counter runs beyond the last request of a round, so each round has its own.
+        """
+        self._taken = self._first = first
+        self._round += 1
 
     def take(self, most: int, total: int) -> list[int]:
         """Return the next indices of requests for this replica: at most `most`, all below `total`.
@@ -57,7 +66,7 @@ class WorkQueue:
             return list(range(first, self._taken))
         indices = torch.zeros(most, dtype=torch.int64)
         if self.is_leader:
-            last = self.store.add(keys.TAKEN, most)
+            last = self._first + self.store.add(keys.TAKEN.format(self._round), most)
             indices = torch.arange(last - most, last)
         own: list[int] = self.broadcast(indices).tolist()
         self._taken = own[-1] + 1

@@ -37,6 +37,7 @@ class Group:
     Attributes:
         comm: the communicator of the branch group.
         tensor: the communicator of the tensor group.
+        everyone: the communicator of all ranks.
         is_leader: whether this rank speaks for its replica.
 
     Raises:
@@ -59,6 +60,7 @@ class Group:
         self.backend = choose_backend(world, backend, device)
         self.comm: Communicator = Solo()
         self.tensor: Communicator = Solo()
+        self.everyone: Communicator = Solo()
         try:
             store = HashStore() if world.size == 1 else rendezvous(world, meeting=meeting)
             self.failures = Failures(store, world, mesh, self.backend, timeout_s, stop)
@@ -96,6 +98,7 @@ class Group:
         if self.backend == "mpi":
             branches, tensors = mpi_groups(mesh, world.rank)
             self.comm = MpiCommunicator(branches, timeout_s)
+            self.everyone = MpiCommunicator(mpi().COMM_WORLD, timeout_s)
             if mesh.tensor > 1:
                 self.tensor = MpiCommunicator(tensors, timeout_s)
         elif world.size > 1:
@@ -107,6 +110,8 @@ class Group:
             axes = init_device_mesh(
                 kind, (mesh.data, mesh.branch, mesh.tensor), mesh_dim_names=("data", "branch", "tensor")
             )
+            assert dist.group.WORLD is not None
+            self.everyone = TorchCommunicator(dist.group.WORLD)
             if mesh.branch > 1:
                 self.comm = TorchCommunicator(with_timeout(axes.get_group("branch"), timeout))
             if mesh.tensor > 1:

@@ -15,7 +15,8 @@ key                  written by                        read by                  
 ``gather/R/N``       the leader of replica R           every rank                  part N of its text
 ``gather written``   every rank, counting up           every rank                  barrier: all texts are written
 ``gather read``      every rank, counting up           every rank                  barrier: all texts are read
-``taken``            leaders, adding                   leaders                     requests that replicas have taken
+``taken/N``          leaders, adding                   leaders                     requests that were taken in round N
+``lesson/NAME``      every rank, counting up           every rank                  barrier: all are to learn together
 ``progress/NAME``    leaders, adding                   rank 0                      the job's counters for its display
 ``stop``             a rank that was asked to stop     every rank                  the signal's name
 ``early``            a rank that was stopped           every rank                  why it left before the first step
@@ -61,7 +62,8 @@ GATHER_COUNT = "gather/{}"
 GATHER_PART = "gather/{}/{}"
 GATHER_WRITTEN = "gather written"
 GATHER_READ = "gather read"
-TAKEN = "taken"
+TAKEN = "taken/{}"
+LESSON = "lesson/{}"
 PROGRESS = "progress/{}"
 STOP = "stop"
 EARLY = "early"

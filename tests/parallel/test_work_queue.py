@@ -48,6 +48,6 @@ def test_other_ranks_of_a_replica_get_the_leaders_indices() -> None:
     store = HashStore()
     heard: list[Tensor] = []
     leader, follower = queue(store, 2, True, heard), queue(store, 2, False, heard)
-    store.add(keys.TAKEN, 3)  # another replica was first
+    store.add(keys.TAKEN.format(0), 3)  # another replica was first
     assert leader.take(2, 10) == follower.take(2, 10) == [3, 4]
     assert torch.equal(leader.broadcast(torch.tensor([1])), torch.tensor([1]))

@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -32,6 +32,7 @@ from lopa_dist.jobs.run.attempt import Attempt, begin_attempt
 from lopa_dist.jobs.run.crashes import Begun, in_turn
 from lopa_dist.jobs.run.job_input import HashedItems, JobInput, request_id
 from lopa_dist.jobs.run.judging import Answer, Judges, Verdict
+from lopa_dist.jobs.run.lessons import Lessons
 from lopa_dist.jobs.run.output import check_output, write_output
 from lopa_dist.jobs.run.prompts import Encoder
 from lopa_dist.jobs.run.recall import recall
@@ -136,6 +137,7 @@ class Job:
     attempt: Attempt
     began: float
     start: float = field(init=False)
+    lessons: Lessons = field(init=False)
     writer: Writer = field(init=False)
     begun: Begun = field(init=False)
 
@@ -166,6 +168,10 @@ class Job:
         engine = self.engine(options)
         if wandb_log is not None:
             engine.meanwhile.append(wandb_log.observe)
+        self.lessons = Lessons(
+            config, group, engine, self.builder.tokenizer, self.folder, self.builder.revision, len(self.requests)
+        )
+        self.lessons.begin()
         if engine.drafter and not self.masks and any(self.attempt.done):
             recall(engine.drafter, self.attempt.journal, self.attempt.number, self.builder.tokenizer, group)
         group.ready()
@@ -174,10 +180,16 @@ class Job:
             engine.prepare(self.requests)
             group.prepared()
         self.start = time.perf_counter()
-        take = partial(group.queue.take, total=len(self.requests))
         first = len(self.requests) - self.suspects
         tries = Tries(engine, self.input.items, self.builder.tokenizer)
-        generations = in_turn(engine, tries.generate, self.requests, first, take, self.begin)
+
+        def generate(end: int) -> Iterator[Generation]:
+            engine.prepare(self.requests)
+            return in_turn(
+                engine, tries.generate, self.requests, first, partial(group.queue.take, total=end), self.begin
+            )
+
+        generations = self.lessons.rounds(generate)
         if group.is_leader:
             lone = group.mesh.branch == group.mesh.tensor == 1
             with Begun(self.attempt.journal.folder, self.attempt.number, group.data_rank, lone) as self.begun:
@@ -274,6 +286,7 @@ class Job:
             if self.is_rank_0:
                 display.update(group.progress.add(done=sum(self.input.rejected) + sum(self.attempt.done)))
             engine.meanwhile.append(lambda engine: self.write_verdicts(judges.verdicts(), display))
+            self.lessons.meanwhile.append(lambda: self.write_verdicts(judges.verdicts(), display))
             for generation in generations:
                 item = self.input.items[generation.request.index]
                 self.begun.note(request_id(item, generation.request), ended=True)
@@ -350,6 +363,8 @@ class Job:
             "whole_input": self.input_hash,
             "expected": len(self.input),
         }
+        if lessons := self.lessons.report():
+            report["lessons"] = lessons
         if self.masks:
             report["masks"] = 1 if config.decode.causal else self.masks
         if isinstance(self.task, TotallingTask):

@@ -20,7 +20,7 @@ from lopa_dist.jobs.setup.device import choose_dtype
 from lopa_dist.models.adapter import load_adapter
 from lopa_dist.models.checkpoint import DTYPES, load_model, read_config
 from lopa_dist.models.families import training_pattern
-from lopa_dist.models.files import find, revision
+from lopa_dist.models.files import CheckpointError, find, revision
 from lopa_dist.models.tokenizer import load_tokenizer, text_of
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Relay, Solo
@@ -90,6 +90,11 @@ class EngineBuilder:
         adapter = (
             load_adapter(find(options.lora, "model.lora"), options.lora_rows) if options.lora is not None else None
         )
+        if adapter and adapter.base_revision not in (None, self.revision):
+            raise CheckpointError(
+                f"model.lora={options.lora}: its drafts were learned on another checkpoint than the one at "
+                f"{options.path} (revision {adapter.base_revision}, not {self.revision}); leave it out, or learn anew"
+            )
         if warn and adapter and (message := adapter.mismatch(options.path)):
             log.warning("WARNING: %s", message)
         dtype = DTYPES[self.dtype]

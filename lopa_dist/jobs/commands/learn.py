@@ -1,0 +1,282 @@
+"""`lopa-dist learn RUN [KEY=VALUE ...]`: an adapter that drafts, learned from the answers of a run.
+
+Under torchrun, mpirun or srun all ranks learn together, each from a share of the answers.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from lopa_dist.atomic import write_lines
+from lopa_dist.config import Config, check_keys, composed
+from lopa_dist.engine.config import EngineConfig
+from lopa_dist.engine.request import Request
+from lopa_dist.jobs.folder.results import results
+from lopa_dist.jobs.run.lessons import FOLDER, mask_token
+from lopa_dist.jobs.run.prompts import Encoder
+from lopa_dist.jobs.setup.build import EngineBuilder
+from lopa_dist.jobs.setup.device import choose_device
+from lopa_dist.jobs.setup.resolve import resolve
+from lopa_dist.jobs.show.page import bars, write_page
+from lopa_dist.jobs.show.report import config_of, read_report, why_no_results
+from lopa_dist.learn.learning import Answers, Learning, check_learnable, is_held_out
+from lopa_dist.learn.trainer import Lesson
+from lopa_dist.parallel import store_keys as keys
+from lopa_dist.parallel.group import Group
+from lopa_dist.parallel.launcher import detect
+from lopa_dist.parallel.mesh import choose_mesh
+from lopa_dist.parallel.stop import Stop
+from lopa_dist.tasks.registry import make_task
+
+log = logging.getLogger("lopa_dist")
+
+SECTIONS = ("learn", "parallel", "model.device", "model.path", "task.input")
+DRAFTS = (2, 4, 8, 16)  # for which tokens a forward are measured
+TRIED = 200  # held-out requests, at most, with which they are
+SAVE_EVERY_S = 60.0
+PAGE = "learn.html"
+
+
+@dataclass
+class Answered:
+    """A request of a run, and the tokens of its answer with an end-of-text behind it."""
+
+    request: Request
+    tokens: list[int]
+
+
+def learn(folder: Path, settings: Sequence[str]) -> dict[str, Any]:
+    """Learn from a run, on this rank; write `RUN/drafts` on rank 0. Returns what `learn.json` has.
+
+    Raises:
+        ValueError: no such run, or one whose drafts cannot be learned.
+    """
+    world = detect()
+    config = settings_of(folder, settings)
+    device = choose_device(config, world)
+    builder = EngineBuilder(config.model, device)
+    config = resolve(config, builder.shape, device)
+    if not config.decode.causal:
+        raise ValueError(f"{folder}: {builder.shape.family} models are not causal: what they draft changes their texts")
+    answered = list(answers_of(folder, config, builder))
+    if len(answered) < 2:
+        raise ValueError(f"{folder}: {len(answered)} answers of two tokens or more: there is nothing to learn from")
+    mesh = choose_mesh("auto", 1, config.parallel.tensor, world.size, world.size, 1)
+    parallel = config.parallel
+    group = Group(world, mesh, parallel.backend, parallel.timeout_s, device, Stop(config.job.grace_s))
+    with group.failures.guard():
+        model = builder.load(world.rank == 0, group.tensor)
+        check_learnable(model, group.mesh.tensor)
+        group.ready()
+        return Student(folder, config, builder, group, answered).learn()
+
+
+def settings_of(folder: Path, settings: Sequence[str]) -> Config:
+    """Return a run's configuration with other settings of `SECTIONS`."""
+    file = folder / "report.json"
+    if not file.exists():
+        raise ValueError(why_no_results(folder, "no report.json; name the folder of a finished or stopped run"))
+    config = config_of(read_report(file))
+    check_keys(list(settings))
+    for setting in settings:
+        if not setting.split("=")[0].startswith(SECTIONS):
+            raise ValueError(f"{setting}: has no effect here; learn takes {', '.join(SECTIONS)}")
+    given = composed(list(settings))
+    named = {setting.split("=")[0] for setting in settings}
+    model = replace(config.model, **{k: getattr(given.model, k) for k in ("device", "path") if f"model.{k}" in named})
+    task = replace(config.task, input=given.task.input) if "task.input" in named else config.task
+    return replace(config, learn=given.learn, parallel=given.parallel, model=model, task=task)
+
+
+def answers_of(folder: Path, config: Config, builder: EngineBuilder) -> Iterator[Answered]:
+    """Yield the requests that a run has answered, and their answers.
+
+    Tokens are those of the answer's text where the run did not keep them (`logging.token_ids`). Where the model wrote
+    others, the drafts learn a little worse, and no text changes.
+    """
+    if config.task.input == "-":
+        raise ValueError(f"{folder}: standard input cannot be read again; learn from a run of a file")
+    encoder = Encoder(config, builder.shape, builder.tokenizer)
+    lines = {line["index"]: line for line in results(folder) if line["finish_reason"] in ("stop", "length")}
+    changed = f"{folder}: the task's input has changed since the run, or task.input={config.task.input} is another file"
+    for index, item in enumerate(make_task(config.task).items()):
+        if (line := lines.get(index)) is None or "text" not in line:
+            continue
+        if item.custom_id != line["custom_id"]:
+            raise ValueError(changed)
+        request = encoder.encode(index, encoder.choose(item))
+        if isinstance(request, Request):
+            tokens = line.get("token_ids") or builder.tokenizer(line["text"], add_special_tokens=False).input_ids
+            ends = line["finish_reason"] == "stop" and not request.stop
+            tokens = [*tokens, *([builder.shape.eos_ids[0]] * ends)]
+            if len(tokens) > 1:
+                yield Answered(request, tokens)
+
+
+@dataclass
+class Student:
+    """Learning from a run's answers on one of the ranks."""
+
+    folder: Path
+    config: Config
+    builder: EngineBuilder
+    group: Group
+    answered: list[Answered]
+
+    def learn(self) -> dict[str, Any]:
+        """Learn, measure, and write; returns what `learn.json` has."""
+        group, world, builder = self.group, self.group.world, self.builder
+        model = builder.load(tensor=group.tensor)
+        own = self.answered[world.rank :: world.size]
+        answers = Answers()
+        for one in own:
+            answers.add(one.request.prompt, one.tokens)
+        held_out = [one for one in own if is_held_out(one.request.prompt)][: -(-TRIED // world.size)]
+        before = self.measured("before", held_out, own)
+        mask_id = mask_token(model.config, builder.tokenizer)
+        learning = Learning(model, mask_id, self.config.learn.rank, group.everyone, group.failures.watched)
+        drafts = self.folder / FOLDER
+        again = learning.load(drafts if (drafts / "adapter_model.safetensors").exists() else None, builder.revision)
+        self.say(f"{len(self.answered)} answers{', goes on with the drafts that are there' if again else ''}")
+        group.store.barrier(keys.LESSON.format("begin"))
+        lesson = self.lesson(learning, answers, drafts)
+        learning.adopt()
+        after = self.measured("after", held_out, own)
+        learned = figures(lesson, before, after, len(self.answered))
+        if world.rank == 0:
+            learning.save(drafts, self.config.model.path, builder.revision)
+            write_lines(drafts / "learn.json", [json.dumps(learned, indent=1) + "\n"])
+            write_learn_page(drafts / PAGE, self.config.model.path, learned)
+            self.say(in_words(learned, drafts))
+        group.store.barrier(keys.LESSON.format("end"))
+        return learned
+
+    def lesson(self, learning: Learning, answers: Answers, drafts: Path) -> Lesson:
+        """Learn for `learn.minutes`, with a bar, and save now and then."""
+        rank_0, saved = self.group.world.rank == 0, time.monotonic()
+        columns = TextColumn("learning"), BarColumn(), TimeRemainingColumn(), TextColumn("{task.fields[status]}")
+        with Progress(*columns, disable=not rank_0) as display:
+            bar = display.add_task("", total=1.0, status="")
+
+            def on_step(share: float, loss: float) -> None:
+                nonlocal saved
+                display.update(bar, completed=share, status=f"loss {loss:.3f}")
+                if rank_0 and time.monotonic() - saved > SAVE_EVERY_S:
+                    learning.save(drafts, self.config.model.path, self.builder.revision)
+                    saved = time.monotonic()
+
+            return learning.lesson(answers, 60 * self.config.learn.minutes, self.stopped, on_step)
+
+    def stopped(self) -> bool:
+        """Return whether this rank or another one was asked to stop."""
+        self.group.failures.check_in_passing()
+        return bool(self.group.stop.asked)
+
+    def measured(self, name: str, held_out: list[Answered], own: list[Answered]) -> dict[str, dict[str, float]]:
+        """Return tokens a forward and seconds an answer on held-out requests, by drafts, over all ranks.
+
+        Text drafts, too, from the answers that were learned from, as it does in a job.
+        """
+        found: dict[str, dict[str, float]] = {}
+        requests = [replace(one.request, index=i) for i, one in enumerate(held_out)]
+        for drafts in (0, *DRAFTS):
+            decode = replace(self.config.decode, drafts=drafts, draft_from="auto")
+            options = EngineConfig(min(self.config.engine.max_sequences, max(len(requests), 1)))
+            engine = self.builder.engine(decode, options)
+            engine.take_adapter()
+            if engine.drafter:
+                for one in own:
+                    if not is_held_out(one.request.prompt):
+                        engine.drafter.table.add(one.tokens, 0)
+            began = time.perf_counter()
+            tokens = sum(len(generation.tokens) for generation in engine.generate(requests))
+            seconds = time.perf_counter() - began
+            self.group.store.barrier(keys.LESSON.format(f"{name} {drafts}"))
+            of_all = torch.tensor([tokens, engine.statistics.forwards, len(requests), seconds], dtype=torch.float64)
+            tokens, forwards, count, seconds = self.group.everyone.sum(of_all.to(engine.device)).tolist()
+            found[str(drafts)] = {"tpf": tokens / max(forwards, 1.0), "seconds": seconds / max(count, 1.0)}
+        return found
+
+    def say(self, message: str) -> None:
+        """Print a line on rank 0."""
+        if self.group.world.rank == 0:
+            print(message, flush=True)
+
+
+def figures(
+    lesson: Lesson, before: dict[str, dict[str, float]], after: dict[str, dict[str, float]], answers: int
+) -> dict[str, Any]:
+    """Return what `learn.json` has.
+
+    `break_even_answers` are how many more answers pay for the learning, by the seconds of one with 8 drafts before and
+    after; None: they do not get faster.
+    """
+    saved = min(entry["seconds"] for entry in before.values()) - min(entry["seconds"] for entry in after.values())
+    return {
+        "answers": answers,
+        "minutes": round(lesson.seconds / 60, 2),
+        "processor_minutes_of_rank_0": round(lesson.processor_s / 60, 2),
+        "steps": lesson.steps,
+        "rows": lesson.rows,
+        "held_out": {
+            "acceptance_before": lesson.before.shares,
+            "acceptance": lesson.after.shares,
+            "accepted_before": round(lesson.before.length, 3),
+            "accepted": round(lesson.after.length, 3),
+        },
+        "tokens_a_forward": {
+            drafts: {"before": round(before[drafts]["tpf"], 3), "after": round(after[drafts]["tpf"], 3)}
+            for drafts in before
+        },
+        "seconds_an_answer": {
+            drafts: {"before": round(before[drafts]["seconds"], 5), "after": round(after[drafts]["seconds"], 5)}
+            for drafts in before
+        },
+        "break_even_answers": round(lesson.seconds / saved) if saved > 0 else None,
+        "losses": [round(loss, 4) for loss in lesson.losses[:: max(1, len(lesson.losses) // 200)]],
+    }
+
+
+def in_words(learned: dict[str, Any], drafts: Path) -> str:
+    """Return what came out, in three lines."""
+    held_out, speed = learned["held_out"], learned["tokens_a_forward"]
+    by_drafts = ", ".join(f"{n}: {speed[n]['before']:.2f} -> {speed[n]['after']:.2f}" for n in speed if n != "0")
+    pays = learned["break_even_answers"]
+    return (
+        f"{learned['minutes']:.1f} minutes; of a chain of drafts, {held_out['accepted']:.2f} are accepted instead of "
+        f"{held_out['accepted_before']:.2f} (held-out answers)\n"
+        f"tokens a forward by drafts: {by_drafts}; "
+        f"{'answers are not made faster on this machine' if pays is None else f'it pays after {pays} more answers'}\n"
+        f"draft with it: model.lora={drafts} model.lora_rows=masks decode.drafts=8 (figures: {drafts / PAGE})"
+    )
+
+
+def write_learn_page(file: Path, model: str, learned: dict[str, Any]) -> None:
+    """Write the page of a lesson."""
+    held_out, depths = learned["held_out"], [str(i + 1) for i in range(len(learned["held_out"]["acceptance"]))]
+    write_page(
+        file,
+        "learn.html",
+        title=f"drafts that {model} has learned",
+        learned=learned,
+        charts=[
+            bars("before", "draft of a chain", depths, held_out["acceptance_before"], ".0%"),
+            bars("after", "draft of a chain", depths, held_out["acceptance"], ".0%"),
+        ],
+        rows=[
+            (
+                n, f"{speed['before']:.2f}", f"{speed['after']:.2f}",
+                *(f"{1000 * learned['seconds_an_answer'][n][when]:.1f}" for when in ("before", "after")),
+            )
+            for n, speed in learned["tokens_a_forward"].items()
+        ],
+    )  # fmt: skip

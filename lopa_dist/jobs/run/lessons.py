@@ -1,0 +1,270 @@
+"""Lessons of a job: when it stops to learn drafts from its own answers, for how long, and whether that pays.
+
+No text depends on what is learned, and no fault of the learning costs an answer: the job says what went wrong, and goes
+on as it would have without.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerFast
+
+from lopa_dist.config import Config
+from lopa_dist.engine.gain import gain
+from lopa_dist.engine.loop import Engine
+from lopa_dist.engine.request import Generation
+from lopa_dist.learn.learning import Answers, Learning, check_learnable
+from lopa_dist.learn.predictions import Reached
+from lopa_dist.learn.trainer import LearningFailed, Lesson
+from lopa_dist.models.config import ModelConfig
+from lopa_dist.models.tokenizer import unused_token
+from lopa_dist.models.transformer import Transformer
+from lopa_dist.parallel import store_keys as keys
+from lopa_dist.parallel.group import Group
+
+log = logging.getLogger("lopa_dist")
+
+FOLDER = "drafts"  # of a run folder, with the adapter
+FIRST_SHARE, FEWEST, MOST = 16, 256, 1024  # auto learns first after a sixteenth of the answers, within bounds
+AGAIN = 4  # times as many answers as before the last lesson are there before the next one
+SLICE = 0.03  # share of the remaining time that auto learns before it looks whether it pays
+LEAST_S = 15.0  # of a slice: less brings nothing
+MOST_SHARE = 0.15  # of the remaining time, in all slices of a lesson
+PAYS = 1.03  # as many times as fast the rest must be expected to become
+
+
+@dataclass
+class Told:
+    """What a lesson brought, for the report."""
+
+    answers: int  # that there were, over all ranks of rank 0's replica
+    seconds: float
+    processor_s: float  # of rank 0
+    steps: int
+    rows: int  # masks that were trained on, with repetitions
+    acceptance_before: list[float]  # on held-out answers, by depth
+    acceptance: list[float]
+    accepted_before: float  # drafts of a chain that are accepted on the average
+    accepted: float
+    gain: float  # how many times as fast the rest was expected to become
+    taken: bool
+    problem: str = ""
+
+
+def mask_token(config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> int:
+    """Return the token under which PEFT finds a mask's embedding: the model's mask, or one that no text has."""
+    own = config.mask_id < config.vocab_size
+    return config.mask_id if own else unused_token(tokenizer, config.vocab_size)
+
+
+@dataclass
+class Lessons:
+    """When a job of `total` requests learns; all ranks make the same calls.
+
+    Attributes:
+        revision: a hash of the checkpoint's content.
+        told: what came of each lesson, on every rank.
+        meanwhile: called between the steps of learning; what is finished is written then.
+    """
+
+    config: Config
+    group: Group
+    engine: Engine
+    tokenizer: PreTrainedTokenizerFast
+    folder: Path
+    revision: str
+    total: int
+    told: list[Told] = field(default_factory=list)
+    meanwhile: list[Callable[[], None]] = field(default_factory=list)
+    learning: Learning | None = None
+    ended: bool = False  # whether there will be no further lesson
+    counted: tuple[int, float] = (0, 0.0)  # requests that were done when generation began or went on, and when that was
+
+    def __post_init__(self) -> None:
+        self.answers = Answers()
+        asked = self.config.job.learn
+        self.auto, self.next = asked == "auto", 0
+        if isinstance(asked, int):
+            self.next = asked
+        elif self.auto:
+            self.next = min(max(self.total // FIRST_SHARE, FEWEST), MOST)
+        self.model: Transformer = self.engine.model
+        if asked is None or self.next >= self.total:
+            self.ended = True
+
+    def begin(self) -> None:
+        """Go on with what an earlier attempt has learned, if this one is to learn, too."""
+        if self.config.job.learn is None:
+            return
+        check_learnable(self.model, self.group.mesh.tensor)
+        folder = self.folder / FOLDER
+        has = self.group.world.rank == 0 and (folder / "adapter_model.safetensors").exists()
+        if self.group.store.broadcast("drafts", "yes" if has else "no") == "yes":
+            with self.without_harm():
+                if self.begun().load(folder, self.revision):
+                    self.take()
+                    self.say("drafts as an earlier attempt has learned to (%s)", folder)
+
+    def rounds(self, generate: Callable[[int], Iterator[Generation]]) -> Iterator[Generation]:
+        """Yield what `generate` does, which is given the number of the first request that it must not begin.
+
+        Between two of its rounds the job learns.
+        """
+        done = 0
+        while True:
+            end = self.total if self.ended else min(self.next, self.total)
+            self.counted = done, time.perf_counter()
+            for generation in generate(end):
+                if not self.ended:
+                    self.answers.take(generation, self.model.config.eos_ids[0])
+                yield generation
+            if end >= self.total or self.group.stop.asked:
+                return
+            self.learn(end)
+            self.group.queue.go_on(end)
+            done = end
+
+    def learn(self, done: int) -> None:
+        """Learn when `done` requests have been generated, on all ranks, and set when to learn next."""
+        began, seconds = self.counted
+        rate = (time.perf_counter() - seconds) / max(done - began, 1)
+        remaining = float(self.group.store.broadcast(f"remaining {done}", str(rate * (self.total - done))))
+        self.next = done * AGAIN if self.auto else self.total
+        limit = 60 * self.config.learn.minutes
+        if self.auto:
+            limit = min(limit, MOST_SHARE * remaining)
+            if SLICE * remaining < LEAST_S:
+                self.ended = True
+                if not self.told:
+                    self.say(
+                        "drafts are not learned: what is left takes some %.0f s, too little to gain by it", remaining
+                    )
+                return
+        self.group.store.barrier(keys.LESSON.format(done))  # a replica may have decoded for minutes longer
+        with self.without_harm():
+            self.free_memory()
+            self.attend(done, remaining, min(limit, SLICE * remaining) if self.auto else limit, limit)
+        if self.told and (self.told[-1].problem or not self.told[-1].taken):
+            self.ended = True
+
+    def attend(self, done: int, remaining: float, seconds: float, limit: float) -> None:
+        """Hold a lesson: one slice of time, and where `auto` decides, further ones as long as they promise to pay."""
+        learning, mesh = self.begun(), self.group.mesh
+        index = self.group.branch_rank, mesh.branch
+        self.say("learns to draft from %d answers, for %.0f to %.0f s", len(self.answers), seconds, limit)
+        slices: list[Lesson] = []
+        spent, faster = 0.0, 1.0
+        while not self.group.stop.asked:
+            slices.append(learning.lesson(self.answers, seconds, self.stopped, self.stepped, index))
+            spent += slices[-1].seconds
+            faster = self.agreed(f"gain {done} {len(slices)}", gain(self.engine.lookahead, *rates(slices[-1].after)))
+            if not self.auto or spent + seconds > limit:
+                break
+            hoped = self.agreed(f"hope {done} {len(slices)}", gain(self.engine.lookahead, *hoped_for(slices)))
+            if remaining / max(faster, 1.0) - remaining / hoped < seconds:
+                break
+        first, last = slices[0].before, slices[-1].after
+        taken = not self.group.stop.asked and faster > PAYS
+        told = Told(
+            len(self.answers), round(spent, 2), round(sum(one.processor_s for one in slices), 2),
+            sum(one.steps for one in slices), sum(one.rows for one in slices), first.shares, last.shares,
+            round(first.length, 3), round(last.length, 3), round(faster, 3), taken,
+        )  # fmt: skip
+        self.told.append(told)
+        if taken:
+            self.take()
+            if self.group.world.rank == 0:
+                learning.save(self.folder / FOLDER, self.config.model.path, self.revision)
+        self.say(
+            "%.0f s: of a chain of drafts, %.2f would be accepted instead of %.2f (held-out answers); %s",
+            spent, last.length, first.length,
+            f"goes on with the adapter, expected to be {faster:.2f} times as fast" if taken
+            else "that would not pay, so the job goes on without",
+        )  # fmt: skip
+
+    def begun(self) -> Learning:
+        """Return the adapter in training, made when it is first needed."""
+        if self.learning is None:
+            config, everyone = self.config, self.group.everyone
+            mask_id = mask_token(self.model.config, self.tokenizer)
+            self.learning = Learning(self.model, mask_id, config.learn.rank, everyone, self.group.failures.watched)
+        return self.learning
+
+    def take(self) -> None:
+        """Let the engine draft with the adapter as it is now."""
+        assert self.learning is not None
+        self.learning.adopt()
+        self.engine.take_adapter()
+
+    def free_memory(self) -> None:
+        """Free the K/V space, which the next round makes again."""
+        self.engine.workspace = self.engine.batch = None
+
+    def stopped(self) -> bool:
+        """Return whether this rank or another one was asked to stop."""
+        self.group.failures.check_in_passing()
+        return bool(self.group.stop.asked)
+
+    def stepped(self, share: float, loss: float) -> None:
+        """After a step of learning."""
+        for act in self.meanwhile:
+            act()
+
+    def agreed(self, name: str, number: float) -> float:
+        """Return rank 0's number."""
+        return float(self.group.store.broadcast(name, str(number)))
+
+    def say(self, message: str, *values: Any) -> None:
+        """Log a line on rank 0."""
+        if self.group.world.rank == 0:
+            log.info(message, *values)
+
+    def without_harm(self) -> Harmless:
+        """Return a context in which a fault of the learning ends the learning alone."""
+        return Harmless(self)
+
+    def report(self) -> list[dict[str, Any]]:
+        """Return what came of the lessons."""
+        return [asdict(told) for told in self.told]
+
+
+class Harmless:
+    """A context that turns faults of learning into a warning, and the end of the lessons.
+
+    Faults of the ranks themselves go on: they would end generation, too.
+    """
+
+    def __init__(self, lessons: Lessons) -> None:
+        self.lessons = lessons
+
+    def __enter__(self) -> None:
+        """Nothing is to be done."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        if not isinstance(error, LearningFailed | OSError | ValueError | MemoryError):
+            return False
+        lessons = self.lessons
+        lessons.ended = True
+        problem = " ".join(str(error).split())
+        lessons.told.append(Told(len(lessons.answers), 0, 0, 0, 0, [], [], 0, 0, 1.0, False, problem))
+        if lessons.group.world.rank == 0:
+            log.warning("WARNING: drafts could not be learned (%s); the job goes on without", problem)
+        return True
+
+
+def rates(reached: Reached) -> tuple[list[float], float]:
+    """Return what `engine.gain.gain` takes: acceptance by depth, and how many chains it was measured on."""
+    return reached.shares, reached.chains
+
+
+def hoped_for(slices: list[Lesson]) -> tuple[list[float], float]:
+    """Return what the next slice of a lesson may reach: half as much again as the last one brought."""
+    last = slices[-1]
+    pairs = zip(last.before.shares, last.after.shares, strict=True)
+    return [min(0.98, after + max(after - before, 0.0) / 2) for before, after in pairs], last.after.chains

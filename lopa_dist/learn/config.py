@@ -1,0 +1,19 @@
+"""Options of learning, `learn.*` on the command line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lopa_dist.checks import check_options, option, require_seconds
+
+
+@dataclass
+class LearnConfig:
+    """How drafts are learned from answers (`lopa-dist learn`, `job.learn`)."""
+
+    minutes: float = option(20.0, "that learning may take, by the clock of rank 0")
+    rank: int = option(64, "of the adapter's matrices: more learns more, and makes rows that draft dearer", least=1)
+
+    def __post_init__(self) -> None:
+        check_options("learn", self)
+        require_seconds("learn.minutes", self.minutes)

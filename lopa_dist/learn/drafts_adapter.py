@@ -1,0 +1,87 @@
+"""The adapter in training: LoRA on the projections of rows that draft, and the embedding of their mask."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lopa_dist.models.mask_rows import Pair, adapter_of
+from lopa_dist.models.transformer import Transformer
+
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+class DraftsAdapter(nn.Module):
+    """Pairs A ``[r, in]`` and B ``[out, r]`` in fp32 for each projection of a model's layers, and a mask's embedding.
+
+    It begins as what the model drafts with: its own adapter on masks if it has one, else one that changes nothing.
+
+    Args:
+        model: whose weights stay as they are.
+        rank: r, of a new adapter.
+        seed: of the random numbers that A begins with.
+    """
+
+    def __init__(self, model: Transformer, rank: int, seed: int = 0) -> None:
+        super().__init__()
+        self.model = [model]  # in a list, so that its weights are not among this module's
+        weight = model.model.embed_tokens.weight
+        random = torch.Generator().manual_seed(seed)
+        self.names: list[str] = []
+        self.a, self.b = nn.ParameterList(), nn.ParameterList()
+        for name, projection in projections(model):
+            adapter = adapter_of(projection)
+            pair = adapter.parts[0][1] if adapter is not None else None
+            if pair is None:
+                rows, columns = projection.weight.shape
+                a = torch.empty(rank, columns).uniform_(-1, 1, generator=random) / math.sqrt(columns)
+                pair = a, torch.zeros(rows, rank)
+            self.names.append(name)
+            for own, value in zip((self.a, self.b), pair, strict=True):
+                own.append(nn.Parameter(value.detach().float().to(weight.device, copy=True)))
+        of = [int(re.findall(r"\d+", name)[0]) for name in self.names]
+        self.of_layer = [[n for n, layer in enumerate(of) if layer == i] for i in range(model.config.layers)]
+        own_mask = model.config.mask_id < len(weight)
+        mask = weight[model.config.mask_id] if own_mask else weight.float().mean(0)
+        self.mask = nn.Parameter(mask.detach().float().clone())
+
+    @contextmanager
+    def attached(self, layer: int) -> Iterator[None]:
+        """Let all rows of a layer's projections be rows that draft, inside the context."""
+        model = self.model[0]
+        with ExitStack() as stack:
+            if model.mask_rows is not None:
+                stack.enter_context(model.mask_rows.rest())
+            for number in self.of_layer[layer]:
+                projection = model.get_submodule(self.names[number])
+                hook = adding(self.a[number], self.b[number])
+                stack.callback(projection.register_forward_hook(hook, prepend=True).remove)
+            yield
+
+    def pairs(self) -> dict[str, Pair]:
+        """Return A and B of each projection, by its name."""
+        pairs = zip(self.a, self.b, strict=True)
+        return {name: (a.detach(), b.detach()) for name, (a, b) in zip(self.names, pairs, strict=True)}
+
+
+def projections(model: Transformer) -> Iterator[tuple[str, nn.Linear]]:
+    """Yield the projections of a model's layers that an adapter changes, with their names."""
+    for name, module in model.named_modules():
+        if ".layers." in name and name.rpartition(".")[2] in TARGETS and isinstance(module, nn.Linear):
+            yield name, module
+
+
+def adding(a: Tensor, b: Tensor) -> Callable[[nn.Module, tuple[Tensor], Tensor], Tensor]:
+    """Return a hook that adds ``B A x`` to a projection of x."""
+
+    def hook(_: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
+        x = inputs[0]
+        return output + F.linear(F.linear(x, a.to(x.dtype)), b.to(x.dtype))
+
+    return hook

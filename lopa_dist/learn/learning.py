@@ -1,0 +1,216 @@
+"""What the masks of a model learn in one job: an adapter, the lessons that train it, and how it gets to the engines."""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lopa_dist.engine.request import Generation
+from lopa_dist.learn.drafts_adapter import DraftsAdapter
+from lopa_dist.learn.groups import Answer
+from lopa_dist.learn.trainer import MASKS, LearningFailed, Lesson, Trainer
+from lopa_dist.models.adapter import load_adapter, save_adapter
+from lopa_dist.models.checkpoint import attach_pairs, embed_mask
+from lopa_dist.models.families import checkpoint_name
+from lopa_dist.models.quantize import QuantizedLinear
+from lopa_dist.models.transformer import Transformer
+from lopa_dist.parallel.communicator import Communicator, Solo
+from lopa_dist.parallel.step_watch import Watched, unwatched
+
+HELD_OUT = 20  # one of so many prompts is kept to measure with
+MOST_ANSWERS = 8192  # that a rank remembers, the last ones
+MOST_TOKENS = 1 << 22  # of them, with their prompts
+
+
+def check_learnable(model: Transformer, tensor_ranks: int = 1) -> None:
+    """Raise a ValueError if a model's drafts cannot be learned here."""
+    if tensor_ranks > 1:
+        raise ValueError(
+            f"parallel.tensor={tensor_ranks}: drafts are learned by ranks with a whole model each; learn with "
+            "parallel.tensor=1"
+        )
+    if any(isinstance(module, QuantizedLinear) for module in model.modules()):
+        raise ValueError(
+            "model.quantization: drafts are learned beside weights as they are; learn with quantization=none"
+        )
+
+
+class Answers:
+    """The answers to learn from, and those that are held out to measure with."""
+
+    def __init__(self) -> None:
+        self.learned: deque[Answer] = deque()
+        self.held_out: deque[Answer] = deque()
+        self.tokens = 0
+
+    def add(self, prompt: Sequence[int], tokens: Sequence[int]) -> None:
+        """Add an answer, with its end-of-text if the model wrote one; the oldest ones go when there are too many."""
+        answer = Answer(list(prompt), list(tokens))
+        kept = self.held_out if is_held_out(prompt) else self.learned
+        kept.append(answer)
+        self.tokens += len(answer.prompt) + len(answer.tokens)
+        while len(kept) > 1 and (self.tokens > MOST_TOKENS or len(kept) > MOST_ANSWERS):
+            oldest = kept.popleft()
+            self.tokens -= len(oldest.prompt) + len(oldest.tokens)
+
+    def take(self, generation: Generation, eos: int) -> None:
+        """Add what a request has generated, if a text came of it."""
+        if generation.finish_reason in ("stop", "length") and generation.likelihoods is None:
+            request = generation.request
+            ends = generation.finish_reason == "stop" and not request.stop
+            self.add(request.prompt, [*generation.tokens, *([eos] * ends)])
+
+    def __len__(self) -> int:
+        return len(self.learned) + len(self.held_out)
+
+
+def is_held_out(prompt: Sequence[int]) -> bool:
+    """Return whether a prompt is one of those that measure."""
+    return zlib.crc32(np.array(prompt, np.int64).tobytes()) % HELD_OUT == 0
+
+
+class Learning:
+    """An adapter of a model on this rank, which all ranks of a job train together.
+
+    Args:
+        model: on its device; the adapter begins as what its masks draft with now.
+        mask_id: the token under which the mask's embedding is saved.
+        rank: of the adapter's matrices.
+        ranks: all ranks of the job.
+        watched: a context around what ranks wait for together.
+
+    Raises:
+        LearningFailed: there is no memory for it, on any rank.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        mask_id: int,
+        rank: int,
+        ranks: Communicator | None = None,
+        watched: Watched = unwatched,
+    ) -> None:
+        self.model, self.mask_id, self.ranks = model, mask_id, ranks or Solo()
+        self.watched = watched
+
+        def begin() -> None:
+            self.adapter = DraftsAdapter(model, rank)
+            self.trainer = Trainer(model, self.adapter, self.ranks, MASKS, watched)
+
+        self.together(begin)
+        self.share()
+
+    def together(self, act: Callable[[], None]) -> None:
+        """Do something on all ranks; where it fails on one, it counts as failed on all.
+
+        Raises:
+            LearningFailed: with the error of this rank, if it has one.
+        """
+        error: Exception | None = None
+        try:
+            act()
+        except Exception as failure:
+            error = failure
+        with self.watched(True):
+            failed = float(self.ranks.sum(torch.tensor([float(error is not None)], device=self.device)))
+        if failed:
+            raise LearningFailed(str(error) if error else "another rank failed") from error
+
+    @property
+    def device(self) -> torch.device:
+        """Return where the model is."""
+        return self.model.head_weight.device
+
+    def share(self) -> None:
+        """Give all ranks rank 0's adapter: replicas may differ, but ranks of one must draft alike."""
+        for parameter in self.adapter.parameters():
+            with self.watched(True):
+                parameter.data.copy_(self.ranks.broadcast(parameter.data.contiguous(), 0, counted=False))
+
+    def lesson(
+        self,
+        answers: Answers,
+        seconds: float,
+        stop: Callable[[], bool] = lambda: False,
+        on_step: Callable[[float, float], None] = lambda share, loss: None,
+        part: tuple[int, int] = (0, 1),
+    ) -> Lesson:
+        """Learn for a while, all ranks together; the arguments are those of `Trainer.learn`.
+
+        Args:
+            part: ``(i, n)``: ranks with the same answers take each the i-th of n parts of them.
+
+        Raises:
+            LearningFailed: on all ranks alike.
+        """
+        index, count = part
+        learned, held_out = list(answers.learned)[index::count], list(answers.held_out)[index::count]
+        lesson = self.trainer.learn(learned, held_out, seconds, stop, on_step)
+        self.share()
+        return lesson
+
+    @torch.no_grad()
+    def adopt(self) -> None:
+        """Let the model's masks draft with the adapter as it is; engines have to take it (`Engine.take_adapter`)."""
+        weight = self.model.model.embed_tokens.weight
+        pairs = {
+            f"{name}.weight": (a.to(weight.dtype, copy=True), b.to(weight.dtype, copy=True))
+            for name, (a, b) in self.adapter.pairs().items()
+        }
+        attach_pairs(self.model, pairs, Solo())
+        embed_mask(self.model, self.adapter.mask.detach())
+
+    def save(self, folder: Path, base: str, revision: str) -> None:
+        """Write the adapter in PEFT's form; the arguments are those of `save_adapter`."""
+        family = self.model.config.family
+        pairs = {checkpoint_name(family, f"{name}.weight"): pair for name, pair in self.adapter.pairs().items()}
+        save_adapter(folder, pairs, self.mask_id, self.adapter.mask, base, revision)
+
+    @torch.no_grad()
+    def load(self, folder: Path | None, revision: str) -> bool:
+        """Go on with an adapter that was saved for this checkpoint; returns whether rank 0 could.
+
+        Args:
+            folder: on rank 0; None: there is none.
+            revision: of the checkpoint.
+        """
+        found = self.read(folder, revision) if folder is not None and self.ranks.rank == 0 else False
+        with self.watched(True):
+            found = bool(self.ranks.sum(torch.tensor([float(found)], device=self.device)) > 0)
+        if found:
+            self.share()
+        return found
+
+    def read(self, folder: Path, revision: str) -> bool:
+        """Read an adapter if it is one of this model's, of the same rank."""
+        saved = load_adapter(folder, "masks")
+        family = self.model.config.family
+        own = self.adapter.pairs()
+        pairs: dict[str, tuple[Tensor, Tensor]] = {}
+        for name, (a, b) in own.items():
+            pair = saved.pairs.get(checkpoint_name(family, f"{name}.weight"))
+            if pair is None or pair[0].shape != a.shape or pair[1].shape != b.shape:
+                return False
+            pairs[name] = pair[0], pair[1] * saved.scale
+        if saved.base_revision != revision or saved.mask_id != self.mask_id or saved.mask is None:
+            return False
+        for name, a, b in zip(self.adapter.names, self.adapter.a, self.adapter.b, strict=True):
+            a.copy_(pairs[name][0])
+            b.copy_(pairs[name][1])
+        self.adapter.mask.copy_(saved.mask)
+        return True
+
+
+def answers_of(pairs: Iterable[tuple[Sequence[int], Sequence[int]]]) -> Answers:
+    """Return prompts and their answers, as tokens, to learn from."""
+    answers = Answers()
+    for prompt, tokens in pairs:
+        answers.add(prompt, tokens)
+    return answers

@@ -1,0 +1,231 @@
+"""Training of drafts: batches of groups, gradients that all ranks add up, and a schedule that follows the clock.
+
+Matrices are trained with Muon, which took a quarter of AdamW's time to the same acceptance (docs/drafts-that-learn.md),
+the mask's embedding with AdamW.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lopa_dist.learn.drafts_adapter import DraftsAdapter
+from lopa_dist.learn.groups import Answer, GroupBatch, group_batches
+from lopa_dist.learn.network import clean_forward, drafts_forward
+from lopa_dist.learn.predictions import Reached, losses_of, reach, reached, targets_of
+from lopa_dist.models.transformer import Transformer
+from lopa_dist.parallel.communicator import Communicator
+from lopa_dist.parallel.failures import in_words
+from lopa_dist.parallel.step_watch import Watched, unwatched
+from lopa_dist.ragged import to_device
+
+MASKS = 8  # of a group
+ROWS = 4096  # masks of a step on all ranks together
+MUON_LR, ADAM_LR = 0.02, 0.002
+WARM_UP = 30  # steps
+HOLD = 0.4  # share of a lesson's time before the learning rate begins to fall
+MOST_BROKEN = 5  # steps in turn whose gradients are not numbers
+
+
+class LearningFailed(RuntimeError):
+    """Drafts could not be learned; on all ranks alike, with what went wrong on the first rank that failed."""
+
+
+@dataclass
+class Lesson:
+    """What a while of learning brought."""
+
+    before: Reached  # on held-out answers
+    after: Reached
+    steps: int = 0
+    rows: int = 0  # masks that were trained on
+    seconds: float = 0.0
+    processor_s: float = 0.0
+    losses: list[float] = field(default_factory=list)  # of each step
+
+
+class Trainer:
+    """Trains an adapter on answers; all ranks make the same calls, each with answers of its own.
+
+    Args:
+        model: on the device, whose weights stay as they are.
+        adapter: that is trained; the same on all ranks.
+        ranks: of the job, all of which take part.
+        masks: of a group.
+        watched: a context around what ranks wait for together.
+        seed: of this rank's random numbers.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        adapter: DraftsAdapter,
+        ranks: Communicator,
+        masks: int = MASKS,
+        watched: Watched = unwatched,
+        seed: int = 0,
+    ) -> None:
+        self.model, self.adapter, self.ranks, self.masks, self.watched = model, adapter, ranks, masks, watched
+        self.device = model.head_weight.device
+        self.rng = np.random.default_rng([seed, ranks.rank])
+        matrices = [p for p in adapter.parameters() if p.ndim == 2]
+        others = [p for p in adapter.parameters() if p.ndim != 2]
+        self.optimizers: list[tuple[torch.optim.Optimizer, float]] = [
+            (torch.optim.Muon(matrices, lr=MUON_LR, momentum=0.95, weight_decay=0.0), MUON_LR),
+            (torch.optim.AdamW(others, lr=ADAM_LR, betas=(0.9, 0.98), weight_decay=0.0), ADAM_LR),
+        ]
+        self.steps = 0
+
+    def learn(
+        self,
+        answers: list[Answer],
+        held_out: list[Answer],
+        seconds: float,
+        stop: Callable[[], bool] = lambda: False,
+        on_step: Callable[[float, float], None] = lambda share, loss: None,
+    ) -> Lesson:
+        """Train for a while.
+
+        Args:
+            answers: this rank's share.
+            held_out: this rank's share of those that measure; they are not trained on.
+            seconds: that all of it may take by this rank's clock; the ranks end together.
+            stop: whether to end now; asked once a step.
+            on_step: is told which share of the time is over, and the step's loss.
+
+        Raises:
+            LearningFailed: on any rank. The adapter may be in any state then.
+        """
+        began, processor = time.perf_counter(), time.process_time()
+        before = self.measure(held_out)
+        lesson = Lesson(before, before)
+        batches, broken, share = self.endless(answers), 0, 0.0
+        while share < 1:
+            factor = min(1.0, (self.steps + 1) / WARM_UP) * min(1.0, (1 - share) / (1 - HOLD))
+            spent = (time.perf_counter() - began) / seconds
+            loss, rows, share = self.step(batches, factor, 1.0 if stop() else spent)
+            self.steps += 1
+            lesson.steps, lesson.rows = lesson.steps + 1, lesson.rows + rows
+            lesson.losses.append(loss)
+            broken = 0 if math.isfinite(loss) else broken + 1
+            if broken == MOST_BROKEN:
+                raise LearningFailed(f"the gradients of {broken} steps in turn were not numbers")
+            on_step(min(share, 1.0), loss)
+        lesson.after = self.measure(held_out)
+        lesson.seconds, lesson.processor_s = time.perf_counter() - began, time.process_time() - processor
+        return lesson
+
+    def endless(self, answers: list[Answer]) -> Iterator[GroupBatch | None]:
+        """Yield batches of all answers, again and again; None if there are none."""
+        usable = [answer for answer in answers if len(answer.tokens) > 1]
+        rows = max(ROWS // self.ranks.size, 4 * self.masks)
+        while True:
+            batches = group_batches(usable, self.masks, rows, self.rng, self.model.config.pad_id)
+            yield from batches if batches else (None,)
+
+    def step(self, batches: Iterator[GroupBatch | None], factor: float, share: float) -> tuple[float, int, float]:
+        """Make one step on all ranks.
+
+        Args:
+            batches: of this rank.
+            factor: on the learning rates, the same on all ranks.
+            share: of the time that is over by this rank's clock.
+
+        Returns:
+            The loss, the rows, and the share of the time by rank 0's clock, or 1 if it is over on any rank.
+        """
+        parameters = list(self.adapter.parameters())
+        failure, loss, weight, rows = "", 0.0, 0.0, 0
+        try:
+            batch = next(batches)
+            if batch is not None:
+                total, of_masks = self.loss(batch)
+                total.backward()
+                loss, weight, rows = float(total.detach()), float(of_masks), batch.rows
+        except Exception as error:  # the other ranks wait, whatever happened here
+            failure = in_words(error)
+        gradients = [torch.zeros_like(p) if p.grad is None or failure else p.grad for p in parameters]
+        own = [bool(failure), share >= 1, loss, weight, rows, 0.0 if self.ranks.rank else share]
+        said = torch.tensor(own, device=self.device, dtype=torch.float32)
+        with self.watched(True):
+            flat = self.ranks.sum(torch.cat([*(g.flatten() for g in gradients), said]))
+        for optimizer, _ in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        gradient, (failed, over, loss, weight, all_rows, share) = flat[: -len(own)], flat[-len(own) :].tolist()
+        if failed:
+            raise LearningFailed(failure or "another rank failed")
+        if weight and math.isfinite(loss) and bool(gradient.isfinite().all()):
+            self.follow(gradient / weight, parameters, factor)
+        else:
+            loss = math.nan
+        return loss / max(weight, 1.0), int(all_rows), 1.0 if over else share
+
+    def follow(self, flat: Tensor, parameters: list[nn.Parameter], factor: float) -> None:
+        """Make the optimizers' step along the gradients ``[parameters]`` of all ranks."""
+        flat = flat * min(1.0, 1.0 / (float(flat.norm()) + 1e-6))
+        for parameter, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+            parameter.grad = part.view_as(parameter)
+        for optimizer, rate in self.optimizers:
+            optimizer.param_groups[0]["lr"] = rate * factor
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    def loss(self, batch: GroupBatch) -> tuple[Tensor, Tensor]:
+        """Return the weighted sum of a batch's losses, and the sum of its weights."""
+        hidden, target, real = self.predicted(batch)
+        losses = losses_of(hidden, self.model.head_weight, target)
+        weights = reach(losses, real)
+        return (losses * weights).sum(), weights.sum()
+
+    def predicted(self, batch: GroupBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the hidden states ``[M, d]`` of masks that predict, their targets ``[M]``, and which these are."""
+        tokens, starts, counts = (to_device(x, self.device) for x in (batch.tokens, batch.starts, batch.counts))
+        with self.precision():
+            clean = clean_forward(self.model, tokens)
+            by_layer = self.device.type != "cpu"
+            hidden = drafts_forward(self.model, self.adapter, clean, tokens, starts, self.masks, by_layer)
+        targets = targets_of(tokens, starts, counts, self.masks)
+        return hidden[targets.real], targets.tokens, targets.real
+
+    def precision(self) -> AbstractContextManager[object]:
+        """Return the context of a forward: in bf16 on CPUs that multiply it, else in the weights' precision."""
+        if self.device.type == "cpu" and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            return torch.autocast("cpu", torch.bfloat16)
+        return nullcontext()
+
+    @torch.no_grad()
+    def measure(self, answers: list[Answer]) -> Reached:
+        """Return how far chains of drafts would be accepted in the answers of all ranks, behind every position.
+
+        Raises:
+            LearningFailed: on any rank.
+        """
+        total, failure = np.zeros((3, self.masks)), ""
+        usable = [answer for answer in answers if len(answer.tokens) > 1]
+        try:
+            rng = np.random.default_rng(0)
+            for batch in group_batches(usable, self.masks, ROWS, rng, self.model.config.pad_id):
+                hidden, target, real = self.predicted(batch)
+                head = self.model.head_weight
+                right = torch.cat([
+                    F.linear(part, head.to(part.dtype)).argmax(-1) for part in hidden.split(ROWS)
+                ]) == target  # fmt: skip
+                found = reached(right, real)
+                total += np.stack([found.tried, found.accepted, np.full(self.masks, found.chains)])
+        except Exception as error:  # the other ranks wait, whatever happened here
+            failure = in_words(error)
+        flat = torch.tensor([*total.flatten(), float(bool(failure))], dtype=torch.float64)
+        with self.watched(True):
+            *figures, failed = self.ranks.sum(flat.to(self.device)).tolist()
+        if failed:
+            raise LearningFailed(failure or "another rank failed")
+        tried, accepted, chains = np.array(figures).reshape(3, -1)
+        return Reached(tried, accepted, float(chains[0]))

@@ -1,0 +1,193 @@
+"""Learning: what comes of it drafts better, is read by PEFT, and leaves every text as it was."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM
+
+from lopa_dist.config import ModelOptions
+from lopa_dist.decode import DecodeConfig
+from lopa_dist.engine.config import EngineConfig
+from lopa_dist.jobs.setup.build import EngineBuilder
+from lopa_dist.learn.groups import Answer, group_batches
+from lopa_dist.learn.learning import Answers, Learning, answers_of, check_learnable, is_held_out
+from lopa_dist.learn.trainer import LearningFailed
+from lopa_dist.models.adapter import load_adapter
+from lopa_dist.models.checkpoint import load_model
+from lopa_dist.models.files import CheckpointError
+from lopa_dist.models.tokenizer import unused_token
+from lopa_dist.models.transformer import Transformer
+from tests.engine.test_loop import random_requests, texts
+from tests.models.small_checkpoints import CAUSAL_KINDS, reference, weights_of, write
+
+CPU = torch.device("cpu")
+GREEDY = DecodeConfig(context="causal", drafts=0, max_new_tokens=24)
+REQUESTS = [replace(one, max_new_tokens=24) for one in random_requests(3, 40, 24)]
+
+
+def small(folder: Path, name: str = "qwen2") -> Transformer:
+    """A small autoregressive model, whose head and embeddings are tied."""
+    kind = CAUSAL_KINDS[name]
+    return load_model(write(folder, kind, weights_of(kind, reference(kind))), torch.float32, CPU)
+
+
+def own_answers(model: Transformer) -> Answers:
+    found = texts(model, GREEDY, REQUESTS)
+    return answers_of((request.prompt, found[request.index][0]) for request in REQUESTS)
+
+
+def test_learned_drafts_are_accepted_and_change_no_text(tmp_path: Path) -> None:
+    model = small(tmp_path / "base")
+    plain, answers = texts(model, GREEDY, REQUESTS), own_answers(model)
+    learning = Learning(model, 79, 8)
+    steps = iter(range(60))
+    lesson = learning.lesson(answers, 600, stop=lambda: next(steps, None) is None)
+    assert lesson.steps == 61
+    assert lesson.losses[-1] < lesson.losses[0] / 2
+    learning.adopt()
+    drafting = replace(GREEDY, drafts=6, draft_from="masks")
+    learned = texts(model, drafting, REQUESTS)
+    assert {i: tokens for i, (tokens, _) in learned.items()} == {i: tokens for i, (tokens, _) in plain.items()}
+    assert sum(forwards for _, forwards in learned.values()) < 0.8 * sum(forwards for _, forwards in plain.values())
+    assert texts(model, GREEDY, REQUESTS) == plain  # the head of a tied model does not move with the mask's embedding
+
+    learning.save(tmp_path / "drafts", "base", "of base")
+    adapter = load_adapter(tmp_path / "drafts", "masks")
+    again = load_model(tmp_path / "base", torch.float32, CPU, adapter)
+    assert texts(again, drafting, REQUESTS) == learned
+    other = Learning(small(tmp_path / "other"), 79, 8)
+    assert not other.load(tmp_path / "drafts", "of another")
+    assert other.load(tmp_path / "drafts", "of base")
+    for own, saved in zip(other.adapter.parameters(), learning.adapter.parameters(), strict=True):
+        assert torch.equal(own, saved)
+
+
+def test_peft_reads_what_was_learned(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft", reason="peft is not installed: pip install -e .[dev]")
+    model = small(tmp_path / "base")
+    learning = Learning(model, 79, 4)
+    random = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in learning.adapter.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=random))
+    learning.save(tmp_path / "drafts", "base", "revision")
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    merged = peft.PeftModel.from_pretrained(base, tmp_path / "drafts").merge_and_unload()
+    embedding = merged.get_input_embeddings().weight[79]
+    torch.testing.assert_close(embedding, learning.adapter.mask.detach())
+    state = merged.state_dict()
+    for name, (a, b) in learning.adapter.pairs().items():
+        weight = model.get_submodule(name).weight
+        assert isinstance(weight, torch.Tensor)
+        torch.testing.assert_close(state[f"{name}.weight"], weight + b @ a)
+
+
+def test_a_fault_is_told_and_nothing_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small(tmp_path / "base")
+    answers = own_answers(model)
+    learning = Learning(model, 79, 4)
+
+    def no_memory(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(learning.trainer, "loss", no_memory)
+    with pytest.raises(LearningFailed, match="no room"):
+        learning.lesson(answers, 600)
+    nan = torch.tensor(float("nan"), requires_grad=True)
+    monkeypatch.setattr(learning.trainer, "loss", lambda batch: (nan * 1, torch.tensor(1.0)))
+    before = [parameter.detach().clone() for parameter in learning.adapter.parameters()]
+    with pytest.raises(LearningFailed, match="not numbers"):
+        learning.lesson(answers, 600)
+    for parameter, was in zip(learning.adapter.parameters(), before, strict=True):
+        assert torch.equal(parameter, was)
+
+
+def test_no_answers_are_nothing_to_learn_from(tmp_path: Path) -> None:
+    learning = Learning(small(tmp_path / "base"), 79, 4)
+    steps = iter(range(3))
+    lesson = learning.lesson(Answers(), 600, stop=lambda: next(steps, None) is None)
+    assert (lesson.rows, lesson.after.length) == (0, 0.0)
+
+
+def test_what_cannot_be_learned_is_refused(tmp_path: Path) -> None:
+    kind = CAUSAL_KINDS["qwen3"]
+    folder = write(tmp_path / "base", kind, weights_of(kind, reference(kind)))
+    with pytest.raises(ValueError, match=r"parallel\.tensor=1"):
+        check_learnable(load_model(folder, torch.float32, CPU), 2)
+    eight = load_model(folder, torch.float32, CPU, quantization="int8")
+    with pytest.raises(ValueError, match="quantization=none"):
+        check_learnable(eight)
+
+
+def test_an_adapter_of_another_checkpoint_is_refused(tmp_path: Path) -> None:
+    builder = EngineBuilder(ModelOptions(path="causal", dtype="fp32"), CPU)
+    model = builder.load()
+    learning = Learning(model, builder.shape.mask_id, 4)
+    learning.save(tmp_path / "own", "causal", builder.revision)
+    learning.save(tmp_path / "strange", "causal", "0123456789abcdef")
+    with safe_open(tmp_path / "own" / "adapter_model.safetensors", "pt") as file:
+        assert file.metadata()["base_revision"] == builder.revision
+
+    def with_adapter(name: str, path: str = "causal") -> EngineBuilder:
+        options = ModelOptions(path=path, dtype="fp32", lora=str(tmp_path / name), lora_rows="masks")
+        return EngineBuilder(options, CPU)
+
+    with_adapter("own").load()
+    with pytest.raises(CheckpointError, match="learned on another checkpoint"):
+        with_adapter("strange").load()
+    config = tmp_path / "own" / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"trainable_token_indices": [5]}))
+    with pytest.raises(CheckpointError, match="for another checkpoint"):
+        with_adapter("own")
+
+
+def test_batches_have_every_position_of_an_answer() -> None:
+    answers = [Answer([1] * 3, list(range(length))) for length in (2, 9, 30, 31, 5)]
+    import numpy as np
+
+    batches = group_batches(answers, 4, 200, np.random.default_rng(0), 0)
+    seen = [
+        (tuple(row[row > 0][:3]), int(start)) for batch in batches for row, starts, counts in
+        zip(batch.tokens, batch.starts, batch.counts, strict=True) for start, count in zip(starts, counts, strict=True)
+        if count
+    ]  # fmt: skip
+    assert len(seen) == sum(len(answer.tokens) - 1 for answer in answers)
+    for batch in batches:
+        assert batch.starts.size * batch.masks <= 200
+    assert sum(batch.rows for batch in batches) == sum(
+        min(4, len(answer.tokens) - 1 - s) for answer in answers for s in range(len(answer.tokens) - 1)
+    )
+
+
+def test_what_is_held_out_follows_from_the_prompt() -> None:
+    random_prompts = [[i, 7 * i, i * i] for i in range(2000)]
+    assert 60 < sum(map(is_held_out, random_prompts)) < 140
+
+
+def test_a_mask_is_saved_as_a_token_that_no_text_has() -> None:
+    class Words:
+        def get_vocab(self) -> dict[str, int]:
+            return {"a": 0, "b": 1, "<|reserved_special_token_7|>": 2, "c": 3}
+
+    words: Any = Words()
+    assert unused_token(words, 6) == 5
+    assert unused_token(words, 4) == 2
+    assert unused_token(words, 2) == 2
+
+
+def test_an_engine_takes_an_adapter_and_keeps_its_table(tmp_path: Path) -> None:
+    builder = EngineBuilder(ModelOptions(path="causal", dtype="fp32"), CPU)
+    engine = builder.engine(replace(GREEDY, drafts=4), EngineConfig(4))
+    assert engine.drafter
+    engine.drafter.table.add([1, 2, 3, 4], 0)
+    table = engine.drafter.table
+    Learning(builder.load(), builder.shape.mask_id, 4).adopt()
+    engine.take_adapter()
+    assert engine.drafter.table is table
