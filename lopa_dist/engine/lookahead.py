@@ -29,6 +29,7 @@ TRIAL = 1024  # rows of masks that are run before they may be found useless
 EXPLORE = 64  # every 64th step makes another choice, so that the times of other choices are known, too
 RECONSIDER = 8  # steps after which all choices are compared again: that takes the host half a millisecond
 HOLD = 0.03  # by which share another choice must be faster to replace the best one so far
+SECOND = 0.15  # chance of a chain to end at a token from which on a second group stands there, if drafts are fixed
 LEAST, MOST_WORTH = 20, 900  # bounds of `Choice.worth`
 HOPE = 0.8  # probability that a draft is accepted, before any was
 
@@ -183,7 +184,11 @@ class LookaheadPolicy:
         most = None if branches >= self.branches else 1
         if ends is not None:
             behind = np.zeros(ends.shape, bool)
-            np.put_along_axis(behind, np.argsort(-ends, 1, kind="stable")[:, :groups], True, 1)
+            likely = np.argsort(-ends, 1, kind="stable")
+            np.put_along_axis(behind, likely[:, :groups], True, 1)
+            if not self.auto:  # which has found out what a group costs
+                second = likely[:, 1:2]
+                np.put_along_axis(behind, second, np.take_along_axis(ends, second, 1) >= SECOND, 1)
             return Lookahead(masks, (), self.blocks, behind, most)
         if groups == 1:  # also of masked models, whose steps need no choice
             return Lookahead(masks, (), self.blocks, None, most)

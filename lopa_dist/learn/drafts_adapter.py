@@ -60,8 +60,9 @@ class DraftsAdapter(nn.Module):
                 stack.enter_context(model.mask_rows.rest())
             for number in self.of_layer[layer]:
                 projection = model.get_submodule(self.names[number])
-                hook = adding(self.a[number], self.b[number])
-                stack.callback(projection.register_forward_hook(hook, prepend=True).remove)
+                assert isinstance(projection, nn.Linear)
+                projection.forward = beside(projection, self.a[number], self.b[number])  # type: ignore[assignment,method-assign]
+                stack.callback(projection.__dict__.pop, "forward")
             yield
 
     def pairs(self) -> dict[str, Pair]:
@@ -77,11 +78,23 @@ def projections(model: Transformer) -> Iterator[tuple[str, nn.Linear]]:
             yield name, module
 
 
-def adding(a: Tensor, b: Tensor) -> Callable[[nn.Module, tuple[Tensor], Tensor], Tensor]:
-    """Return a hook that adds ``B A x`` to a projection of x."""
+def beside(projection: nn.Linear, a: Tensor, b: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return what a projection computes with A and B beside its weight.
 
-    def hook(_: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
-        x = inputs[0]
-        return output + F.linear(F.linear(x, a.to(x.dtype)), b.to(x.dtype))
+    The weight of a small model is added up with ``B A`` first: of one forward with many rows, that takes fewer
+    operations than two narrow products for each row, and their sums.
+    """
+    weight, bias = projection.weight, projection.bias
+    if weight.numel() < 3 * len(a) * sum(weight.shape):
 
-    return hook
+        def summed(x: Tensor) -> Tensor:
+            return F.linear(
+                x, torch.addmm(weight.to(b.dtype), b, a).to(x.dtype), None if bias is None else bias.to(x.dtype)
+            )
+
+        return summed
+
+    def narrow(x: Tensor) -> Tensor:
+        return F.linear(x, weight, bias) + F.linear(F.linear(x, a.to(x.dtype)), b.to(x.dtype))
+
+    return narrow
