@@ -18,6 +18,7 @@ from lopa_dist.learn.trainer import MASKS, LearningFailed, Lesson, Trainer
 from lopa_dist.models.adapter import load_adapter, save_adapter
 from lopa_dist.models.checkpoint import attach_pairs, embed_mask
 from lopa_dist.models.families import checkpoint_name
+from lopa_dist.models.files import CheckpointError
 from lopa_dist.models.quantize import QuantizedLinear
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
@@ -189,8 +190,11 @@ class Learning:
         return found
 
     def read(self, folder: Path, revision: str) -> bool:
-        """Read an adapter if it is one of this model's, of the same rank."""
-        saved = load_adapter(folder, "masks")
+        """Read an adapter if it is one of this model's, of the same rank, and whole."""
+        try:
+            saved = load_adapter(folder, "masks")
+        except (OSError, CheckpointError):
+            return False
         family = self.model.config.family
         own = self.adapter.pairs()
         pairs: dict[str, tuple[Tensor, Tensor]] = {}

@@ -36,6 +36,9 @@ class ThreadRank:
             self.traffic["commit"] += buffer.nbytes
         return buffer.copy_(self.exchange(buffer)[source])
 
+    def sum(self, values: Tensor) -> Tensor:
+        return torch.stack(self.exchange(values)).sum(0)
+
 
 def on_ranks(size: int, work: Callable[[Communicator], T]) -> list[T]:
     """Run `work` on every rank of a branch group and return what each returned."""

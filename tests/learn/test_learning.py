@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -24,6 +25,8 @@ from lopa_dist.models.checkpoint import load_model
 from lopa_dist.models.files import CheckpointError
 from lopa_dist.models.tokenizer import unused_token
 from lopa_dist.models.transformer import Transformer
+from lopa_dist.parallel.communicator import Communicator
+from tests.engine.ranks import on_ranks
 from tests.engine.test_loop import random_requests, texts
 from tests.models.small_checkpoints import CAUSAL_KINDS, reference, weights_of, write
 
@@ -67,6 +70,34 @@ def test_learned_drafts_are_accepted_and_change_no_text(tmp_path: Path) -> None:
     assert other.load(tmp_path / "drafts", "of base")
     for own, saved in zip(other.adapter.parameters(), learning.adapter.parameters(), strict=True):
         assert torch.equal(own, saved)
+
+
+def test_ranks_train_one_adapter_and_fail_together(tmp_path: Path) -> None:
+    kind = CAUSAL_KINDS["qwen2"]
+    folder = write(tmp_path / "base", kind, weights_of(kind, reference(kind)))
+    answers = own_answers(load_model(folder, torch.float32, CPU))
+
+    def work(comm: Communicator) -> tuple[list[torch.Tensor], int, str]:
+        own = Answers()
+        for one in list(answers.learned)[comm.rank :: 3]:  # the third rank has a few, and none to measure with
+            own.add(one.prompt, one.tokens[: 24 if comm.rank < 2 else 3])
+        learning = Learning(load_model(folder, torch.float32, CPU), 79, 4, comm)
+        steps = iter(range(4))
+        lesson = learning.lesson(own, 600, stop=lambda: comm.rank == 1 and next(steps, None) is None)
+        found = [parameter.detach().clone() for parameter in learning.adapter.parameters()]
+        if comm.rank == 2:
+            learning.trainer.loss = None  # type: ignore[assignment]
+        with pytest.raises(LearningFailed) as failed:
+            learning.lesson(own, 600)
+        return found, lesson.rows, str(failed.value)
+
+    [first, *others] = on_ranks(3, work)
+    assert "another rank failed" in first[2]
+    assert "not callable" in others[1][2]
+    for found, rows, _ in others:
+        assert rows == first[1]
+        for own, of_first in zip(found, first[0], strict=True):
+            assert torch.equal(own, of_first)
 
 
 def test_peft_reads_what_was_learned(tmp_path: Path) -> None:
@@ -150,8 +181,6 @@ def test_an_adapter_of_another_checkpoint_is_refused(tmp_path: Path) -> None:
 
 def test_batches_have_every_position_of_an_answer() -> None:
     answers = [Answer([1] * 3, list(range(length))) for length in (2, 9, 30, 31, 5)]
-    import numpy as np
-
     batches = group_batches(answers, 4, 200, np.random.default_rng(0), 0)
     seen = [
         (tuple(row[row > 0][:3]), int(start)) for batch in batches for row, starts, counts in

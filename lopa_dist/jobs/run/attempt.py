@@ -122,6 +122,8 @@ def journal_settings(config: Config, builder: EngineBuilder) -> dict[str, Any]:
     task = config.task
     model: dict[str, Any] = {"revision": builder.revision, "lora": builder.adapter_revision, "dtype": builder.dtype}
     model |= {key: getattr(config.model, key) for key in ("lora_rows", "quantization", "chat_template")}
+    if config.model.lora_rows == "masks":  # changes drafts, and so no text
+        model |= {"lora": None, "lora_rows": "all"}
     if config.model.template:
         model["template"] = config.model.template
     decode = asdict(config.decode)

@@ -184,7 +184,8 @@ class Job:
         tries = Tries(engine, self.input.items, self.builder.tokenizer)
 
         def generate(end: int) -> Iterator[Generation]:
-            engine.prepare(self.requests)
+            if engine.workspace is None and self.requests:  # it was freed for a lesson
+                engine.prepare(self.requests)
             return in_turn(
                 engine, tries.generate, self.requests, first, partial(group.queue.take, total=end), self.begin
             )

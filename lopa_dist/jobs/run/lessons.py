@@ -150,7 +150,7 @@ class Lessons:
         with self.without_harm():
             self.free_memory()
             self.attend(done, remaining, min(limit, SLICE * remaining) if self.auto else limit, limit)
-        if self.told and (self.told[-1].problem or not self.told[-1].taken):
+        if self.told and not self.told[-1].taken:
             self.ended = True
 
     def attend(self, done: int, remaining: float, seconds: float, limit: float) -> None:
@@ -180,7 +180,7 @@ class Lessons:
         if taken:
             self.take()
             if self.group.world.rank == 0:
-                learning.save(self.folder / FOLDER, self.config.model.path, self.revision)
+                self.save()
         self.say(
             "%.0f s: of a chain of drafts, %.2f would be accepted instead of %.2f (held-out answers); %s",
             spent, last.length, first.length,
@@ -201,6 +201,15 @@ class Lessons:
         assert self.learning is not None
         self.learning.adopt()
         self.engine.take_adapter()
+
+    def save(self) -> None:
+        """Keep the adapter for later attempts; the job goes on if it cannot be kept."""
+        assert self.learning is not None
+        try:
+            self.learning.save(self.folder / FOLDER, self.config.model.path, self.revision)
+        except OSError as error:
+            self.told[-1].problem = f"the adapter was not kept: {error}"
+            log.warning("WARNING: %s", self.told[-1].problem)
 
     def free_memory(self) -> None:
         """Free the K/V space, which the next round makes again."""
@@ -235,9 +244,9 @@ class Lessons:
 
 
 class Harmless:
-    """A context that turns faults of learning into a warning, and the end of the lessons.
+    """A context that turns a fault of learning, which all ranks learn of, into a warning and the end of the lessons.
 
-    Faults of the ranks themselves go on: they would end generation, too.
+    A fault of the ranks themselves goes on: it would end generation, too.
     """
 
     def __init__(self, lessons: Lessons) -> None:
@@ -247,7 +256,7 @@ class Harmless:
         """Nothing is to be done."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
-        if not isinstance(error, LearningFailed | OSError | ValueError | MemoryError):
+        if not isinstance(error, LearningFailed):
             return False
         lessons = self.lessons
         lessons.ended = True

@@ -81,6 +81,11 @@ def by_model(config: Config, shape: ModelConfig, device: torch.device) -> Resolv
         pattern = FAMILIES[shape.family].pattern
         reason = f"the pattern of its family {shape.family}, {pattern}"
         values["model.pattern"] = pattern, f"the model's family, {shape.family}"
+    if config.job.learn is not None and FAMILIES[shape.family].pattern != "causal":
+        raise ValueError(
+            f"job.learn={config.job.learn}: {shape.family} models are not causal: what they draft changes their texts, "
+            "so nothing is learned; leave it out"
+        )
     check_drafts(shape, config.decode.drafts, config.decode.branches, config.decode.draft_from)
     decode = resolve_decode(config.decode, training_pattern(shape, pattern))
     for entry in fields(DecodeConfig):

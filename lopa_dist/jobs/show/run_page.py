@@ -12,6 +12,7 @@ from typing import Any
 from lopa_dist.jobs.folder.packed import Columns
 from lopa_dist.jobs.folder.results import results
 from lopa_dist.jobs.setup.settings import settings_of, shown
+from lopa_dist.jobs.show.lessons import lesson_sentence
 from lopa_dist.jobs.show.page import Bars, bars, histogram, write_page
 from lopa_dist.jobs.show.report import (
     UNCONFINED,
@@ -58,6 +59,7 @@ def write_run_page(folder: Path, report: dict[str, Any], questions: dict[str, st
         headline=headline(report),
         tiles=tiles(report),
         drafts=drafts_sentence(report),
+        lessons=[lesson_sentence(lesson) for lesson in report.get("lessons", [])],
         acceptance=acceptance(report),
         charts=list(charts(folder, report)),
         figures=figures(report),

@@ -1,0 +1,135 @@
+"""A job that learns from its own answers: the same results, and what was learned is told and kept."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lopa_dist.config import Config, JobConfig
+from lopa_dist.decode import DecodeConfig
+from lopa_dist.jobs.run import lessons
+from lopa_dist.jobs.run.job import run
+from lopa_dist.jobs.setup.build import EngineBuilder
+from lopa_dist.learn import learning as learning_of_a_job
+from lopa_dist.learn.config import LearnConfig
+from lopa_dist.learn.learning import Learning
+from lopa_dist.learn.trainer import Trainer
+from lopa_dist.parallel.launcher import World
+from tests.jobs.run.test_recall import QUESTIONS, config, texts
+
+ONE = World("python")
+
+
+def learning(tmp_path: Path, learn: int | str | None, questions: list[str] = QUESTIONS, **decode: Any) -> Config:
+    found = config(tmp_path, questions, **{"drafts": 4, "draft_from": "auto"} | decode)
+    return replace(found, job=JobConfig(learn=learn), learn=LearnConfig(minutes=0.03, rank=4))
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("plain")
+    run(config(folder, QUESTIONS, drafts=0), folder / "run", ONE)
+    return texts(folder / "run")
+
+
+def test_texts_are_those_of_a_job_that_never_learns(
+    tmp_path: Path, plain: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lessons, "gain", lambda *_: 2.0)
+    report = run(learning(tmp_path, 5), tmp_path / "run", ONE)
+    assert texts(tmp_path / "run") == plain
+    [lesson] = report["lessons"]
+    assert lesson["taken"]
+    assert lesson["answers"] == 5
+    assert lesson["steps"] > 0
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "learned" in page
+
+    # a job that goes on drafts as its earlier attempt has learned to, or as it never has
+    loaded = []
+    load = Learning.load
+    monkeypatch.setattr(Learning, "load", lambda *args: loaded.append(load(*args)) or loaded[-1])
+    more = [*QUESTIONS, "Ann has 4 books . Ann loses 2 books . How many books does Ann have now ?"]
+    run(learning(tmp_path, 5, more), tmp_path / "run", ONE)
+    assert loaded == [True]
+    assert texts(tmp_path / "run")[:-1] == plain
+    run(learning(tmp_path, None, more), tmp_path / "again", ONE)
+    assert texts(tmp_path / "again") == texts(tmp_path / "run")
+
+
+def test_what_does_not_pay_is_not_taken(tmp_path: Path, plain: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lessons, "gain", lambda *_: 1.0)
+    report = run(learning(tmp_path, 5), tmp_path / "run", ONE)
+    assert not report["lessons"][0]["taken"]
+    assert not (tmp_path / "run" / "drafts").exists()
+    assert texts(tmp_path / "run") == plain
+
+
+@pytest.mark.parametrize("where", ["beginning", "step", "numbers", "disk"])
+def test_a_fault_costs_no_answer(
+    tmp_path: Path, plain: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    def no_room(*_: Any, **__: Any) -> Any:
+        if where == "disk":
+            raise OSError(28, "No space left on device")
+        raise torch.OutOfMemoryError("no room for this")
+
+    monkeypatch.setattr(lessons, "gain", lambda *_: 2.0)
+    nan = torch.tensor(float("nan"), requires_grad=True)
+    place, name, what = {
+        "beginning": (learning_of_a_job, "DraftsAdapter", no_room),
+        "step": (Trainer, "loss", no_room),
+        "numbers": (Trainer, "loss", lambda *_: (nan * 1, torch.tensor(1.0))),
+        "disk": (Learning, "save", no_room),
+    }[where]
+    monkeypatch.setattr(place, name, what)
+    report = run(learning(tmp_path, 5), tmp_path / "run", ONE)
+    assert texts(tmp_path / "run") == plain
+    problem = {"beginning": "no room", "step": "no room", "numbers": "not numbers", "disk": "No space left"}[where]
+    assert problem in report["lessons"][-1]["problem"]
+    assert report["lessons"][-1]["problem"] in caplog.text
+
+
+def test_auto_leaves_a_short_job_alone(tmp_path: Path, plain: list[str]) -> None:
+    report = run(learning(tmp_path, "auto"), tmp_path / "run", ONE)
+    assert "lessons" not in report
+    assert texts(tmp_path / "run") == plain
+
+
+def test_auto_goes_on_as_long_as_it_promises_to_pay(
+    tmp_path: Path, plain: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key, value in {"FEWEST": 4, "LEAST_S": 0.0, "SLICE": 0.3, "MOST_SHARE": 1000.0}.items():
+        monkeypatch.setattr(lessons, key, value)
+    gains = iter([1.2, 9.0, 1.5, 1.5])
+    monkeypatch.setattr(lessons, "gain", lambda *_: next(gains))
+    asked = replace(learning(tmp_path, "auto"), learn=LearnConfig(minutes=2.0, rank=4))
+    report = run(asked, tmp_path / "run", ONE)
+    [lesson] = report["lessons"]  # its first slice promised nine times the speed, its second no more
+    assert lesson["gain"] == 1.5
+    assert lesson["taken"]
+    assert texts(tmp_path / "run") == plain
+
+
+def test_models_that_are_not_causal_do_not_learn(tmp_path: Path) -> None:
+    asked = learning(tmp_path, 5)
+    asked = replace(asked, model=replace(asked.model, path="embedded"), decode=DecodeConfig(context="d2f", drafts=0))
+    with pytest.raises(ValueError, match=r"job\.learn=5: .* are not causal"):
+        run(asked, tmp_path / "run", ONE)
+
+
+def test_an_adapter_of_drafts_is_no_setting_that_texts_depend_on(tmp_path: Path, plain: list[str]) -> None:
+    folder = tmp_path / "run"
+    run(learning(tmp_path, None, QUESTIONS[:4]), folder, ONE)
+    asked = learning(tmp_path, None)
+    builder = EngineBuilder(asked.model, torch.device("cpu"))
+    Learning(builder.load(), builder.shape.mask_id, 4).save(tmp_path / "drafts", "causal", builder.revision)
+    asked = replace(asked, model=replace(asked.model, lora=str(tmp_path / "drafts"), lora_rows="masks"))
+    run(asked, folder, ONE)
+    assert texts(folder) == plain
+    assert [json.loads(line)["index"] for line in (folder / "results.jsonl").read_text().splitlines()] == [*range(12)]
