@@ -15,8 +15,10 @@ def gain(policy: LookaheadPolicy, shares: list[float], chains: float) -> float:
     Args:
         policy: of the running job.
         shares: of tried drafts that would be accepted, by depth.
-        chains: that they were measured on.
+        chains: that they were measured on; with none, nothing is known.
     """
+    if not chains:
+        return 1.0
     deepest = policy.most
     known = [*shares, *([shares[-1]] * deepest)][:deepest] if shares else [0.0] * deepest
     other = copy(policy)

@@ -85,6 +85,7 @@ class Learning:
         rank: of the adapter's matrices.
         ranks: all ranks of the job.
         watched: a context around what ranks wait for together.
+        masks: of a group: as many as drafts that a chain may have.
 
     Raises:
         LearningFailed: there is no memory for it, on any rank.
@@ -97,13 +98,14 @@ class Learning:
         rank: int,
         ranks: Communicator | None = None,
         watched: Watched = unwatched,
+        masks: int = MASKS,
     ) -> None:
         self.model, self.mask_id, self.ranks = model, mask_id, ranks or Solo()
         self.watched = watched
 
         def begin() -> None:
             self.adapter = DraftsAdapter(model, rank)
-            self.trainer = Trainer(model, self.adapter, self.ranks, MASKS, watched)
+            self.trainer = Trainer(model, self.adapter, self.ranks, masks, watched)
 
         self.together(begin)
         self.share()

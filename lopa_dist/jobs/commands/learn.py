@@ -21,7 +21,7 @@ from lopa_dist.config import Config, check_keys, composed
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.request import Request
 from lopa_dist.jobs.folder.results import results
-from lopa_dist.jobs.run.lessons import FOLDER, mask_token
+from lopa_dist.jobs.run.lessons import FOLDER, mask_token, masks_of
 from lopa_dist.jobs.run.prompts import Encoder
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.setup.device import choose_device
@@ -143,7 +143,8 @@ class Student:
         held_out = [one for one in own if is_held_out(one.request.prompt)][: -(-TRIED // world.size)]
         before = self.measured("before", held_out, own)
         mask_id = mask_token(model.config, builder.tokenizer)
-        learning = Learning(model, mask_id, self.config.learn.rank, group.everyone, group.failures.watched)
+        masks = masks_of(self.config.decode)
+        learning = Learning(model, mask_id, self.config.learn.rank, group.everyone, group.failures.watched, masks)
         drafts = self.folder / FOLDER
         again = learning.load(drafts if (drafts / "adapter_model.safetensors").exists() else None, builder.revision)
         self.say(f"{len(self.answered)} answers{', goes on with the drafts that are there' if again else ''}")

@@ -16,6 +16,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from lopa_dist.config import Config
+from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.engine.gain import gain
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Generation
@@ -36,6 +37,8 @@ AGAIN = 4  # times as many answers as before the last lesson are there before th
 SLICE = 0.03  # share of the remaining time that auto learns before it looks whether it pays
 LEAST_S = 15.0  # of a slice: less brings nothing
 MOST_SHARE = 0.15  # of the remaining time, in all slices of a lesson
+FEWEST_MASKS, MOST_MASKS = 4, 16
+MORE, TAKE, LEAVE = "more", "take", "leave"  # what comes after a slice
 PAYS = 1.03  # as many times as fast the rest must be expected to become
 
 
@@ -61,6 +64,11 @@ def mask_token(config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> int:
     """Return the token under which PEFT finds a mask's embedding: the model's mask, or one that no text has."""
     own = config.mask_id < config.vocab_size
     return config.mask_id if own else unused_token(tokenizer, config.vocab_size)
+
+
+def masks_of(decode: DecodeConfig) -> int:
+    """Return how many masks of a group are trained: as many as chains have drafts, within reason."""
+    return min(max(decode.max_drafts, FEWEST_MASKS), MOST_MASKS)
 
 
 @dataclass
@@ -124,7 +132,8 @@ class Lessons:
                 if not self.ended:
                     self.answers.take(generation, self.model.config.eos_ids[0])
                 yield generation
-            if end >= self.total or self.group.stop.asked:
+            # a rank may not have heard of a stop, and all go the same way: rank 0 decides
+            if end >= self.total or self.group.store.broadcast(f"round {end}", self.group.stop.signal or "") != "":
                 return
             self.learn(end)
             self.group.queue.go_on(end)
@@ -159,18 +168,22 @@ class Lessons:
         index = self.group.branch_rank, mesh.branch
         self.say("learns to draft from %d answers, for %.0f to %.0f s", len(self.answers), seconds, limit)
         slices: list[Lesson] = []
-        spent, faster = 0.0, 1.0
-        while not self.group.stop.asked:
+        spent, decision = 0.0, MORE
+        while decision == MORE:
             slices.append(learning.lesson(self.answers, seconds, self.stopped, self.stepped, index))
             spent += slices[-1].seconds
-            faster = self.agreed(f"gain {done} {len(slices)}", gain(self.engine.lookahead, *rates(slices[-1].after)))
-            if not self.auto or spent + seconds > limit:
-                break
-            hoped = self.agreed(f"hope {done} {len(slices)}", gain(self.engine.lookahead, *hoped_for(slices)))
-            if remaining / max(faster, 1.0) - remaining / hoped < seconds:
-                break
-        first, last = slices[0].before, slices[-1].after
-        taken = not self.group.stop.asked and faster > PAYS
+            faster = gain(self.engine.lookahead, *rates(slices[-1].after))
+            decision = TAKE if faster > PAYS else LEAVE
+            if self.group.stop.asked:
+                decision = LEAVE
+            elif self.auto and spent + seconds <= limit:
+                hoped = gain(self.engine.lookahead, *hoped_for(slices))
+                if remaining / max(faster, 1.0) - remaining / hoped >= seconds:
+                    decision = MORE
+            # times differ from rank to rank, and a rank may not have heard of a stop: rank 0 decides
+            said = self.group.store.broadcast(f"decision {done} {len(slices)}", f"{decision} {faster}")
+            decision, faster = said.split()[0], float(said.split()[1])
+        first, last, taken = slices[0].before, slices[-1].after, decision == TAKE
         told = Told(
             len(self.answers), round(spent, 2), round(sum(one.processor_s for one in slices), 2),
             sum(one.steps for one in slices), sum(one.rows for one in slices), first.shares, last.shares,
@@ -193,7 +206,9 @@ class Lessons:
         if self.learning is None:
             config, everyone = self.config, self.group.everyone
             mask_id = mask_token(self.model.config, self.tokenizer)
-            self.learning = Learning(self.model, mask_id, config.learn.rank, everyone, self.group.failures.watched)
+            self.learning = Learning(
+                self.model, mask_id, config.learn.rank, everyone, self.group.failures.watched, masks_of(config.decode)
+            )
         return self.learning
 
     def take(self) -> None:
@@ -224,10 +239,6 @@ class Lessons:
         """After a step of learning."""
         for act in self.meanwhile:
             act()
-
-    def agreed(self, name: str, number: float) -> float:
-        """Return rank 0's number."""
-        return float(self.group.store.broadcast(name, str(number)))
 
     def say(self, message: str, *values: Any) -> None:
         """Log a line on rank 0."""
