@@ -23,7 +23,7 @@ from submitit.core.utils import FailedJobError
 
 from lopa_dist import cli
 from lopa_dist.checks import UserError
-from lopa_dist.config import Config, TaskConfig, check_keys, keys_of, quoted, short
+from lopa_dist.config import Config, TaskConfig, check_keys, keys_of, quoted, short, with_own_model
 from lopa_dist.config import composed as config_of
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.jobs.run.job import Job
@@ -55,6 +55,15 @@ def test_other_models_bring_verified_lookahead_and_lopa_stays_as_published() -> 
     assert composed("experiment=table5_gsm8k", "model=d2f_dream_base").decode.verify == "confidence"
     assert composed("model=dream_instruct", "decode=vanilla").decode.branches == 0
     assert composed("model=dream_instruct", "decode.branches=2").decode.branches == 2
+
+
+@pytest.mark.parametrize("text", ["Classify: {text}", 'it\'s, "{text}"', "{a}\n[{b}]"])
+def test_a_prompt_of_columns_needs_no_second_quotes(text: str) -> None:
+    given = ["task=batch", "task.input=x.csv"]
+    assert composed(*with_own_model([*given, f"task.prompt={text}"])).task.prompt == text
+    assert composed(*with_own_model([*given, f"task.prompt={quoted(text)}"])).task.prompt == text
+    with pytest.raises(ValueError, match=r"task\.column=q with task\.prompt"):
+        composed(*with_own_model([*given, f"task.prompt={text}", "task.column=q"]))
 
 
 @pytest.mark.parametrize("given", [["model.path=/x"], ["task.limit=3", "model.path=/x", "seed=1"]])

@@ -103,6 +103,39 @@ def test_answers_that_repeat_one_another_are_told(
         assert len(encoder.warnings()) == bool(told)
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_prompt_that_is_too_long_is_cut_where_that_is_wished(
+    embedded_tokenizer: PreTrainedTokenizerFast, side: str
+) -> None:
+    """The chat template and earlier messages stay; what fits is not changed."""
+    words = " ".join(f"Tom has {n % 10} coins ." for n in range(60))
+    small = replace(SMALL, max_positions=128, vocab_size=496, mask_id=1)
+    config = replace(composed([f"task.truncate={side}"]), decode=DecodeConfig(max_new_tokens=32))
+    encoder = Encoder(config, small, embedded_tokenizer)
+    items = [Item("a", words), Item("b", messages=[*TURNS[:2], {"role": "user", "content": words}]), Item("c", "Tom")]
+    items.append(Item("d", messages=[{"role": "user", "content": words}, TURNS[0]]))
+    for item, request in zip(items, encoder.encode_all(0, items), strict=True):
+        if item.custom_id == "d":
+            assert isinstance(request, Rejection)
+            assert "the model has 128 positions; shorten the prompt (task.truncate does)" in request.message
+            continue
+        assert isinstance(request, Request)
+        text = str(embedded_tokenizer.decode(list(request.prompt)))
+        turns = ["Tom has 3 coins ."] if item.custom_id == "b" else []
+        head = "".join(f"<|user|> {turn}<|assistant|> 3<|endoftext|>" for turn in turns) + "<|user|>"
+        assert text.startswith(head)
+        assert text.endswith("<|assistant|>")
+        own = text.removeprefix(head).removesuffix("<|assistant|>").strip()
+        if item.custom_id == "c":
+            assert own == "Tom"
+        else:
+            assert 92 <= len(request.prompt) <= 96
+            assert (words.endswith if side == "left" else words.startswith)(own)
+    assert encoder.warnings()[-1].endswith("(task.truncate): 2")
+    plain = Encoder(replace(config, task=composed([]).task), small, embedded_tokenizer)
+    assert isinstance(plain.encode(0, items[0]), Rejection)
+
+
 THINKING = (
     "{% for m in messages %}<|user|> {{ m.content }}{% endfor %}<|assistant|>"
     "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>{% endif %}"
