@@ -57,7 +57,7 @@ class Encoder:
         mode = config.model.chat_template
         if mode == "always" and not tokenizer.chat_template:
             raise ValueError("model.chat_template=always: this tokenizer has no chat template; use never")
-        self.wrap = bool(tokenizer.chat_template) and mode != "never"
+        self.wrap = wraps(tokenizer, mode)
         check_template(config.model.template, str(tokenizer.chat_template or ""))
         self.templated = partial(tokenizer.apply_chat_template, tokenize=False, **config.model.template)
         self.cuts = cuts_prefix(config.decode, config.engine.prefix_cache)
@@ -299,6 +299,12 @@ class Encoder:
     def warnings(self) -> list[str]:
         """What to say of the requests so far: words that a model of the package does not know, equal answers."""
         messages = []
+        if not self.tokenizer.chat_template and self.config.model.chat_template != "never":
+            messages.append(
+                f"model={self.config.model.path} has no chat template: prompts go in as they are. That is right for a "
+                "base model (model.chat_template=never says so); an instruct model's tokenizer_config.json or "
+                "chat_template.jinja is missing, and its texts will be worse"
+            )
         if self.strange_prompts:
             words = ", ".join(repr(word) for word in dict.fromkeys(self.strange))
             messages.append(
@@ -336,6 +342,11 @@ class Encoder:
         if seed is None:
             return request_key(self.config.seed, item.custom_id)
         return request_key(seed, f"sample-{item.origin.sample if item.origin else 0}")
+
+
+def wraps(tokenizer: PreTrainedTokenizerFast, chat_template: str) -> bool:
+    """Whether plain prompts go through the chat template."""
+    return bool(tokenizer.chat_template) and chat_template != "never"
 
 
 def rejected(index: int, item: Item, refusal: Refusal) -> Rejection:

@@ -114,6 +114,8 @@ def figures(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
         if "prompt_tokens" in report:
             total, reused = report["prompt_tokens"]["total"], report["prompt_tokens"]["reused"]
             yield "prompt tokens", f"{total}, of which {reused} had been computed for another request"
+    if report.get("chat_template") is False:
+        yield "prompts", "go in as they are, without a chat template"
     yield "forwards", f"{report['forwards']} ({'one a mask' if scored else 'prefill included'})"
     if not scored:
         yield "tokens per forward (TPF)", f"{report['tpf']:.2f}"
