@@ -279,7 +279,9 @@ class Job:
         judges = Judges(self.task, min(MOST_JUDGES, config.parallel.threads or cores(group.world)[0]))
         with ProgressDisplay(progress, len(self.input), engine.statistics, config.logging.every_s) as display, judges:
             if self.is_rank_0:
-                display.update(group.progress.add(done=sum(self.input.rejected) + sum(self.attempt.done)))
+                rejected = sum(self.input.rejected)
+                display.update(group.progress.add(done=rejected + sum(self.attempt.done), failed=rejected))
+                engine.meanwhile.append(lambda engine: display.stopping(group.stop, self.begun.open))
             engine.meanwhile.append(lambda engine: self.write_verdicts(judges.verdicts(), display))
             for generation in generations:
                 item = self.input.items[generation.request.index]
@@ -307,6 +309,7 @@ class Job:
                 entry = {"id": request_id(item, generation.request), "at": verdict.answer.at}
                 amounts.update(done=1)
                 if generation.finish_reason == "error":
+                    amounts.update(failed=1)
                     entries.append(entry | {"line": error_line(item, NOT_NUMBERS)})
                     continue
                 figures = Figures.of(generation, verdict.score, item)

@@ -133,6 +133,14 @@ def figures(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "wall time", f"{wall}, of which decoding {decoding}"
 
 
+def duration(seconds: float) -> str:
+    """A time as people write it: seconds below a minute, else minutes or hours."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
 def is_rule(key: str) -> bool:
     """Whether a figure is the accuracy by another rule of reading answers."""
     return key.startswith("accuracy_") and key != "accuracy_95"

@@ -20,6 +20,7 @@ from lopa_dist.jobs.show.report import (
     attempts_sentence,
     config_of,
     drafts_sentence,
+    duration,
     figures,
     typed_words,
 )
@@ -185,14 +186,6 @@ def tiles(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def job_s(report: dict[str, Any]) -> float:
     """The seconds of a job: of all attempts those of generation, which the journal has, or else the wall time."""
     return float(report["decode_s"] if report.get("attempts", 1) > 1 else report["wall_s"])
-
-
-def duration(seconds: float) -> str:
-    """A time as people write it: seconds below a minute, else minutes or hours."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def acceptance(report: dict[str, Any]) -> Bars | None:

@@ -22,6 +22,7 @@ from lopa_dist.jobs.commands.status import status
 from lopa_dist.jobs.folder.attempt_record import AttemptRecord, Submission
 from lopa_dist.jobs.folder.one_job import only_job
 from lopa_dist.jobs.run.job import run
+from lopa_dist.jobs.show.report import duration
 from lopa_dist.jobs.show.run_state import state_of
 from lopa_dist.parallel.launcher import Start, World
 from tests.jobs.folder.test_one_job import other
@@ -214,3 +215,20 @@ def test_where_no_run_is_it_says_so(tmp_path: Path) -> None:
 
 def test_numbers_as_slurm_writes_them() -> None:
     assert spans([7, 3, 4, 5, 1]) == "1,3-5,7"
+
+
+def test_elapsed_and_remaining_time(array: Path, tmp_path: Path) -> None:
+    """The time left follows from the pace of the whole attempt."""
+    found = state_of(array / "shard-1")
+    assert (found.done, found.open) == (1, 1)
+    assert found.left_s == pytest.approx(found.seconds)
+    assert cells(said(array / "shard-1"))[0][6:] == [duration(found.seconds), "-"]  # it does not run
+    whole = cells(said(array / "shard-3"))[0]
+    report = json.loads((array / "shard-3" / "report.json").read_text())
+    assert whole[6:] == [duration(report["decode_s"]), "-"]
+    shutil.copytree(array / "shard-1", tmp_path / "shard-1")
+    process = other(tmp_path / "shard-1")
+    row = cells(said(tmp_path / "shard-1"))[0]
+    process.kill()
+    process.communicate()
+    assert row[7] == duration(found.seconds)

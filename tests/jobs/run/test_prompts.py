@@ -136,6 +136,17 @@ def test_a_prompt_that_is_too_long_is_cut_where_that_is_wished(
     assert isinstance(plain.encode(0, items[0]), Rejection)
 
 
+def test_a_missing_chat_template_is_told(embedded_tokenizer: PreTrainedTokenizerFast) -> None:
+    """The texts of an instruct model that lost its own are garbage; who wants none says so."""
+    tokenizer = copy.deepcopy(embedded_tokenizer)
+    for mode, template, told in (("auto", None, 1), ("never", None, 0), ("auto", embedded_tokenizer.chat_template, 0)):
+        tokenizer.chat_template = template
+        config = Config(model=ModelOptions(path="my/own", chat_template=mode), decode=DecodeConfig(max_new_tokens=8))
+        warnings = Encoder(config, SMALL, tokenizer).warnings()
+        assert len(warnings) == told
+        assert all("model=my/own has no chat template: prompts go in as they are" in warning for warning in warnings)
+
+
 THINKING = (
     "{% for m in messages %}<|user|> {{ m.content }}{% endfor %}<|assistant|>"
     "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>{% endif %}"

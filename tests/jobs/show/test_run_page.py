@@ -15,7 +15,7 @@ from lopa_dist.jobs.run.job import run
 from lopa_dist.jobs.show import run_page
 from lopa_dist.jobs.show.compare import compare
 from lopa_dist.jobs.show.metrics import wilson
-from lopa_dist.jobs.show.report import UNCONFINED, accuracy_interval, figures, read_report
+from lopa_dist.jobs.show.report import UNCONFINED, accuracy_interval, duration, figures, read_report
 from lopa_dist.jobs.show.run_page import LONGEST, questions_again, questions_of, short, write_run_page
 from lopa_dist.parallel.launcher import World
 from lopa_dist.tasks.task import Item
@@ -198,7 +198,7 @@ def test_a_long_prompt_begins_in_three_lines(judged: Path, tmp_path: Path) -> No
 
 
 def test_a_time_as_people_write_it() -> None:
-    assert [run_page.duration(s) for s in (3.61, 59.96, 90, 3599, 7260)] == [
+    assert [duration(s) for s in (3.61, 59.96, 90, 3599, 7260)] == [
         "3.6 s",
         "60.0 s",
         "2 min",
