@@ -284,6 +284,9 @@ class WandbConfig:
     entity: str | None = option(None, "user or team; null: the account's default")
     group: str | None = option(None, "the group of the run")
     tags: list[str] = field(default_factory=list, metadata={"meaning": "tags of the run"})
+    texts: bool = option(
+        False, "also send answers' texts: a table of the first 1,000, results.jsonl and report.html; else figures alone"
+    )
     ranks: bool = option(
         False, "another run for every rank, in one group, which shows a rank that is slower than the others"
     )

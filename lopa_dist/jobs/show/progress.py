@@ -21,7 +21,7 @@ log = logging.getLogger("lopa_dist")
 
 
 class ProgressDisplay:
-    """Requests done, the time left and so far, failures, tokens/s, TPF, accepted drafts or the share of lookahead wins."""
+    """Requests done, the time left and so far, failures, tokens/s, TPF, accepted drafts or lookahead's wins."""
 
     def __init__(self, mode: str, total: int, statistics: Statistics, every_s: float) -> None:
         console = Console(stderr=True)

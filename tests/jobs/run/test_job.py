@@ -168,10 +168,35 @@ def test_wandb_offline_file_holds_config_steps_and_figures(finished: tuple[Path,
     assert all(row["confidence/best"] >= row["confidence/anchor"] for row in scored)
     assert all(row["memory_gib"] > 0 and row["comm_bytes/all_gather"] == 0 for row in steps)
     assert steps[-1]["requests_taken"] == 12
-    assert any(key.startswith("results") for row in logged["history"] for key in row)
-    assert logged["artifacts"] == ["run_table", "results"]
+    assert not any(key.startswith("results") for row in logged["history"] for key in row)
+    assert logged["artifacts"] == []
     assert logged["summary"]["accuracy"] == report["accuracy"]
     assert logged["summary"]["tpf"] == report["tpf"]
+
+
+@pytest.mark.parametrize("texts", [False, True])
+def test_texts_reach_wandb_only_where_that_is_wished(tmp_path: Path, texts: bool) -> None:
+    """Neither prompts nor answers, nor what an error quotes; and all attempts are one run, whose steps go on."""
+    prompts, folder = tmp_path / "in.jsonl", tmp_path / "run"
+    own = [{"custom_id": f"secret{i}", "text": f"zebras {i}", "max_tokens": 4} for i in range(3)]
+    own.append({"custom_id": "bad", "text": "x", "max_tokens": "secret"})
+    ids, steps = [], [0]
+    for count in (1, 4):
+        prompts.write_text("".join(json.dumps(line) + "\n" for line in own[-count:]))
+        job = config(TaskConfig("batch", None, str(prompts), prompt="zebras: {text}"), "offline")
+        job.logging.wandb.texts = texts
+        run(job, folder, World("python"))
+        [log] = sorted(folder.glob("wandb/offline-run-*/*.wandb"))
+        found = b"".join(record.SerializeToString() for record in wandb_file.records(log))
+        assert (b"zebras" in found) == texts
+        assert texts or b"secret" not in found
+        if texts:
+            assert wandb_file.read(folder)["artifacts"] == ["run_table", "results"]
+        ids.append(log.stem.removeprefix("run-"))
+        steps.append(json.loads((folder / "wandb" / "run-0.json").read_text())["steps"])
+        shutil.rmtree(log.parent)
+    assert ids[0] == ids[1]
+    assert steps == sorted(steps)
 
 
 def test_own_prompts_bad_lines_and_gzip(tmp_path: Path) -> None:
