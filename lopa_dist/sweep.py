@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from lopa_dist.checks import UserError
-from lopa_dist.config import check_files, check_keys, composed, omegaconf_message, with_own_model
+from lopa_dist.config import Config, check_files, check_keys, composed, omegaconf_message, with_own_model
 from lopa_dist.jobs.run.output import check_output
 from lopa_dist.parallel.launcher import LaunchError
 from lopa_dist.parallel.mesh import choose_mesh
@@ -34,6 +34,14 @@ def check_job(overrides: Sequence[str], ranks: int | None = None) -> None:
     if ranks is not None:
         parallel = config.parallel
         choose_mesh(parallel.data, parallel.branch, parallel.tensor, ranks, ranks, config.decode.max_branches)
+
+
+def check_seed(config: Config) -> None:
+    """Raise a ValueError if another seed would give the same texts: runs that look alike would pass for a spread."""
+    # lines of a batch have temperatures of their own, and likelihoods of the harness are drawn
+    if config.task.name not in ("batch", "harness") and not config.decode.temperature:
+        other = "" if config.task.name not in ("arithmetic", "lists") else "; task.problem_seed=1,2 asks other problems"
+        raise ValueError(f"seed changes nothing at decode.temperature=0: every seed writes the same texts{other}")
 
 
 def main(ranks: int, arguments: Sequence[str]) -> None:
@@ -64,6 +72,8 @@ def check_points(arguments: Sequence[str]) -> None:
     for point in points:
         try:
             check_job(point)
+            if "seed" in swept:
+                check_seed(composed(list(point)))
         except ValueError as error:
             refused.append(f"{' '.join(o for o in point if o.split('=')[0] in swept)}: {error}")
     if not refused:

@@ -212,9 +212,14 @@ def cells_of(group: SeedGroup, pair: Paired | None, keys: Sequence[str]) -> Cell
         numbers = {"accuracy": report["accuracy"], "accuracy_low": low, "accuracy_high": high}
         text = f"{100 * report['accuracy']:.1f} ({100 * low:.1f}-{100 * high:.1f})"
         cells["accuracy %"] = text, numbers | {"judged": judged(report)}
-    spread = f", sd {report['accuracy_sd']:.1%}" if "accuracy_sd" in report else ""
-    seeds: dict[str, Any] = {key: report[key] for key in ("seeds", "accuracy_sd") if key in report}
-    cells["seeds"] = f"{report.get('seeds', 1)}{spread}", seeds
+    told, spread = ["seeds", "streams", "accuracy_sd"], ""
+    if report.get("accuracy_sd") == 0 and seeds_change_nothing(report):
+        told, spread = told[:2], ", equal at temperature 0"
+    elif "accuracy_sd" in report:
+        spread = f", sd {report['accuracy_sd']:.1%}"
+    seeds: dict[str, Any] = {key: report[key] for key in told if key in report}
+    streams = f", {report['streams']} streams" if report.get("streams", 1) > 1 else ""
+    cells["seeds"] = f"{report.get('seeds', 1)}{spread}{streams}", seeds
     if pair:
         numbers = {"difference": pair.difference, "difference_low": pair.low, "difference_high": pair.high}
         text = f"{100 * pair.difference:+.1f} ({100 * pair.low:+.1f},{100 * pair.high:+.1f})"
@@ -226,6 +231,11 @@ def cells_of(group: SeedGroup, pair: Paired | None, keys: Sequence[str]) -> Cell
     cells["tokens/s"] = f"{speed:.0f}", {"tokens_per_s": speed}
     cells["requests"] = str(report["requests"]), {"requests": report["requests"], "status": "finished"}
     return cells
+
+
+def seeds_change_nothing(report: dict[str, Any]) -> bool:
+    """Whether every seed writes the same texts; lines of a batch may have temperatures of their own."""
+    return "masks" not in report and report["task"]["name"] != "batch" and not report["decode"].get("temperature")
 
 
 def settings_distinguish(groups: Sequence[SeedGroup]) -> bool:

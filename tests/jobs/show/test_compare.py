@@ -14,6 +14,7 @@ from lopa_dist.checks import UserError
 from lopa_dist.config import TaskConfig
 from lopa_dist.jobs.run.job import run
 from lopa_dist.jobs.show.compare import compare, curves_of
+from lopa_dist.jobs.show.metrics import wilson
 from lopa_dist.jobs.show.seed_groups import SeedGroup, load_reports
 from lopa_dist.parallel.launcher import World
 from tests.jobs.run.test_job import config
@@ -193,3 +194,33 @@ def test_runs_without_a_report_are_in_the_table(tmp_path: Path, report: dict[str
     assert row[:3] == ["9", "not", "finished"]
     assert (tmp_path / "comparison.csv").read_text().splitlines()[3].startswith("decode.drafts=9,9,")
     assert "Not finished, so not above: decode.drafts=9" in Page(tmp_path / "comparison.html").text
+
+
+def test_streams_of_problems_are_pooled(tmp_path: Path, report: dict[str, Any]) -> None:
+    """Their interval is of all problems, and a baseline is compared on each stream's own."""
+    verdicts = {0: ("+++-", "++--++", "+-+"), 4: ("++--", "++----", "+--")}
+    for drafts, streams in verdicts.items():
+        for stream, right in enumerate(streams, 3):
+            name = f"decode.drafts={drafts},task.problem_seed={stream}"
+            of_stream = report | {"task": report["task"] | {"problem_seed": stream}, "whole_input": str(stream)}
+            make(tmp_path, name, of_stream, right, drafts=drafts)
+    compare(tmp_path, Console(quiet=True), baseline="drafts=0")
+    with (tmp_path / "comparison.csv").open(newline="") as file:
+        plain, drafted = csv.DictReader(file)
+    assert (plain["drafts"], plain["judged"], plain["streams"], plain["requests"]) == ("0", "13", "3", "13")
+    assert float(plain["accuracy"]) == pytest.approx(9 / 13)
+    low, high = wilson(9 / 13, 13)
+    assert float(plain["accuracy_low"]) == pytest.approx(low)
+    assert float(plain["accuracy_high"]) == pytest.approx(high)
+    assert (drafted["better"], drafted["worse"]) == ("0", "4")
+    assert "accuracy_sd" not in plain
+
+
+def test_equal_runs_are_no_spread(tmp_path: Path, report: dict[str, Any]) -> None:
+    for seed in (0, 1, 2):
+        make(tmp_path, f"seed={seed}", report, "++--")
+    make(tmp_path, "other", report, "+---", drafts=3)
+    console = Console(width=140, record=True)
+    compare(tmp_path, console)
+    assert "3, equal at temperature 0" in console.export_text()
+    assert "accuracy_sd" not in (tmp_path / "comparison.csv").read_text()
