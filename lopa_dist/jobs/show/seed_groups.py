@@ -135,12 +135,18 @@ def find_baseline(groups: Sequence[SeedGroup], asked: str) -> SeedGroup:
     if len(named) == 1:
         return named[0]
     wanted = dict(part.removeprefix("decode.").split("=", 1) for part in asked.split(",") if "=" in part)
-    matching = [group for group in groups if wanted and wanted.items() <= in_words(group.report).items()]
+    matching = [group for group in groups if wanted and wanted.items() <= told(group).items()]
     if len(matching) == 1:
         return matching[0]
     names = ", ".join(group.name for group in matching or groups)
     many = f"{len(matching)} runs have these settings" if matching else "no run is called so or has these settings"
     raise UserError(f"--baseline {asked}: {many}; there are {names}")
+
+
+def told(group: SeedGroup) -> dict[str, str]:
+    """A point's settings by name, and what was typed, such as ``decode=verified_tree``."""
+    typed = dict(word.partition("=")[::2] for folder in group.folders[:1] for word in typed_words(folder))
+    return in_words(group.report) | {key.removeprefix("decode."): value for key, value in typed.items()}
 
 
 def in_words(report: dict[str, Any]) -> dict[str, str]:

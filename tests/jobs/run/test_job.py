@@ -30,7 +30,7 @@ from lopa_dist.engine.loop import Engine
 from lopa_dist.jobs.run.answers import NOT_NUMBERS
 from lopa_dist.jobs.run.job import Job, in_words, parameters, run
 from lopa_dist.jobs.show import wandb_log
-from lopa_dist.jobs.show.compare import compare, settings_distinguish, short_names
+from lopa_dist.jobs.show.compare import compare, names_of, words_of
 from lopa_dist.jobs.show.seed_groups import SeedGroup
 from lopa_dist.jobs.show.wandb_log import WandbLog, children
 from lopa_dist.models.files import EMBEDDED
@@ -474,12 +474,15 @@ def test_results_do_not_depend_on_the_page(
 
 
 def test_runs_of_a_sweep_are_distinguished(tmp_path: Path, finished: tuple[Path, dict[str, Any]]) -> None:
-    """By decode settings where they do, else by what their names do not have in common."""
+    """By settings, or a name that a person gave; where these are equal, by what names do not have in common."""
     report = finished[1]
     named = [(f"seed={i},task.limit=9", report) for i in range(2)]
-    groups = [SeedGroup(name, report, []) for name, report in named]
-    assert not settings_distinguish(groups)
-    assert short_names([name for name, _ in named]) == ["seed=0", "seed=1"]
+
+    def names(*runs: tuple[str, dict[str, Any]]) -> list[str]:
+        groups = [SeedGroup(name, report, []) for name, report in runs]
+        return names_of(groups, words_of(groups))
+
+    assert names(*named) == ["seed=0", "seed=1"]
     for name, _ in named:
         (tmp_path / name).mkdir()
         (tmp_path / name / "report.json").write_text(json.dumps(report))
@@ -489,8 +492,8 @@ def test_runs_of_a_sweep_are_distinguished(tmp_path: Path, finished: tuple[Path,
     assert "seed=0" in shown
     assert "seed=1" in shown
     other = report | {"decode": report["decode"] | {"branches": 5}}
-    assert settings_distinguish([SeedGroup("decode.branches=2", report, []), SeedGroup("decode.branches=5", other, [])])
-    assert not settings_distinguish([SeedGroup("plain", report, []), SeedGroup("lopa", other, [])])
+    assert names(("decode.branches=2,seed=1", report), ("x=5", other)) == ["branches=2", "branches=5"]
+    assert names(("plain", report), ("lopa", other)) == ["plain (branches=2)", "lopa (branches=5)"]
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "report.json").write_text("{}")
     with pytest.raises(ValueError, match=r"foreign/report\.json is no report of a job"):
