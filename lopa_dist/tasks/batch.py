@@ -160,7 +160,8 @@ class Batch:
                 f"task.score={self.rule} returned {right!r}: return True or False, or a pair of that and what was read "
                 "from the text"
             )
-        return Score(bool(right), None if extracted is None else str(extracted))
+        expected = str((item.metadata or {})["reference"]) if self.rule == "exact" else None
+        return Score(bool(right), None if extracted is None else str(extracted), expected=expected)
 
 
 def exact(text: str, fields: dict[str, Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import textwrap
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from operator import attrgetter
@@ -31,6 +32,7 @@ NAME = "report.html"
 LOOKED_AT = 1000  # results, from the first on, of which some are shown
 OF_A_KIND = 3  # answers that are right, wrong, without a verdict, or errors
 FEW_LINES = 280  # characters: three lines of the page
+LONGEST_EXPECTED = 120  # characters
 LONGEST = 2000  # characters of a question or an answer
 VERDICTS = {True: "right", False: "wrong", None: ""}
 SECTIONS = ("model", "task", "decode", "engine", "seed")  # of a report
@@ -238,6 +240,8 @@ def answer(line: dict[str, Any], verdict: str, question: str) -> dict[str, str]:
     details = []
     if line.get("extracted") is not None:
         details.append(f"read as {line['extracted']}")
+    if line.get("expected") is not None and line.get("correct") is False:
+        details.append(f"expected {short_line(line['expected'])}")
     if "usage" in line:
         details.append(f"{line['usage']['completion_tokens']} tokens in {line['usage']['forwards']} forwards")
     details += filter(None, [line.get("reason"), line.get("unjudged")])
@@ -252,6 +256,11 @@ def answer(line: dict[str, Any], verdict: str, question: str) -> dict[str, str]:
         "text": short(text),
     }
     return shown | {"details": ", ".join(details)}
+
+
+def short_line(text: str) -> str:
+    """A text in one line, cut if it is long: an expected answer may be a whole solution."""
+    return textwrap.shorten(text, LONGEST_EXPECTED, placeholder=" \u2026")
 
 
 def begins(text: str) -> str:

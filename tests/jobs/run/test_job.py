@@ -70,12 +70,13 @@ def test_results_hold_the_contract(finished: tuple[Path, dict[str, Any]]) -> Non
     for line in found:
         assert set(line) == {
             "custom_id", "index", "text", "token_ids", "finish_reason", "usage", "tpf", "latency_s", "correct",
-            "extracted",
+            "extracted", "expected",
         }  # fmt: skip
         usage = line["usage"]
         assert usage["completion_tokens"] == len(line["token_ids"])
         assert line["tpf"] == pytest.approx(usage["completion_tokens"] / usage["forwards"], abs=1e-4)
         assert line["finish_reason"] in ("stop", "length")
+        assert line["correct"] == (line["expected"] == line["extracted"])
     assert not list(folder.glob("*.partial"))
 
 

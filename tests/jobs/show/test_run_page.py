@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from lopa_dist.config import TaskConfig
+from lopa_dist.jobs.commands.trace import verdict_of
 from lopa_dist.jobs.folder.results import results
 from lopa_dist.jobs.run.job import run
 from lopa_dist.jobs.show import run_page
@@ -185,6 +186,21 @@ def test_a_stopped_batch_says_so_first(hostile: Path, tmp_path: Path) -> None:
     assert "3.6 s of wall time" not in page.text
     for words in ("prompt must be a non-empty string", "too long", report["made"]["host"], report["made"]["date"][:10]):
         assert words in page.text
+
+
+def test_a_wrong_answer_stands_beside_the_right_one() -> None:
+    line = {
+        "custom_id": "a",
+        "text": "49",
+        "finish_reason": "stop",
+        "correct": False,
+        "extracted": "49",
+        "expected": "54",
+    }
+    assert run_page.answer(line, "wrong", "")["details"] == "read as 49, expected 54"
+    assert run_page.answer(line | {"correct": True}, "right", "")["details"] == "read as 49"
+    assert verdict_of(line) == "wrong, read as '49'; expected '54'"
+    assert verdict_of({"text": "x"}) == ""
 
 
 def test_a_long_prompt_begins_in_three_lines(judged: Path, tmp_path: Path) -> None:
