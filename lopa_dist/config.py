@@ -349,8 +349,11 @@ def check_output(path: str) -> None:
     """Raise a ValueError where results could not be written to a path."""
     if is_remote(path):
         exists(path, "task.output")
-    elif not os.access(Path(path).expanduser().absolute().parent, os.W_OK):
-        raise ValueError(f"task.output={path}: its folder is not there, or cannot be written to")
+        return
+    folder = Path(path).expanduser().absolute().parent
+    there = next(parent for parent in (folder, *folder.parents) if parent.exists())  # the rest is made at the end
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise ValueError(f"task.output={path}: {there} is no folder, or cannot be written to")
 
 
 def short(name: str) -> str:

@@ -444,17 +444,17 @@ def test_a_sweep_ends_with_the_command_that_compares_its_runs(
     said = f"Compare the runs: lopa-dist report '{folder}'"
 
     def job(raw: Any) -> None:
-        if raw.seed == 2:
+        if raw.task.problem_seed == 2:
             raise UserError("this one fails")
         Path(HydraConfig.get().runtime.output_dir, "report.json").touch()
 
     monkeypatch.setattr(cli, "job", job)
     monkeypatch.setattr(SweepFolder, "folder", None)
-    monkeypatch.setattr("sys.argv", ["lopa-dist", "-m", f"hydra.sweep.dir={quoted(str(folder))}", "seed=0,1"])
+    monkeypatch.setattr("sys.argv", ["lopa-dist", "-m", f"hydra.sweep.dir={quoted(str(folder))}", "task.problem_seed=0,1"])
     cli.main()
     assert capsys.readouterr().out.splitlines()[-1] == said
-    monkeypatch.setattr("sys.argv", [*sys.argv[:-1], "seed=2,3"])
-    with pytest.raises(SystemExit, match=r"^lopa-dist: seed=2: this one fails$"):
+    monkeypatch.setattr("sys.argv", [*sys.argv[:-1], "task.problem_seed=2,3"])
+    with pytest.raises(SystemExit, match=r"^lopa-dist: task\.problem_seed=2: this one fails$"):
         cli.main()
     assert capsys.readouterr().out.splitlines()[-1] == said
     monkeypatch.setattr("sys.argv", ["lopa-dist", "-m", f"hydra.sweep.dir={tmp_path / 'none'}", "seed=2"])
@@ -597,7 +597,7 @@ def test_a_value_that_hydra_cannot_read_is_named(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["report"], r"required: FOLDER; usage: lopa-dist report \[-h\] \[--baseline RUN\] FOLDER$"),
+        (["report"], r"required: FOLDER; usage: lopa-dist report \[-h\] \[--baseline RUN\] \[--latex \| --markdown\] FOLDER$"),
         (["report", "a", "b"], "unrecognized arguments: b; usage: lopa-dist report"),
         (["trace", "run"], "required: ID; usage: lopa-dist trace"),
         (["trace", "run", "1", "--htm", "x"], "unrecognized arguments: --htm x; usage: lopa-dist trace"),

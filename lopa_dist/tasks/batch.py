@@ -57,7 +57,7 @@ class Batch:
         response_format: Any = None,
         score: str | None = None,
     ) -> None:
-        self.source, self.limit = input, limit
+        self.source, self.limit, self.table = input, limit, is_table(input)
         self.fields = Fields(column, None if prompt is None else template_of(prompt), id)
         self.needed = [] if self.fields.template is None else names_in(self.fields.template)
         self.defaults: dict[str, Any] = {"n": samples}
@@ -94,13 +94,13 @@ class Batch:
             return [bad_line(row.number, (row.error or "").removeprefix(f"line {row.number}: "))]
         value = row.value
         if reason := self.lacks(value):
-            if is_table(self.source):
+            if self.table:
                 raise ValueError(f"task.input={self.source}: {reason}")
             if self.fields.named or self.fields.id is not None:
                 return [bad_line(row.number, reason)]
-        elif not self.fields.named and is_table(self.source) and value.get("body") is not None:
+        elif not self.fields.named and self.table and value.get("body") is not None:
             value = {key: value.get(key) for key in ENVELOPE}
-        if is_table(self.source):
+        if self.table:
             value = {key: read_cell(key, content) for key, content in value.items()}
         return [self.configured(item, row.number) for item in items_of(value, row.number, self.fields, **self.defaults)]
 
