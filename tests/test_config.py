@@ -450,14 +450,16 @@ def test_a_sweep_ends_with_the_command_that_compares_its_runs(
 
     monkeypatch.setattr(cli, "job", job)
     monkeypatch.setattr(SweepFolder, "folder", None)
-    monkeypatch.setattr("sys.argv", ["lopa-dist", "-m", f"hydra.sweep.dir={quoted(str(folder))}", "task.problem_seed=0,1"])
+    monkeypatch.setattr(
+        "sys.argv", ["lopa-dist", "-m", f"hydra.sweep.dir={quoted(str(folder))}", "task.problem_seed=0,1"]
+    )
     cli.main()
     assert capsys.readouterr().out.splitlines()[-1] == said
     monkeypatch.setattr("sys.argv", [*sys.argv[:-1], "task.problem_seed=2,3"])
     with pytest.raises(SystemExit, match=r"^lopa-dist: task\.problem_seed=2: this one fails$"):
         cli.main()
     assert capsys.readouterr().out.splitlines()[-1] == said
-    monkeypatch.setattr("sys.argv", ["lopa-dist", "-m", f"hydra.sweep.dir={tmp_path / 'none'}", "seed=2"])
+    monkeypatch.setattr("sys.argv", ["lopa-dist", "-m", f"hydra.sweep.dir={tmp_path / 'none'}", "task.problem_seed=2"])
     with pytest.raises(SystemExit):
         cli.main()
     assert "Compare" not in capsys.readouterr().out, "there is nothing to compare"
@@ -597,7 +599,10 @@ def test_a_value_that_hydra_cannot_read_is_named(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["report"], r"required: FOLDER; usage: lopa-dist report \[-h\] \[--baseline RUN\] \[--latex \| --markdown\] FOLDER$"),
+        (
+            ["report"],
+            r"required: FOLDER; usage: lopa-dist report \[-h\] \[--baseline RUN\] \[--latex \| --markdown\] FOLDER$",
+        ),
         (["report", "a", "b"], "unrecognized arguments: b; usage: lopa-dist report"),
         (["trace", "run"], "required: ID; usage: lopa-dist trace"),
         (["trace", "run", "1", "--htm", "x"], "unrecognized arguments: --htm x; usage: lopa-dist trace"),
