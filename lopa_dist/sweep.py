@@ -19,6 +19,7 @@ from lopa_dist.config import Config, check_files, check_keys, composed, omegacon
 from lopa_dist.jobs.run.output import check_output
 from lopa_dist.parallel.launcher import LaunchError
 from lopa_dist.parallel.mesh import choose_mesh
+from lopa_dist.tasks.hub_data import data_sets, why_not_there
 from lopa_dist.tasks.rows import check
 
 SHOWN = 8  # points that a message names
@@ -50,6 +51,9 @@ def main(ranks: int, arguments: Sequence[str]) -> None:
         check_keys([a for a in arguments if not a.startswith("-")])
         own = [a for a in with_own_model(list(arguments)) if not a.startswith(("hydra", "-"))]
         check_job(own, ranks)
+        for source in data_sets(composed(own).task):
+            if reason := why_not_there(source):
+                raise UserError(reason)
     except (ValueError, LaunchError, OmegaConfBaseException) as error:
         reason = omegaconf_message(error) if isinstance(error, OmegaConfBaseException) else str(error)
         sys.exit(f"lopa-dist: the job would be refused: {reason}")
