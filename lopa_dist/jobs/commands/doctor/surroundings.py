@@ -72,7 +72,7 @@ def file_system(folder: Path) -> str:
 
 
 def files(machine: Machine) -> Finding:
-    """What the settings name: the input or the task's data sets, the place of `task.output`, files of the user's own."""
+    """What the settings name: the input or the task's data sets, the place of `task.output`, own files."""
     config = machine.config
     check_files(config)
     sources = data_sets(config.task)
