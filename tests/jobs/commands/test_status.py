@@ -124,6 +124,8 @@ def test_a_batch_script_s_array_is_continued_by_one(
     folder = Path("outputs/slurm-7")
     assert said(folder).splitlines()[-1] == f"LAUNCH=srun sbatch --array=1-2 --nodes=2 launch/job.sh {words}"
     assert said(folder).splitlines()[-2].endswith("run the rest, unless squeue lists it, with:")
+    replace(record, submission=Submission(1, 0, 4)).write(folder / "shard-0" / "journal")
+    assert said(folder).splitlines()[-1].startswith("RANKS=4 sbatch --array=1-2 launch/job.sh ")
     by_torchrun = replace(record, launcher="torchrun", ranks=16, submission=Submission(2, 8, 4))
     by_torchrun.write(folder / "shard-0" / "journal")
     assert said(folder).splitlines()[-1].startswith("sbatch --array=1-2 --nodes=2 --gpus-per-node=8 launch/job.sh ")
