@@ -10,7 +10,7 @@
 #SBATCH --output=%x-%j.log
 # Your own prompts: CSV, JSONL, Parquet, OpenAI Batch lines or a Hugging Face dataset.
 #
-#   sbatch --gpus-per-node 8 launch/batch.sh model=dream_instruct task.input=prompts.jsonl
+#   sbatch --gpus-per-node 8 --cpus-per-task=64 --mem-per-gpu=64G launch/batch.sh model=dream_instruct task.input=prompts.jsonl
 #   sbatch --array=0-7 --output=%x-%A_%a.log launch/batch.sh model=dream_instruct task.input=prompts.jsonl
 #                                                     8 jobs, each its share, with logs named by array and task;
 #   lopa-dist merge outputs/slurm-<job>               then one file in input order

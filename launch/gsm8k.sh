@@ -11,7 +11,7 @@
 # GSM8K's test set, 4-shot.
 #
 #   sbatch launch/gsm8k.sh                                                   the embedded model, to see that all works
-#   sbatch --nodes 2 --gpus-per-node 8 launch/gsm8k.sh model=d2f_dream_base decode=lopa parallel.branch=8
+#   sbatch --nodes 2 --gpus-per-node 8 --cpus-per-task=64 --mem-per-gpu=64G launch/gsm8k.sh model=d2f_dream_base decode=lopa parallel.branch=8
 #   bash launch/gsm8k.sh --dry-run [overrides]                               what would run
 #
 # Arguments are Hydra overrides. slurm/prolog.sh says what the environment can change.

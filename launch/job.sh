@@ -10,9 +10,9 @@
 #SBATCH --output=%x-%j.log
 # Any job. gsm8k.sh and batch.sh are this script with a task of their own.
 #
-#   sbatch --gpus-per-node 8 launch/job.sh model=d2f_dream_base task=math
-#   sbatch --gpus-per-node 8 launch/job.sh model=dream_coder_instruct task=humaneval task.allow_code_execution=true
-#   sbatch --gpus-per-node 8 launch/job.sh --doctor model=d2f_dream_base         whether it would run, on every node
+#   sbatch --gpus-per-node 8 --cpus-per-task=64 --mem-per-gpu=64G launch/job.sh model=d2f_dream_base task=math
+#   sbatch --gpus-per-node 8 --cpus-per-task=64 --mem-per-gpu=64G launch/job.sh model=dream_coder_instruct task=humaneval task.allow_code_execution=true
+#   sbatch --gpus-per-node 8 --cpus-per-task=64 --mem-per-gpu=64G launch/job.sh --doctor model=d2f_dream_base         whether it would run, on every node
 #   bash launch/job.sh --dry-run [overrides]                                     what would run
 #
 # Arguments are Hydra overrides. slurm/prolog.sh says what the environment can change.

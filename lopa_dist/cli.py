@@ -70,6 +70,14 @@ def mistakes(again: str = "start it again") -> Iterator[None]:
         raise UserError(str(error)) from error
 
 
+def into_log(message: str) -> None:
+    """Write why a job ends into its log file alone; standard error gets the same in its own words."""
+    record = log.makeRecord(log.name, logging.ERROR, __file__, 0, message, (), None)
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.FileHandler):
+            handler.handle(record)
+
+
 def swept() -> bool:
     """Whether Hydra runs a sweep, of which this is a job."""
     return bool(HydraConfig.get().mode == RunMode.MULTIRUN)
@@ -105,9 +113,14 @@ def job(raw: DictConfig) -> Any:
             report = run(config, folder, world, stop)
     except Stopped as error:
         go_on = f"; go on with {again}" if world.rank == 0 else ""
+        into_log(f"{error}{go_on}")
         tell(f"lopa-dist: {error}{go_on}")
         sys.exit(STOPPED)
+    except (RankError, UserError) as error:
+        into_log(f"{error}")
+        raise
     except KeyboardInterrupt:
+        into_log(f"interrupted; go on with {again}")
         sys.exit(f"lopa-dist: interrupted; go on with {again}" if world.rank == 0 else 1)
     except LaunchError as error:  # MPI's own end would wait for the ranks that cannot be joined
         raise (RankError if world.size > 1 else UserError)(str(error)) from error
@@ -218,6 +231,9 @@ def main() -> None:
         sys.exit(f"lopa-dist: {hydra_message(error)}")
     except (OSError, ValueError) as error:  # logging.config turns the log file's OSError into a ValueError
         cause = error if isinstance(error, OSError) else error.__cause__
+        if isinstance(cause, BrokenPipeError):  # `| head` has read enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python complains when it flushes at its end
+            sys.exit(1)
         if isinstance(cause, OSError) and (full := no_room(cause, "start it again")):
             sys.exit(f"lopa-dist: {full}")
         if not isinstance(cause, OSError) or cause.filename is None:

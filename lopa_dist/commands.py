@@ -24,7 +24,7 @@ def report(options: argparse.Namespace) -> None:
     """`lopa-dist report FOLDER`."""
     from lopa_dist.jobs.show.compare import compare
 
-    compare(options.folder, baseline=options.baseline)
+    compare(options.folder, baseline=options.baseline, form=options.form)
 
 
 def table(options: argparse.Namespace) -> None:
@@ -125,6 +125,11 @@ def argument_parsers() -> dict[str, Parser]:
     parser.add_argument(
         "--baseline", metavar="RUN", help="compare with this run, by its name or settings: --baseline decode.drafts=0"
     )
+    forms = parser.add_mutually_exclusive_group()
+    forms.add_argument(
+        "--latex", dest="form", action="store_const", const="latex", default="", help="print the tables for a paper"
+    )
+    forms.add_argument("--markdown", dest="form", action="store_const", const="markdown", help="print them as Markdown")
 
     parser = command(table, "Write a run's results as a table with plain columns.")
     parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a run")

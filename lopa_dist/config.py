@@ -27,6 +27,7 @@ from lopa_dist.own_code import is_own, load
 from lopa_dist.remote import exists, is_remote
 from lopa_dist.removed import instead
 from lopa_dist.tasks.embedded import EmbeddedTask
+from lopa_dist.tasks.prompt_template import template_of
 from lopa_dist.tasks.registry import TASKS
 from lopa_dist.tasks.response_format import TRIES
 from lopa_dist.tasks.rows import check_ending
@@ -131,7 +132,17 @@ class TaskConfig:
         least=1,
     )
     column: str | None = option(
-        None, "task=batch: the column or field that holds the prompt, if it is not called prompt; others pass through"
+        None, "task=batch: the column or field that holds the prompt, if it is not called prompt"
+    )
+    prompt: str | None = option(
+        None, "task=batch: the prompt, with columns in braces, as 'Classify: {text}'; a brace of the text is doubled"
+    )
+    id: str | None = option(None, "task=batch: the column that names requests; null: custom_id or id, else line-1, ...")
+    truncate: str | None = option(
+        None,
+        "where a prompt, or a chat's last message, is cut that is too long for the model: left (its beginning goes) or "
+        "right; null: it is an error",
+        ("left", "right", None),
     )
     samples: int = option(1, "task=batch: answers to each prompt, for which decode.temperature is above 0", least=1)
     tries: int = option(
@@ -139,6 +150,13 @@ class TaskConfig:
         "task=batch: answers at most, until one is the JSON that a line's response_format asks for, for which the "
         "temperature is above 0",
         least=1,
+    )
+    response_format: Any = field(
+        default=None,
+        metadata={
+            "meaning": "task=batch: what answers must be, for lines that do not say: json_object, a JSON schema "
+            "(FILE.json), or as a line has it; null: any text"
+        },
     )
     fewshot: int | None = option(None, "examples in the prompt; null: as many as is usual for the task", least=0)
     fewshot_input: str | None = option(None, "where the examples are, as input; null: the usual ones")
@@ -171,6 +189,10 @@ class TaskConfig:
         require_seconds("task.code_timeout_s", self.code_timeout_s)
         if self.output is not None and PurePosixPath(self.output).suffix not in OUTPUTS:
             raise ValueError(f"task.output={self.output}: name a file that ends with {', '.join(OUTPUTS)}")
+        if self.prompt is not None:
+            template_of(self.prompt)
+            if self.column is not None:
+                raise ValueError(f"task.column={self.column} with task.prompt: one of them says what the prompt is")
         embedded = issubclass(TASKS[self.name], EmbeddedTask)
         if self.input and embedded:
             raise ValueError(f"task.input={self.input}: the embedded problems are not read from a file; add task=batch")
@@ -270,6 +292,9 @@ class WandbConfig:
     entity: str | None = option(None, "user or team; null: the account's default")
     group: str | None = option(None, "the group of the run")
     tags: list[str] = field(default_factory=list, metadata={"meaning": "tags of the run"})
+    texts: bool = option(
+        False, "also send answers' texts: a table of the first 1,000, results.jsonl and report.html; else figures alone"
+    )
     ranks: bool = option(
         False, "another run for every rank, in one group, which shows a rank that is slower than the others"
     )
@@ -333,8 +358,11 @@ def check_output(path: str) -> None:
     """Raise a ValueError where results could not be written to a path."""
     if is_remote(path):
         exists(path, "task.output")
-    elif not os.access(Path(path).expanduser().absolute().parent, os.W_OK):
-        raise ValueError(f"task.output={path}: its folder is not there, or cannot be written to")
+        return
+    folder = Path(path).expanduser().absolute().parent
+    there = next(parent for parent in (folder, *folder.parents) if parent.exists())  # the rest is made at the end
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise ValueError(f"task.output={path}: {there} is no folder, or cannot be written to")
 
 
 def short(name: str) -> str:
@@ -430,7 +458,16 @@ def check_keys(overrides: list[str]) -> None:
 
 
 def with_own_model(arguments: list[str]) -> list[str]:
-    """Overrides that name a model by its path alone get ``model=local``: none of the embedded model's own settings."""
+    """Overrides as Hydra reads them: those that name a model by its path alone get ``model=local``.
+
+    So they have none of the embedded model's own settings. Quotes go around `task.prompt`, whose braces, colons and
+    commas are a text's.
+    """
+    key = "task.prompt="
+    arguments = [
+        key + quoted(a.removeprefix(key)) if a.startswith(key) and a[len(key) : len(key) + 1] not in ("'", '"') else a
+        for a in arguments
+    ]
     at = next((i for i, a in enumerate(arguments) if a.startswith("model.path=")), None)
     if at is None or any(a.startswith("model=") for a in arguments):
         return arguments

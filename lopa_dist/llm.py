@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lopa_dist.config import CONF, Config, check_keys, composed, quoted
 from lopa_dist.decode.config import DecodeConfig
@@ -32,7 +32,7 @@ from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import detect
 from lopa_dist.parallel.mesh import choose_mesh
 from lopa_dist.parallel.stop import SIGNALS, Stop, Stopped
-from lopa_dist.tasks.batch_line import BadLine, read_request
+from lopa_dist.tasks.batch_line import BadLine, bad_line, read_request
 from lopa_dist.tasks.response_format import TRIES
 from lopa_dist.tasks.task import Continuation, Item, Origin
 
@@ -95,6 +95,7 @@ class Output:
     tries: int = 1  # answers, of which this is the last; forwards and seconds are of all
     failed_tokens: int = 0  # of the answers before it, which were thrown away
     invalid: str = ""  # why the text is not of the format that was asked for
+    error: str = ""  # why there is no answer, with `generate(..., errors="return")`
 
 
 SAMPLING_ONLY = {entry.name for entry in fields(SamplingParams)} - {entry.name for entry in fields(DecodeConfig)}
@@ -144,6 +145,7 @@ class LLM:
         decode: str | DecodeConfig | None = None,
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         progress: bool = True,
+        errors: Literal["raise", "return"] = "raise",
         **overrides: Any,
     ) -> list[Output]:
         """Answer any number of prompts; returns an output for each, or `SamplingParams.n` of them, in their order.
@@ -158,6 +160,8 @@ class LLM:
                 options, taken as they are. None: what goes with the model.
             sampling: for all prompts, or one for each.
             progress: show a bar where this is a terminal or a notebook.
+            errors: ``return`` gives a prompt that cannot be used an output without a text, whose `finish_reason` is
+                ``error`` and whose `error` says why; the others are answered.
             overrides: single decode options, as ``branches=3, tau_conf=0.8``.
 
         Raises:
@@ -166,7 +170,10 @@ class LLM:
             RankError: another rank failed or was lost.
             Stopped: SIGTERM or SIGUSR1 came meanwhile.
         """
-        return self.answered(items_of(prompts, sampling), self.configured(decode, overrides), progress)
+        if errors not in ("raise", "return"):
+            raise ValueError(f"errors={errors!r}: must be raise or return")
+        items = items_of(prompts, sampling, errors == "return")
+        return self.answered(items, self.configured(decode, overrides), progress, errors == "return")
 
     def infill(
         self,
@@ -206,8 +213,10 @@ class LLM:
         items = [replace(item, suffix=suffixes[item.origin.line - 1]) for item in items if item.origin]
         return self.answered(items, self.configured(decode, overrides), progress)
 
-    def answered(self, items: Sequence[Item], config: Config, progress: bool) -> list[Output]:
-        """An output for each item, in their order."""
+    def answered(
+        self, items: Sequence[Item], config: Config, progress: bool, return_errors: bool = False
+    ) -> list[Output]:
+        """An output for each item, in their order; with `return_errors` also for those that are refused."""
         if not items:
             return []
         most = config.decode.max_new_tokens
@@ -218,6 +227,13 @@ class LLM:
         # before the ranks meet: after a call that is refused, there may be another
         resolved = replace(config, decode=resolve_decode(config.decode, builder.pattern))
         encoder = Encoder(resolved, builder.shape, builder.tokenizer)
+        refused: dict[int, Output] = {}
+        if return_errors:
+            refused = {one.index: failed(items[one.index], one) for one in rejections(encoder.encode_all(0, items))}
+            items = [item for index, item in enumerate(items) if index not in refused]
+            encoder = Encoder(resolved, builder.shape, builder.tokenizer)  # whose warnings are about these alone
+        if not items:
+            return list(refused.values())
         requests = encoded(encoder, items)
         if self.world.rank == 0 and (warnings := encoder.warnings()) and not self.warned:
             self.warned = True
@@ -233,7 +249,8 @@ class LLM:
             def values(generation: Generation) -> list[Any]:
                 return list(vars(self.output(generation, items[generation.request.index])).values())
 
-            return [Output(*found) for found in self.collected(engine, items, requests, group, progress, values)]
+            answers = iter([Output(*one) for one in self.collected(engine, items, requests, group, progress, values)])
+        return [refused.get(index) or next(answers) for index in range(len(items) + len(refused))]
 
     def score(
         self,
@@ -414,8 +431,13 @@ def model_settings(model: str) -> list[str]:
     return ["model=local", f"model.path={quoted(model)}"]
 
 
-def items_of(prompts: Sequence[Prompt], sampling: SamplingParams | Sequence[SamplingParams] | None) -> list[Item]:
-    """Prompts as a job's items; they are called as the lines of a file are, so that a job draws the same tokens."""
+def items_of(
+    prompts: Sequence[Prompt], sampling: SamplingParams | Sequence[SamplingParams] | None, keep_bad: bool = False
+) -> list[Item]:
+    """Prompts as a job's items; they are called as the lines of a file are, so that a job draws the same tokens.
+
+    With `keep_bad`, a prompt that is none becomes an item with an error.
+    """
     if isinstance(prompts, str):
         raise ValueError("prompts is one text: give a list, also of a single prompt")
     if not isinstance(prompts, Iterable):
@@ -427,26 +449,34 @@ def items_of(prompts: Sequence[Prompt], sampling: SamplingParams | Sequence[Samp
     items = []
     for index, (prompt, asked) in enumerate(zip(prompts, params, strict=True)):
         name = f"prompts[{index}]"
-        if isinstance(prompt, Mapping) and "role" in prompt:
-            raise ValueError(f"{name} is a single message: a chat is a list of them, and prompts one of chats")
-        is_chat = isinstance(prompt, Sequence) and all(isinstance(message, Mapping) for message in prompt)
-        if not isinstance(prompt, str) and not is_chat:
-            form = 'a prompt is a text, or a chat as a list of {"role": "...", "content": "..."}'
-            raise ValueError(f"{name} is of type {type(prompt).__name__}: {form}")
-        given = {key: value for key, value in asdict(asked).items() if value is not None and key != "stop"}
-        given["stop"] = list(asked.stop) if isinstance(asked.stop, tuple) else asked.stop
-        given |= {"prompt": prompt} if isinstance(prompt, str) else {"messages": [dict(turn) for turn in prompt]}
         try:
-            request = read_request(given)
+            items += items_of_one(prompt, asked, index)
         except BadLine as error:
-            raise ValueError(f"{name}: {error}") from error
-        if request["response_format"] is not None:
-            request["response_format"] = replace(request["response_format"], tries=asked.tries)
-        line, count = f"line-{index + 1}", request.pop("samples")
-        for sample in range(count):
-            origin = Origin(index + 1, line, sample=sample)
-            items.append(Item(line if count == 1 else f"{line}#{sample}", origin=origin, **request))
+            if not keep_bad:
+                raise ValueError(f"{name}: {error}") from error
+            items.append(bad_line(index + 1, str(error)))
     return items
+
+
+def items_of_one(prompt: Prompt, asked: SamplingParams, index: int) -> list[Item]:
+    """The items of one prompt, or a BadLine that says what is wrong with it."""
+    if isinstance(prompt, Mapping) and "role" in prompt:
+        raise BadLine("is a single message: a chat is a list of them, and prompts one of chats")
+    is_chat = isinstance(prompt, Sequence) and all(isinstance(message, Mapping) for message in prompt)
+    if not isinstance(prompt, str) and not is_chat:
+        form = 'a prompt is a text, or a chat as a list of {"role": "...", "content": "..."}'
+        raise BadLine(f"is of type {type(prompt).__name__}: {form}")
+    given = {key: value for key, value in asdict(asked).items() if value is not None and key != "stop"}
+    given["stop"] = list(asked.stop) if isinstance(asked.stop, tuple) else asked.stop
+    given |= {"prompt": prompt} if isinstance(prompt, str) else {"messages": [dict(turn) for turn in prompt]}
+    request = read_request(given)
+    if request["response_format"] is not None:
+        request["response_format"] = replace(request["response_format"], tries=asked.tries)
+    line, count = f"line-{index + 1}", request.pop("samples")
+    return [
+        Item(line if count == 1 else f"{line}#{sample}", origin=Origin(index + 1, line, sample=sample), **request)
+        for sample in range(count)
+    ]
 
 
 def for_each(given: Any, number: int, name: str, prompts: str) -> Sequence[Any]:
@@ -463,10 +493,26 @@ def check_text(text: Any, what: str) -> None:
         raise ValueError(f"{what}: give a text, not {text!r} ({type(text).__name__})")
 
 
+def rejections(requests: Sequence[Request | Rejection]) -> list[Rejection]:
+    """Those of the requests that the model refuses."""
+    return [one for one in requests if isinstance(one, Rejection)]
+
+
+def failed(item: Item, rejection: Rejection) -> Output:
+    """The output of a prompt that cannot be used."""
+    assert item.origin
+    reason = rejection.message.removeprefix(f"line {item.origin.line}: ")  # prompts have no lines
+    return Output(
+        id=item.origin.custom_id, sample=item.origin.sample, prompt=item.messages or item.prompt or "", text="",
+        tokens=[], finish_reason="error", prompt_tokens=0, forwards=0, drafts=0, accepted=0, seconds=0.0,
+        tokens_per_forward=0.0, acceptance=None, error=reason,
+    )  # fmt: skip
+
+
 def encoded(encoder: Encoder, items: Sequence[Item]) -> list[Request]:
     """The items as requests; a ValueError where the model refuses some."""
     requests = encoder.encode_all(0, items)
-    if refused := [one for one in requests if isinstance(one, Rejection)]:
+    if refused := rejections(requests):
         origin = items[refused[0].index].origin
         assert origin
         reason = refused[0].message.removeprefix(f"line {origin.line}: ")  # prompts have no lines

@@ -15,10 +15,11 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from lopa_dist.checks import UserError
-from lopa_dist.config import check_files, check_keys, composed, omegaconf_message, with_own_model
+from lopa_dist.config import Config, check_files, check_keys, composed, omegaconf_message, with_own_model
 from lopa_dist.jobs.run.output import check_output
 from lopa_dist.parallel.launcher import LaunchError
 from lopa_dist.parallel.mesh import choose_mesh
+from lopa_dist.tasks.hub_data import data_sets, why_not_there
 from lopa_dist.tasks.rows import check
 
 SHOWN = 8  # points that a message names
@@ -36,12 +37,23 @@ def check_job(overrides: Sequence[str], ranks: int | None = None) -> None:
         choose_mesh(parallel.data, parallel.branch, parallel.tensor, ranks, ranks, config.decode.max_branches)
 
 
+def check_seed(config: Config) -> None:
+    """Raise a ValueError if another seed would give the same texts: runs that look alike would pass for a spread."""
+    # lines of a batch have temperatures of their own, and likelihoods of the harness are drawn
+    if config.task.name not in ("batch", "harness") and not config.decode.temperature:
+        other = "" if config.task.name not in ("arithmetic", "lists") else "; task.problem_seed=1,2 asks other problems"
+        raise ValueError(f"seed changes nothing at decode.temperature=0: every seed writes the same texts{other}")
+
+
 def main(ranks: int, arguments: Sequence[str]) -> None:
     """What `--dry-run` of a launch script asks: exit with a message where the job would not begin."""
     try:
         check_keys([a for a in arguments if not a.startswith("-")])
         own = [a for a in with_own_model(list(arguments)) if not a.startswith(("hydra", "-"))]
         check_job(own, ranks)
+        for source in data_sets(composed(own).task):
+            if reason := why_not_there(source):
+                raise UserError(reason)
     except (ValueError, LaunchError, OmegaConfBaseException) as error:
         reason = omegaconf_message(error) if isinstance(error, OmegaConfBaseException) else str(error)
         sys.exit(f"lopa-dist: the job would be refused: {reason}")
@@ -64,6 +76,8 @@ def check_points(arguments: Sequence[str]) -> None:
     for point in points:
         try:
             check_job(point)
+            if "seed" in swept:
+                check_seed(composed(list(point)))
         except ValueError as error:
             refused.append(f"{' '.join(o for o in point if o.split('=')[0] in swept)}: {error}")
     if not refused:

@@ -4,7 +4,7 @@
 #                                                      overrides, what it would meet there (lopa-dist doctor)
 #
 # Environment: BIN (folder of the programs, default .venv/bin), RANKS (processes a node where there are no GPUs, default 2),
-# LAUNCH=torchrun|srun|mpirun (default torchrun), RESTARTS (torchrun's, default 0), OMP_NUM_THREADS, SCRATCH (node-local
+# LAUNCH=torchrun|srun|mpirun (default srun in a job of Slurm's on one node, else torchrun), RESTARTS (torchrun's, default 0), OMP_NUM_THREADS, SCRATCH (node-local
 # folder for temporary files). The job goes on where it was when Slurm requeues it: its run folder bears the job's number,
 # and has a link to the log, slurm-<job id>.log. A dry run checks what the job would; it believes that a node has RANKS ranks.
 set -euo pipefail
@@ -103,19 +103,22 @@ command_line() {
     WORLD=$((nodes * per_node))
     [ -z "${SLURM_JOB_ID:-}" ] || [ "${SLURM_CPUS_PER_TASK:-1}" -ge "$per_node" ] ||
         say "$per_node ranks of a node share ${SLURM_CPUS_PER_TASK:-1} cores: sbatch --cpus-per-task=$per_node, or more, is faster"
-    local common=(--nodes "$nodes" --kill-on-bad-exit=1 --cpus-per-task "${SLURM_CPUS_PER_TASK:-1}")
-    case ${LAUNCH:-torchrun} in
+    local cores=${SLURM_CPUS_PER_TASK:-1} common=(--nodes "$nodes" --kill-on-bad-exit=1)
+    local share=$((cores > per_node ? cores / per_node : 1))
+    # under srun, what the ranks of one node share listens on 127.0.0.1; torchrun's store is open to the network
+    [ -n "${LAUNCH:-}" ] || { [ -n "${SLURM_JOB_ID:-}" ] && [ "$nodes" = 1 ] && [ "${RESTARTS:-0}" = 0 ] && LAUNCH=srun; } || LAUNCH=torchrun
+    case $LAUNCH in
         torchrun)
             # the agents of a job that went well warn of each other's end, in pages
             export TORCH_CPP_LOG_LEVEL=${TORCH_CPP_LOG_LEVEL:-ERROR} TORCH_LOGS=${TORCH_LOGS:--distributed}
-            [ -n "${SLURM_JOB_ID:-}" ] && step=(srun --ntasks "$nodes" --ntasks-per-node 1 "${common[@]}")
+            [ -n "${SLURM_JOB_ID:-}" ] && step=(srun --ntasks "$nodes" --ntasks-per-node 1 --cpus-per-task "$cores" "${common[@]}")
             # `on_signal` signals every process of the step: the agent shall let its ranks end
             [ -n "${SLURM_JOB_ID:-}" ] && step+=(bash -c 'trap "" USR1; exec "$@"' agent)
             COMMAND=("${step[@]}" "$BIN/torchrun" --nnodes "$nodes" --nproc-per-node "$per_node"
                 --max-restarts "${RESTARTS:-0}" --rdzv-id "${SLURM_JOB_ID:-local}-${SLURM_RESTART_COUNT:-0}"
                 --rdzv-backend c10d --rdzv-endpoint "$(first_host):$(free_port)" -m lopa_dist)
             ;;
-        srun) COMMAND=(srun --ntasks $((nodes * per_node)) --ntasks-per-node "$per_node" --overcommit "${common[@]}" "$BIN/python" -m lopa_dist) ;;
+        srun) COMMAND=(srun --ntasks $((nodes * per_node)) --ntasks-per-node "$per_node" --overcommit --cpus-per-task "$share" "${common[@]}" "$BIN/python" -m lopa_dist) ;;
         mpirun) COMMAND=("${MPIRUN:-mpirun}" -n $((nodes * per_node)) "$BIN/python" -m lopa_dist) ;;
         *) echo "LAUNCH=$LAUNCH: must be torchrun, srun or mpirun" >&2; exit 2 ;;
     esac
@@ -145,15 +148,21 @@ link_log() {
 
 end_child() { kill -TERM "$CHILD" 2>/dev/null || true; } # it may have ended by itself
 
+ask_ranks() { scancel --signal=USR1 "$(own_job).0" 2>/dev/null; }
+
+# A rank that is just starting may not hear the first signal.
+repeat_asking() { while sleep 5 && kill -0 "$CHILD"; do ask_ranks || true; done; }
+
 # Before the time limit or a preemption Slurm signals this shell: the ranks finish or drop what they are at, and the job
 # goes back into the queue, to go on in the same folder.
 on_signal() {
     ASKED=$((ASKED + 1))
     [ -n "$CHILD" ] || return 0 # once it has been started
     say "told to stop: letting the ranks end in order"
-    if [ -n "${SLURM_JOB_ID:-}" ] && [ "${LAUNCH:-torchrun}" != mpirun ]; then
+    if [ -n "${SLURM_JOB_ID:-}" ] && [ "$LAUNCH" != mpirun ]; then
         # USR1, which W&B's service ignores: it has to write until the ranks have ended
-        scancel --signal=USR1 "$(own_job).0" 2>/dev/null || end_child
+        ask_ranks || end_child
+        [ -n "$REPEATER" ] || { repeat_asking >/dev/null 2>&1 & REPEATER=$!; }
     else
         end_child
     fi
@@ -211,7 +220,7 @@ lopa_launch() {
     fi
     [ -x "$BIN/python" ] || { echo "$BIN/python not found: run 'make install', or set BIN to your environment's bin" >&2; exit 1; }
     [ "${#DOCTOR[@]}" != 0 ] || link_log
-    had=$(finished) ASKED=0 CHILD=
+    had=$(finished) ASKED=0 CHILD= REPEATER=
     trap on_signal USR1 TERM
     "${COMMAND[@]}" &
     CHILD=$!
@@ -222,6 +231,7 @@ lopa_launch() {
         wait "$CHILD" || status=$?
     done
     trap - USR1 TERM
+    [ -z "$REPEATER" ] || kill "$REPEATER" 2>/dev/null || true
     if [ "$status" != 0 ] && goes_on "$had"; then
         say "not finished: back into the queue"
         scontrol requeue "$(own_job)" && sleep 60 # Slurm ends this shell

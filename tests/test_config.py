@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import re
 import shlex
 import signal
+import subprocess
 import sys
 from dataclasses import fields, replace
 from inspect import signature
@@ -23,7 +25,7 @@ from submitit.core.utils import FailedJobError
 
 from lopa_dist import cli
 from lopa_dist.checks import UserError
-from lopa_dist.config import Config, TaskConfig, check_keys, keys_of, quoted, short
+from lopa_dist.config import Config, TaskConfig, check_keys, keys_of, quoted, short, with_own_model
 from lopa_dist.config import composed as config_of
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.jobs.run.job import Job
@@ -55,6 +57,15 @@ def test_other_models_bring_verified_lookahead_and_lopa_stays_as_published() -> 
     assert composed("experiment=table5_gsm8k", "model=d2f_dream_base").decode.verify == "confidence"
     assert composed("model=dream_instruct", "decode=vanilla").decode.branches == 0
     assert composed("model=dream_instruct", "decode.branches=2").decode.branches == 2
+
+
+@pytest.mark.parametrize("text", ["Classify: {text}", 'it\'s, "{text}"', "{a}\n[{b}]"])
+def test_a_prompt_of_columns_needs_no_second_quotes(text: str) -> None:
+    given = ["task=batch", "task.input=x.csv"]
+    assert composed(*with_own_model([*given, f"task.prompt={text}"])).task.prompt == text
+    assert composed(*with_own_model([*given, f"task.prompt={quoted(text)}"])).task.prompt == text
+    with pytest.raises(ValueError, match=r"task\.column=q with task\.prompt"):
+        composed(*with_own_model([*given, f"task.prompt={text}", "task.column=q"]))
 
 
 @pytest.mark.parametrize("given", [["model.path=/x"], ["task.limit=3", "model.path=/x", "seed=1"]])
@@ -433,20 +444,22 @@ def test_a_sweep_ends_with_the_command_that_compares_its_runs(
     said = f"Compare the runs: lopa-dist report '{folder}'"
 
     def job(raw: Any) -> None:
-        if raw.seed == 2:
+        if raw.task.problem_seed == 2:
             raise UserError("this one fails")
         Path(HydraConfig.get().runtime.output_dir, "report.json").touch()
 
     monkeypatch.setattr(cli, "job", job)
     monkeypatch.setattr(SweepFolder, "folder", None)
-    monkeypatch.setattr("sys.argv", ["lopa-dist", "-m", f"hydra.sweep.dir={quoted(str(folder))}", "seed=0,1"])
+    monkeypatch.setattr(
+        "sys.argv", ["lopa-dist", "-m", f"hydra.sweep.dir={quoted(str(folder))}", "task.problem_seed=0,1"]
+    )
     cli.main()
     assert capsys.readouterr().out.splitlines()[-1] == said
-    monkeypatch.setattr("sys.argv", [*sys.argv[:-1], "seed=2,3"])
-    with pytest.raises(SystemExit, match=r"^lopa-dist: seed=2: this one fails$"):
+    monkeypatch.setattr("sys.argv", [*sys.argv[:-1], "task.problem_seed=2,3"])
+    with pytest.raises(SystemExit, match=r"^lopa-dist: task\.problem_seed=2: this one fails$"):
         cli.main()
     assert capsys.readouterr().out.splitlines()[-1] == said
-    monkeypatch.setattr("sys.argv", ["lopa-dist", "-m", f"hydra.sweep.dir={tmp_path / 'none'}", "seed=2"])
+    monkeypatch.setattr("sys.argv", ["lopa-dist", "-m", f"hydra.sweep.dir={tmp_path / 'none'}", "task.problem_seed=2"])
     with pytest.raises(SystemExit):
         cli.main()
     assert "Compare" not in capsys.readouterr().out, "there is nothing to compare"
@@ -586,7 +599,10 @@ def test_a_value_that_hydra_cannot_read_is_named(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["report"], r"required: FOLDER; usage: lopa-dist report \[-h\] \[--baseline RUN\] FOLDER$"),
+        (
+            ["report"],
+            r"required: FOLDER; usage: lopa-dist report \[-h\] \[--baseline RUN\] \[--latex \| --markdown\] FOLDER$",
+        ),
         (["report", "a", "b"], "unrecognized arguments: b; usage: lopa-dist report"),
         (["trace", "run"], "required: ID; usage: lopa-dist trace"),
         (["trace", "run", "1", "--htm", "x"], "unrecognized arguments: --htm x; usage: lopa-dist trace"),
@@ -657,3 +673,29 @@ def test_one_default_everywhere() -> None:
         ours, theirs = getattr(default, entry.name), getattr(model, entry.name)
         assert theirs in (ours, "auto"), entry.name
         assert entry.name in sizes or getattr(embedded, entry.name) == ours, entry.name
+
+
+def test_a_log_says_why_its_job_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And only the log: standard error has the same words already."""
+    handler = logging.FileHandler(tmp_path / "cli.log")
+    logging.getLogger().addHandler(handler)
+    try:
+        cli.into_log("stopped by SIGTERM; the results so far are kept; 100 %s")
+    finally:
+        logging.getLogger().removeHandler(handler)
+        handler.close()
+    assert (tmp_path / "cli.log").read_text() == "stopped by SIGTERM; the results so far are kept; 100 %s\n"
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("words", [["--help"], ["explain"]])
+def test_a_reader_that_has_seen_enough_gets_no_traceback(words: list[str]) -> None:
+    """As `| head` has."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        command = [sys.executable, "-m", "lopa_dist", *words]
+        done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=100, check=False)
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")

@@ -43,7 +43,7 @@ def test_a_dry_run_prints_the_command(script: Path, tmp_path: Path) -> None:
 def test_with_doctor_the_command_asks_whether_the_job_would_run(script: Path, tmp_path: Path) -> None:
     ran = dry_run(script, tmp_path, "--doctor", SLURM_JOB_ID="17", SLURM_SUBMIT_DIR=str(ROOT))
     assert ran.returncode == 0, ran.stderr
-    assert re.search(r"srun --ntasks 1 .*torchrun .* -m lopa_dist doctor (task=\w+ )?model\.path=m task", ran.stdout)
+    assert re.search(r"srun --ntasks 2 .* -m lopa_dist doctor (task=\w+ )?model\.path=m task", ran.stdout)
     assert "hydra.run.dir" not in ran.stdout
 
 
@@ -207,6 +207,38 @@ def test_a_task_that_is_told_to_stop_requeues_itself_alone(tmp_path: Path, array
     environment = cluster(tmp_path, "JobId=9 JobState=RUNNING PreemptTime=None ", until_signalled(tmp_path)) | array
     _, said = signalled(environment, tmp_path)
     assert said == [f"scancel --signal=USR1 {name}.0", f"scontrol requeue {name}"]
+
+
+def test_a_signal_that_a_starting_rank_does_not_hear_is_repeated(tmp_path: Path) -> None:
+    deaf = f"trap 'heard=1' USR1; echo $$ >{tmp_path}/step; until [ -n \"$heard\" ]; do sleep 0.1; done; "
+    step = f"{deaf}trap 'exit 75' USR1; while :; do sleep 0.1; done"
+    environment = cluster(tmp_path, "JobId=9 JobState=RUNNING ", step) | {"SLURM_JOB_ID": "9"}
+    _, said = signalled(environment, tmp_path)
+    assert said == ["scancel --signal=USR1 9.0"] * 2 + ["scontrol requeue 9"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "given", "launcher"),
+    [
+        ("1", {}, "srun"),
+        ("2", {}, "torchrun"),
+        ("1", {"RESTARTS": "1"}, "torchrun"),
+        ("1", {"LAUNCH": "torchrun"}, "torchrun"),
+    ],
+)
+def test_on_one_node_nothing_listens_to_the_network(
+    tmp_path: Path, nodes: str, given: dict[str, str], launcher: str
+) -> None:
+    """torchrun's store always does; each rank under srun has its share of the cores."""
+    job = {
+        "SLURM_JOB_ID": "9",
+        "SLURM_JOB_NUM_NODES": nodes,
+        "SLURM_CPUS_PER_TASK": "64",
+        "SLURM_SUBMIT_DIR": str(ROOT),
+    }
+    ran = dry_run(SCRIPTS[0], tmp_path, **job, **given, RANKS="8")
+    assert ("torchrun" in ran.stdout) == (launcher == "torchrun")
+    assert ("--ntasks 8 --ntasks-per-node 8 --overcommit --cpus-per-task 8 " in ran.stdout) == (launcher == "srun")
 
 
 def until_signalled(folder: Path) -> str:

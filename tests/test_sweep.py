@@ -13,7 +13,9 @@ from lopa_dist.sweep import check_points
 
 def test_points_that_can_run_are_let_through(tmp_path: Path) -> None:
     folder = f"hydra.sweep.dir={tmp_path}"
-    check_points(["-m", "launcher=local", folder, "decode.drafts=0,4", "decode=embedded,verified", "seed=1,2"])
+    check_points(["-m", "launcher=local", folder, "decode.drafts=0,4", "decode=embedded,verified", "task.limit=1,2"])
+    check_points(["-m", "decode.temperature=0.5", "seed=1,2"])
+    check_points(["-m", "decode.drafts=0,4", "seed=1"])
     check_points(["-m", "hydra/sweeper=other", "decode.drafts=x,y"])
 
 
@@ -32,6 +34,16 @@ def test_points_that_cannot_are_named_with_the_reason() -> None:
 def test_what_is_wrong_with_all_is_said_once(given: str, said: str) -> None:
     with pytest.raises(UserError, match=f"^{given}: {said}"):
         check_points(["-m", "task=batch", given, "decode.drafts=3,4"])
+
+
+def test_a_seed_that_changes_nothing_is_refused() -> None:
+    """Equal runs would pass for a spread of 0."""
+    said = "^seed changes nothing at decode.temperature=0: every seed writes the same texts; task.problem_seed=1,2 asks"
+    with pytest.raises(UserError, match=said):
+        check_points(["-m", "seed=0,1,2", "decode=embedded,verified"])
+    with pytest.raises(UserError, match=r"2 of 4 points cannot run.*\n  decode.temperature=0 seed=0: seed changes"):
+        check_points(["-m", "decode.temperature=0,0.5", "seed=0,1"])
+    check_points(["-m", "task=batch", "task.input=examples/prompts.jsonl", "seed=0,1"])
 
 
 def test_only_slurm_gets_the_hint_to_do_without_it() -> None:

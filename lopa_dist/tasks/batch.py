@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from lopa_dist.own_code import is_own, load
-from lopa_dist.tasks.batch_line import ENVELOPE, LIMITS, PROMPTS, SAMPLING, bad_line, items_of
-from lopa_dist.tasks.response_format import TRIES
-from lopa_dist.tasks.rows import Row, ending, is_table, rows
+from lopa_dist.tasks.batch_line import ENVELOPE, LIMITS, OPTIONS, PROMPTS, SAMPLING, Fields, bad_line, items_of
+from lopa_dist.tasks.prompt_template import names_in, template_of
+from lopa_dist.tasks.response_format import TRIES, ResponseFormat
+from lopa_dist.tasks.rows import Row, is_table, rows
 from lopa_dist.tasks.task import CannotJudge, Item, Score
+
+log = logging.getLogger("lopa_dist")
+NUMBERS = (*LIMITS, *SAMPLING, "n", "best_of", "top_logprobs", "presence_penalty", "frequency_penalty")
 
 
 class Batch:
@@ -24,27 +32,37 @@ class Batch:
     Args:
         input: a source of `rows.py`.
         limit: the most lines to take; None: all.
-        column: the field that holds the prompt, or the messages if it is a list; all others pass through to the
-            results. None: fields mean what they are called.
+        column: the field that holds the prompt, or the messages if it is a list. None: the one that is called so.
+        prompt: a template of the prompt, with fields in braces, in place of a column.
+        id: the field that names requests; None: `custom_id` or `id`.
         samples: how many answers a line gets that does not say.
         tries: the most answers to generate where JSON is asked for (`response_format`).
+        response_format: what answers must be, of lines that do not say (`read_format`).
         score: how answers are judged: ``exact`` compares them with the field `reference`, ``FILE.py:FUNCTION`` calls a
             function with the text and the fields that pass through. None: they are not judged.
     """
 
     name = "batch"
-    options = ("input", "column", "samples", "tries", "score")
+    options = ("input", "column", "prompt", "id", "samples", "tries", "response_format", "score")
 
     def __init__(
         self,
         input: str,
         limit: int | None = None,
         column: str | None = None,
+        prompt: str | None = None,
+        id: str | None = None,
         samples: int = 1,
         tries: int = TRIES,
+        response_format: Any = None,
         score: str | None = None,
     ) -> None:
-        self.source, self.limit, self.column, self.samples = input, limit, column, samples
+        self.source, self.limit, self.table = input, limit, is_table(input)
+        self.fields = Fields(column, None if prompt is None else template_of(prompt), id)
+        self.needed = [] if self.fields.template is None else names_in(self.fields.template)
+        self.defaults: dict[str, Any] = {"n": samples}
+        if response_format is not None:
+            self.defaults["response_format"] = read_format(response_format)
         self.rule, self.tries = score, tries
         self.judge = load(score, "task.score") if score is not None and is_own(score) else exact
 
@@ -55,29 +73,49 @@ class Batch:
             ValueError: a table without a column of prompts.
         """
         seen: dict[str, int] = {}
-        for count, row in enumerate(rows(self.source)):
-            if count == self.limit:
-                return
+        fields: Counter[str] = Counter()
+        for row in islice(rows(self.source), self.limit):
+            if self.fields.named and row.value is not None:
+                fields.update(key for key, value in row.value.items() if value is not None)
             yield from self.unique(self.read(row), row.number, seen)
+        self.tell(fields)
+
+    def tell(self, fields: Mapping[str, int]) -> None:
+        """Say which fields are options, and which look like one, beside a prompt that is not called so."""
+        if options := [f"{key} ({fields[key]} lines)" for key in OPTIONS if key in fields]:
+            log.info("options of a line: %s. Rename columns that are only to pass through", ", ".join(options))
+        for key in fields:
+            if key not in OPTIONS and (near := get_close_matches(key, OPTIONS, 1, 0.8)):
+                log.warning("the column %s passes through; if it is an option, call it %s", key, near[0])
 
     def read(self, row: Row) -> list[Item]:
         """One line's items."""
         if row.value is None:
             return [bad_line(row.number, (row.error or "").removeprefix(f"line {row.number}: "))]
         value = row.value
-        columns = (self.column,) if self.column else (*PROMPTS, "body")
-        if not value.keys() & {*columns}:
-            there = f"no {' or '.join(columns[:2])} in it; it has {', '.join(value)}"
-            reason = f"{there}: task.column=NAME says which is the prompt"
-            if is_table(self.source):
+        if reason := self.lacks(value):
+            if self.table:
                 raise ValueError(f"task.input={self.source}: {reason}")
-            if self.column:
+            if self.fields.named or self.fields.id is not None:
                 return [bad_line(row.number, reason)]
-        elif self.column is None and is_table(self.source) and value.get("body") is not None:
+        elif not self.fields.named and self.table and value.get("body") is not None:
             value = {key: value.get(key) for key in ENVELOPE}
-        if ending(Path(self.source)) in (".csv", ".tsv"):
+        if self.table:
             value = {key: read_cell(key, content) for key, content in value.items()}
-        return [self.configured(item, row.number) for item in items_of(value, row.number, self.samples, self.column)]
+        return [self.configured(item, row.number) for item in items_of(value, row.number, self.fields, **self.defaults)]
+
+    def lacks(self, value: dict[str, Any]) -> str:
+        """Which column a line lacks that its prompt or its name needs, and what to do; empty if none."""
+        there = f"it has {', '.join(value)}"
+        for name in self.needed:
+            if name not in value:
+                return f"task.prompt asks for {{{name}}}, but {there}; a brace of the text is written twice"
+        columns = (self.fields.column,) if self.fields.column else (*PROMPTS, "body")
+        if not self.needed and not value.keys() & {*columns}:
+            return f"no {' or '.join(columns[:2])} in it; {there}: task.column=NAME says which is the prompt"
+        if self.fields.id is not None and self.fields.id not in value:
+            return f"no {self.fields.id} in it; {there}: task.id=NAME says which names a request"
+        return ""
 
     def configured(self, item: Item, number: int) -> Item:
         """The item with as many tries as `task.tries` says; with an error if the reference to judge by is missing."""
@@ -122,7 +160,8 @@ class Batch:
                 f"task.score={self.rule} returned {right!r}: return True or False, or a pair of that and what was read "
                 "from the text"
             )
-        return Score(bool(right), None if extracted is None else str(extracted))
+        expected = str((item.metadata or {})["reference"]) if self.rule == "exact" else None
+        return Score(bool(right), None if extracted is None else str(extracted), expected=expected)
 
 
 def exact(text: str, fields: dict[str, Any]) -> bool:
@@ -130,14 +169,31 @@ def exact(text: str, fields: dict[str, Any]) -> bool:
     return text.strip() == str(fields["reference"]).strip()
 
 
-def read_cell(column: str, text: str | None) -> Any:
-    """The value that a text in a `.csv` table stands for: a number, a flag, or JSON (messages and formats)."""
-    if text is None:
-        return None
-    if column == "logprobs" and text.lower() in ("true", "false"):  # spreadsheets write TRUE
-        return text.lower() == "true"
-    is_number = column in (*LIMITS, *SAMPLING, "n")
-    for kind in (int, float) if is_number else (json.loads,) if column in ("messages", "response_format") else ():
+def read_cell(column: str, value: Any) -> Any:
+    """The value that a text in a table stands for: a number, a flag, or JSON (messages, formats, several stops)."""
+    if not isinstance(value, str):
+        return value
+    if column == "logprobs" and value.lower() in ("true", "false"):  # spreadsheets write TRUE
+        return value.lower() == "true"
+    is_json = column in ("messages", "response_format") or (column == "stop" and value.startswith("["))
+    for kind in (int, float) if column in NUMBERS else (json.loads,) if is_json else ():
         with contextlib.suppress(ValueError, RecursionError):
-            return kind(text)
-    return text
+            return kind(value)
+    return value
+
+
+def read_format(value: Any) -> dict[str, Any]:
+    """What a line would have for `task.response_format`: as a line has it, json_object, or FILE.json with a schema.
+
+    Raises:
+        ValueError: an unknown format, or a file that cannot be read.
+    """
+    found = {"type": value} if isinstance(value, str) else value
+    try:
+        if isinstance(value, str) and value.endswith(".json"):
+            schema = json.loads(Path(value).expanduser().read_text(encoding="utf-8"))
+            found = {"type": "json_schema", "json_schema": {"schema": schema}}
+        ResponseFormat.of(found)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"task.response_format={value}: {error}") from error
+    return dict(found)

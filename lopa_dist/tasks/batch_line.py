@@ -3,7 +3,7 @@
 Two conventions. The simple one is a request itself (``{"prompt": "..."}``). An OpenAI Batch line wraps it
 (``{"custom_id", "method": "POST", "url": "/v1/chat/completions", "body": {...}}``). Every field means in both what it
 means in OpenAI's API; ``top_k`` is an addition. A null field counts as not given. Whatever else a simple line has
-passes through to its results; ``id`` names it where ``custom_id`` does not.
+passes through to its results; ``id`` names it where ``custom_id`` does not (`Fields` says where else both may be).
 """
 
 from __future__ import annotations
@@ -11,17 +11,19 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
 
+from lopa_dist.tasks.prompt_template import Template, fill, names_in
 from lopa_dist.tasks.response_format import ResponseFormat
 from lopa_dist.tasks.task import DEFAULT, Form, Item, Origin, RequestSampling
 
 PROMPTS = ("prompt", "messages")
 LIMITS = ("max_tokens", "max_completion_tokens")
 SAMPLING = ("temperature", "top_p", "top_k", "seed")
-KNOWN = (*PROMPTS, *LIMITS, *SAMPLING, "stop", "n", "logprobs", "suffix", "response_format")
+OPTIONS = (*LIMITS, *SAMPLING, "stop", "n", "logprobs", "suffix", "response_format")
+KNOWN = (*PROMPTS, *OPTIONS)
 NAMES = ("custom_id", "id")
 ENVELOPE = ("custom_id", "method", "url", "body")
 URLS: dict[str, Form] = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}
@@ -46,30 +48,56 @@ class BadLine(ValueError):
     """What is wrong with a line, and what to do."""
 
 
-def items_of(raw: dict[str, Any], number: int, samples: int = 1, column: str | None = None) -> list[Item]:
+@dataclass(frozen=True)
+class Fields:
+    """Where the prompt and the name of a simple line are.
+
+    Attributes:
+        column: the field that holds the prompt, or the messages as a list; None: the one that is called so.
+        template: a prompt with fields in braces, in place of a column.
+        id: the field that names the request; None: `custom_id` or `id`.
+    """
+
+    column: str | None = None
+    template: Template | None = None
+    id: str | None = None
+
+    @property
+    def named(self) -> bool:
+        """Whether lines are simple ones, whatever their fields are called."""
+        return self.column is not None or self.template is not None
+
+
+BY_NAME = Fields()
+
+
+def items_of(raw: dict[str, Any], number: int, fields: Fields = BY_NAME, **defaults: Any) -> list[Item]:
     """The items of line `number`, one a sample; one item with an error if the line is bad.
 
     Args:
         raw: the line's fields.
         number: of the line, from 1.
-        samples: how many, if the line does not say.
-        column: the field that holds the prompt, or the messages as a list; all others pass through. None: fields mean
-            what they are called.
+        fields: where the prompt and the name are, if the fields are not called so.
+        defaults: options of lines that do not have them.
     """
     raw = given_fields(raw)
-    wrapped = column is None and ("body" in raw or (("url" in raw or "method" in raw) and not raw.keys() & {*PROMPTS}))
+    wrapped = not fields.named and (
+        "body" in raw or (("url" in raw or "method" in raw) and not raw.keys() & {*PROMPTS})
+    )
     form: Form = "chat" if wrapped else "simple"
     custom_id, model, metadata = f"line-{number}", None, None
     try:
-        custom_id = request_name(raw, NAMES[:1] if wrapped else NAMES) or custom_id
+        if fields.id is not None and not wrapped and fields.id not in raw:
+            raise BadLine(f"{fields.id} is empty, and task.id={fields.id} names requests by it; give it a value")
+        names = NAMES[:1] if wrapped else NAMES if fields.id is None else (fields.id,)
+        custom_id = request_name(raw, names) or custom_id
         if wrapped:
             form, request = unwrap(raw)
             model = request.get("model")
         else:
-            request, metadata = split_fields(raw, column)
-            if column is not None and column not in raw:
-                raise BadLine(f"{column} is empty; give it a prompt, or leave the line out")
-        base = read_request({"n": samples} | request)
+            request, metadata = split_fields(raw, fields)
+            request |= prompt_of(raw, fields)
+        base = read_request(defaults | request, fields.column or "prompt")
         count = base.pop("samples")
         return [
             Item(
@@ -100,35 +128,56 @@ def request_name(raw: dict[str, Any], keys: Sequence[str]) -> str | None:
     for key in keys:
         if key in raw:
             name = raw[key]
-            if key == "id" and is_number(name) and name == name // 1:
+            if key != "custom_id" and is_number(name) and name == name // 1:
                 name = str(int(name))  # a table whose column of integers has gaps holds floats
             if not isinstance(name, str) or not name:
-                raise BadLine(f"{key} must be a non-empty string" + (" or an integer" if key == "id" else ""))
+                raise BadLine(f"{key} must be a non-empty string" + (" or an integer" if key != "custom_id" else ""))
             return name
     return None
 
 
-def split_fields(raw: dict[str, Any], column: str | None) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """The request of a simple line, and the fields that pass through to its results."""
-    if column is not None:
-        request = {"messages" if isinstance(raw.get(column), list) else "prompt": raw.get(column)}
-        metadata = {key: value for key, value in raw.items() if key not in (column, NAMES[0])}
-    else:
-        request = {key: raw[key] for key in KNOWN if key in raw}
-        metadata = {key: value for key, value in raw.items() if key not in (*KNOWN, NAMES[0])}
-        refuse_unsupported(metadata)
-        given = {*request, *PROMPTS} if request.keys() & {*PROMPTS} else {*request}
-        missing = [key for key in KNOWN if key not in given]  # prompt_id beside a prompt is no misspelt prompt
-        for key in metadata:
-            if near := get_close_matches(key, missing, 1, 0.8):
-                raise BadLine(
-                    f"unknown field {key!r}; did you mean {near[0]}? If it is only to pass through, rename it, or name "
-                    "the prompt's field: task.column=prompt"
-                )
-    if NAMES[0] not in raw:
+def split_fields(raw: dict[str, Any], fields: Fields) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """The request of a simple line, and the fields that pass through to its results.
+
+    Options mean what they are called wherever the prompt is; fields called `prompt` and `messages` are only data
+    beside a prompt that has another name.
+    """
+    options = OPTIONS if fields.named else KNOWN
+    request = {key: raw[key] for key in options if key in raw}
+    metadata = {key: value for key, value in raw.items() if key not in (*options, NAMES[0], fields.column)}
+    refuse_unsupported(metadata)
+    if not fields.named:
+        refuse_misspelt(request, metadata)
+    if NAMES[0] not in raw and fields.id is None:
         metadata.pop("id", None)
     # only what JSON has: Parquet also has dates, and NaN
     return request, json.loads(json.dumps(metadata, default=str), parse_constant=lambda _: None) if metadata else None
+
+
+def prompt_of(raw: dict[str, Any], fields: Fields) -> dict[str, Any]:
+    """The prompt of a line, or its messages, where these have another name; else nothing."""
+    if fields.template is not None:
+        if empty := [name for name in names_in(fields.template) if name not in raw]:
+            raise BadLine(f"{empty[0]} is empty, and task.prompt asks for it; give it a value, or leave the line out")
+        return {"prompt": fill(fields.template, raw)}
+    if fields.column is None:
+        return {}
+    if fields.column not in raw:
+        raise BadLine(f"{fields.column} is empty; give it a prompt, or leave the line out")
+    value = raw[fields.column]
+    return {"messages" if isinstance(value, list) else "prompt": value}
+
+
+def refuse_misspelt(request: dict[str, Any], metadata: dict[str, Any]) -> None:
+    """Refuse fields that look like an option which the line does not have."""
+    given = {*request, *PROMPTS} if request.keys() & {*PROMPTS} else {*request}
+    missing = [key for key in KNOWN if key not in given]  # prompt_id beside a prompt is no misspelt prompt
+    for key in metadata:
+        if near := get_close_matches(key, missing, 1, 0.8):
+            raise BadLine(
+                f"unknown field {key!r}; did you mean {near[0]}? If it is only to pass through, rename it, or name "
+                "the prompt's field: task.column=prompt"
+            )
 
 
 def refuse_unknown(request: dict[str, Any], known: tuple[str, ...]) -> None:
@@ -174,15 +223,15 @@ def refuse_unsupported(fields: dict[str, Any]) -> None:
         raise BadLine(f"{', '.join(refused)} {verb} not supported; remove {them}")
 
 
-def read_request(request: dict[str, Any]) -> dict[str, Any]:
-    """The fields of an item that a request gives, and `samples`."""
+def read_request(request: dict[str, Any], column: str = "prompt") -> dict[str, Any]:
+    """The fields of an item that a request gives, and `samples`; a bad prompt is named by its `column`."""
     prompt, messages = request.get("prompt"), request.get("messages")
     if prompt is None and messages is None:
         raise BadLine("no prompt or messages in it; if the field of the prompt has another name, give task.column=NAME")
     if prompt is not None and messages is not None:
         raise BadLine("give either prompt or messages, not both")
     if prompt is not None and (not isinstance(prompt, str) or not prompt.strip()):
-        raise BadLine("prompt must be a non-empty string; one line for each prompt")
+        raise BadLine(f"{column} must be a non-empty string; one line for each prompt")
     if all(key in request for key in LIMITS):
         raise BadLine("give either max_tokens or max_completion_tokens")
     limit = integer(request, LIMITS[0], 1) or integer(request, LIMITS[1], 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from lopa_dist.tasks import list_problems, word_problems
 from lopa_dist.tasks.task import Item, Score
@@ -22,7 +22,7 @@ class EmbeddedTask(ABC):
         self.limit, self.split, self.seed = limit, split, problem_seed
 
     @abstractmethod
-    def problems(self) -> Iterator[tuple[str, str, str, str]]:
+    def problems(self) -> Iterator[tuple[str, str, Any, str]]:
         """Yield for each problem what distinguishes it, its question, its reference and an ending for its id."""
 
     def items(self) -> Iterable[Item]:
@@ -51,7 +51,7 @@ class Arithmetic(EmbeddedTask):
         """Right when the number behind ``####`` is."""
         number = re.search(r"####\s*(-?\d+)", text)
         extracted = number[1] if number else None
-        return Score(extracted == item.reference, extracted)
+        return Score(extracted == item.reference, extracted, expected=item.reference)
 
 
 class Lists(EmbeddedTask):
@@ -59,11 +59,12 @@ class Lists(EmbeddedTask):
 
     name = "lists"
 
-    def problems(self) -> Iterator[tuple[str, str, str, str]]:
-        """The reference is the question itself: it may have many right answers."""
+    def problems(self) -> Iterator[tuple[str, str, tuple[str, str], str]]:
+        """The reference is the question, which may have many right answers, and one of these."""
         for problem in list_problems.problems(self.split, self.seed):
-            yield problem.question, problem.question, problem.question, f"-{problem.family}"
+            yield problem.question, problem.question, (problem.question, problem.answer), f"-{problem.family}"
 
     def score(self, item: Item, text: str) -> Score:
         """Right when the whole text is a right answer."""
-        return Score(list_problems.is_right(item.reference, text), text.strip())
+        question, answer = item.reference
+        return Score(list_problems.is_right(question, text), text.strip(), expected=answer)

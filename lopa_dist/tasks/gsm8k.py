@@ -38,7 +38,9 @@ class GSM8K(FewshotBenchmark):
         strict, flexible = STRICT.search(text), FLEXIBLE.findall(text)
         extracted = strict.group(1) if strict else None
         loose = bool(flexible) and normal(flexible[-1]) == target
-        return Score(extracted is not None and normal(extracted) == target, extracted, {"flexible": loose})
+        return Score(
+            extracted is not None and normal(extracted) == target, extracted, {"flexible": loose}, expected=target
+        )
 
 
 def normal(answer: str) -> str:

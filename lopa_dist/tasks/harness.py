@@ -122,7 +122,9 @@ class HarnessTask:
             return score
         choices = task.doc_to_choice(json.loads(item.reference))
         best = max(range(len(choices)), key=lambda number: likelihoods[number].loglikelihood)
-        return replace(score, extracted=str(choices[best]))
+        right = task.doc_to_target(json.loads(item.reference))
+        expected = str(choices[right]) if isinstance(right, int) and 0 <= right < len(choices) else None
+        return replace(score, extracted=str(choices[best]), expected=expected)
 
     def judged(self, item: Item, responses: Sequence[Any]) -> Score:
         """What the harness makes of a document's responses."""
@@ -148,7 +150,9 @@ class HarnessTask:
         first = next(iter(instances[0].filtered_resps.values()))
         right = shares.pop(next(iter(shares))) if shares else None
         extracted = None if task.OUTPUT_TYPE in SCORED else str(first)
-        return Score(right, extracted, shares, metrics=metrics)
+        target = task.doc_to_target(document) if task.OUTPUT_TYPE == "generate_until" else None
+        expected = target if isinstance(target, str) else None
+        return Score(right, extracted, shares, metrics=metrics, expected=expected)
 
     def task_of(self, item: Item) -> Any:
         """The harness' task that an item is of."""

@@ -76,7 +76,8 @@ def judge(question: tuple[str, str]) -> dict[str, Any]:
     reference, text = question
     try:
         answer, gold = parse(text), parse(reference)
-        return {"correct": bool(verify(gold, answer)), "extracted": str(answer[-1]) if answer else None}
+        read = [str(value[-1]) if value else None for value in (answer, gold)]
+        return {"correct": bool(verify(gold, answer)), "extracted": read[0], "expected": read[1]}
     except Exception as error:  # sympy's have nothing in common
         return {"correct": False, "extracted": None, "reason": f"math-verify: {type(error).__name__}: {error}"[:200]}
 

@@ -4,7 +4,8 @@ A source is written as
 
 - a path: JSON Lines, one JSON array or object (`.json`), a table with a line of names (`.csv`, `.tsv`), Parquet; all
   but Parquet also gzipped (`.gz`);
-- a folder: its `*.json` files, sorted by path, one object each (how MATH is distributed);
+- a folder, or a pattern (`part-*.parquet`): its files of one of these kinds, sorted by path; a folder of `*.json` files
+  alone has one object in each (how MATH is distributed);
 - ``-``: JSON Lines from standard input;
 - ``hf://owner/name:split`` or ``hf://owner/name:config:split``: read with the `datasets` library, never running code
   of the dataset's. A path in place of ``owner/name`` reads a local folder in the same way;
@@ -20,9 +21,10 @@ import io
 import json
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from glob import glob
 from itertools import chain, count
 from pathlib import Path
 from typing import Any, TextIO
@@ -49,7 +51,7 @@ def check(source: str, key: str = "task.input") -> None:
         hub_parts(source, key)
         return
     check_ending(source, key)
-    is_there = exists(source, key) if is_remote(source) else source == "-" or Path(source).expanduser().exists()
+    is_there = exists(source, key) if is_remote(source) else source == "-" or bool(files_of(source, key))
     if not is_there:
         raise ValueError(f"{key}={source}: no such file")
 
@@ -72,7 +74,38 @@ def ending(path: Path) -> str:
 
 def is_table(source: str) -> bool:
     """Whether a source has the same columns in each row."""
-    return is_dataset(source) or ending(Path(source)) in TABLES
+    if is_dataset(source) or is_remote(source) or source == "-":
+        return is_dataset(source) or ending(Path(source)) in TABLES
+    return any(ending(file) in TABLES for file in files_of(source)[:1]) or ending(Path(source)) in TABLES
+
+
+def files_of(source: str, key: str = "task.input") -> list[Path]:
+    """The files of a local source, sorted by path: the file itself, those in a folder, or those that a pattern names.
+
+    Hidden files, and those that begin with an underline as Spark's marks do, are left out; so are `*.json` files beside
+    others, which describe these. An empty list if there are none.
+
+    Raises:
+        ValueError: a folder of files of several kinds.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        inside = [file for file in path.rglob("*") if file.is_file() and not hidden(file.relative_to(path))]
+        files = [file for file in inside if ending(file) in (*LINES[1:], *TABLES)]
+        files = sorted(files or [file for file in inside if ending(file) == ".json"])
+        if not files:
+            raise ValueError(f"{key}={source}: a folder without files of prompts (.jsonl, .json, .csv, .tsv, .parquet)")
+    else:
+        files = [path] if path.exists() else sorted(map(Path, glob(str(path), recursive=True)))
+    if len(kinds := sorted({ending(file) for file in files})) > 1:
+        pattern = path / f"*{kinds[-1]}" if path.is_dir() else path.with_name(f"*{kinds[-1]}")
+        raise ValueError(f"{key}={source}: has files of several kinds ({', '.join(kinds)}); name one: {key}={pattern}")
+    return files
+
+
+def hidden(path: Path) -> bool:
+    """Whether a file, or a folder that it is in, is no data."""
+    return any(part.startswith((".", "_")) for part in path.parts)
 
 
 def is_dataset(source: str) -> bool:
@@ -99,14 +132,14 @@ def rows(source: str, key: str = "task.input") -> Iterator[Row]:
 
 def file_rows(source: str, key: str) -> Iterator[Row]:
     """The rows of a file, a folder or standard input."""
+    files = [] if source == "-" else files_of(source, key)
     path = Path(source).expanduser()
     kind = ending(path)
-    if source != "-" and path.is_dir():
-        files = sorted(path.rglob("*.json"))
-        if not files:
-            raise ValueError(f"{key}={source}: a folder without *.json files; name a file, or hf://FOLDER:SPLIT")
+    if path.is_dir() and ending(files[0]) == ".json":
         for number, file in enumerate(files, 1):
             yield parse(file.read_text(encoding="utf-8", errors="surrogateescape"), number)
+    elif len(files) > 1 or (files and files[0] != path):
+        yield from rows_of_all(files, key)
     elif kind == ".parquet":
         yield from parquet_rows(source, key)
     elif kind in (".csv", ".tsv"):
@@ -116,6 +149,15 @@ def file_rows(source: str, key: str) -> Iterator[Row]:
     else:
         with open_lines(source) as lines:
             yield from (parse(line, number) for number, line in enumerate(lines, 1) if line.strip())
+
+
+def rows_of_all(files: Sequence[Path], key: str) -> Iterator[Row]:
+    """The rows of files, one behind the other, numbered through; what is wrong with one names its file."""
+    numbers = count(1)
+    for file in files:
+        for row in file_rows(str(file), key):
+            number = next(numbers)
+            yield Row(number, row.value, row.error and f"line {number}: {file.name}, {row.error}")
 
 
 def open_lines(source: str, newline: str | None = None) -> TextIO:

@@ -80,6 +80,7 @@ class Score:
     also: Mapping[str, bool] = field(default_factory=dict)  # rule: right or not; `correct_RULE`, `accuracy_RULE`
     reason: str = ""  # why it is not right, where that is known
     metrics: Mapping[str, Any] = field(default_factory=dict)  # as the task's own library has them
+    expected: str | None = None  # a right answer, where the task knows one
 
 
 class Task(Protocol):

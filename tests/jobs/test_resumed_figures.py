@@ -19,7 +19,7 @@ from lopa_dist.parallel.launcher import World
 from tests.jobs.run.test_job import config, lines
 
 OF_THE_ATTEMPT = {"steps", "step_ms", "comm_bytes_per_step", "attempts"}  # the report says so
-TIMES = {"tokens_per_s", "latency_s", "decode_s", "wall_s"}
+TIMES = {"tokens_per_s", "latency_s", "decode_s", "wall_s", "made"}
 
 
 class Killed(BaseException):

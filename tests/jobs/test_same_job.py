@@ -100,6 +100,7 @@ RESOLVED = {"model.path", "model.lora", "model.dtype", "model.device", "model.pa
 REQUESTS = {
     "task.input", "task.harness", "task.column", "task.fewshot", "task.fewshot_input", "task.fewshot_as_multiturn",
     "task.split", "task.problem_seed", "task.samples", "task.tries",
+    "task.prompt", "task.id", "task.truncate", "task.response_format",
 }  # fmt: skip
 SCHEDULE = {
     "engine.max_sequences", "engine.max_rows", "engine.kv_tokens", "engine.attention", "engine.graphs",

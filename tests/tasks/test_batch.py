@@ -228,8 +228,8 @@ def test_other_fields_pass_through_and_an_id_names_the_request(tmp_path: Path) -
     assert (item.custom_id, item.prompt, item.metadata) == ("7", "x", own)
     (item,) = read(tmp_path, {"id": 7, "custom_id": "a", "prompt": "x"})
     assert (item.custom_id, item.metadata) == ("a", {"id": 7})
-    (item,) = read(tmp_path, {"id": 7, "question": "x", "temprature": 1, "n": 5}, column="question")
-    assert (item.custom_id, item.prompt, item.metadata) == ("7", "x", {"temprature": 1, "n": 5})
+    (item,) = read(tmp_path, {"id": 7, "question": "x", "temprature": 1, "prompt": "y"}, column="question")
+    assert (item.custom_id, item.prompt, item.metadata) == ("7", "x", {"temprature": 1, "prompt": "y"})
     (bad,) = read(tmp_path, {"id": 7, "question": None, "day": 1}, column="question")
     assert (bad.custom_id, bad.metadata) == ("7", {"day": 1})
     assert bad.error == "line 1: question is empty; give it a prompt, or leave the line out"
@@ -247,6 +247,109 @@ def test_other_fields_pass_through_and_an_id_names_the_request(tmp_path: Path) -
     assert (first.custom_id, first.prompt, first.max_new_tokens, first.metadata) == ("7", "x", 5, {"day": "Monday"})
     assert first.sampling == RequestSampling(0.5)
     assert second.error == "line 2: temperature='hot' must be a number of at least 0"
+
+
+OPTIONS_OF_A_LINE = {
+    "temperature": 0.9,
+    "n": 2,
+    "max_tokens": 5,
+    "top_p": 0.5,
+    "seed": 3,
+    "stop": ["a"],
+    "logprobs": True,
+    "response_format": {"type": "json_object"},
+}
+
+
+@pytest.mark.parametrize("options", [{"column": "text"}, {"column": "prompt"}, {"prompt": "{text}"}])
+def test_options_beside_a_prompt_of_another_name_are_obeyed(
+    tmp_path: Path, options: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """All of them, as beside a field that is called `prompt`; what is not supported is refused by its name."""
+    name = "text" if options != {"column": "prompt"} else "prompt"
+    line = {name: "x", "day": "Monday"} | OPTIONS_OF_A_LINE
+    named = [replace(item, metadata=None) for item in read(tmp_path, line, **options)]
+    usual = read(tmp_path, {"prompt": "x"} | OPTIONS_OF_A_LINE)
+    assert named == usual
+    assert usual[0].sampling == RequestSampling(0.9, 0.5, None, 3)
+    (item, _) = read(tmp_path, line, **options)
+    assert item.metadata == {"day": "Monday"} | ({"text": "x"} if "prompt" in options else {})
+    (bad,) = read(tmp_path, {name: "x", "presence_penalty": 1}, **options)
+    assert bad.error == "line 1: presence_penalty is not supported; remove it"
+    (bad,) = read(tmp_path, {name: " "}, **options)
+    assert (
+        bad.error == f"line 1: {options.get('column', 'prompt')} must be a non-empty string; one line for each prompt"
+    )
+    caplog.clear()
+    with caplog.at_level("INFO", "lopa_dist"):
+        read(tmp_path, {name: "x", "n": 2}, {name: "x", "temprature": 1}, **options)
+    assert "options of a line: n (1 lines)" in caplog.messages[0]
+    assert caplog.messages[1] == "the column temprature passes through; if it is an option, call it temperature"
+
+
+def test_a_prompt_of_several_columns(tmp_path: Path) -> None:
+    line = {"text": "So {good}!", "star rating": 5, "tags": ["a"], "prompt": "data"}
+    (item,) = read(tmp_path, line, prompt="Rate {{1-5}}: {text} ({star rating}, {tags}) {text}")
+    assert item.prompt == 'Rate {1-5}: So {good}! (5, ["a"]) So {good}!'
+    assert item.metadata == line
+    good, missing, empty = read(tmp_path, {"text": "x"}, {"txt": "x"}, {"text": None}, prompt="Is {text} good?")
+    assert good.prompt == "Is x good?"
+    assert missing.error == (
+        "line 2: task.prompt asks for {text}, but it has txt; a brace of the text is written twice"
+    )
+    assert empty.error is not None
+    assert empty.error.startswith("line 3: text is empty, and task.prompt asks for it")
+    (tmp_path / "t.csv").write_text("txt\nx\n")
+    with pytest.raises(ValueError, match=r"t\.csv: task\.prompt asks for \{text\}, but it has txt"):
+        list(Batch(str(tmp_path / "t.csv"), prompt="{text}").items())
+    for wrong in ("no column", "{", "}", "{}", "{{text}}"):
+        with pytest.raises(ValueError, match=r"task\.prompt="):
+            Batch("x.csv", prompt=wrong)
+
+
+def test_a_column_of_names(tmp_path: Path) -> None:
+    lines = [{"review_id": 7, "prompt": "x", "id": 1}, {"review_id": "b", "prompt": "y"}, {"prompt": "z"}]
+    first, second, bad = read(tmp_path, *lines, id="review_id")
+    assert (first.custom_id, second.custom_id) == ("7", "b")
+    assert first.metadata == {"review_id": 7, "id": 1}
+    assert bad.error == "line 3: no review_id in it; it has prompt: task.id=NAME says which names a request"
+    first, second = read(tmp_path, *lines[:2], id="review_id", column="prompt")
+    assert (first.custom_id, second.custom_id) == ("7", "b")
+
+
+def test_a_format_for_all_lines(tmp_path: Path) -> None:
+    """In each way of writing it; a line's own goes before."""
+    own = {"prompt": "x", "response_format": {"type": "text"}}
+    schema = {"type": "object", "required": ["a"]}
+    (tmp_path / "schema.json").write_text(json.dumps(schema))
+    for written, expected in (
+        ("json_object", None),
+        ({"type": "json_object"}, None),
+        (str(tmp_path / "schema.json"), schema),
+        ({"type": "json_schema", "json_schema": {"schema": schema}}, schema),
+    ):
+        first, second = read(tmp_path, {"prompt": "x"}, own, response_format=written, tries=5)
+        assert first.response_format is not None
+        assert first.response_format.tries == 5
+        assert first.response_format.schema == (None if expected is None else json.dumps(expected, sort_keys=True))
+        assert second.response_format is None
+    for wrong in ("json", {"type": "xml"}, "none.json"):
+        with pytest.raises(ValueError, match=r"task\.response_format="):
+            Batch("x.csv", response_format=wrong)
+
+
+def test_json_text_in_a_parquet_column_is_read_as_in_a_csv_table(tmp_path: Path) -> None:
+    pq, pa = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    row = {"prompt": "x", "response_format": '{"type": "json_object"}', "stop": '["a", "b"]', "temperature": "0.5"}
+    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "t.parquet")
+    (item,) = Batch(str(tmp_path / "t.parquet")).items()
+    assert item.error is None
+    assert item.response_format is not None
+    assert (item.stop, item.sampling) == (("a", "b"), RequestSampling(0.5))
+    chat = [{"messages": json.dumps(CHAT["messages"])}]
+    pq.write_table(pa.Table.from_pylist(chat), tmp_path / "t.parquet")
+    (item,) = Batch(str(tmp_path / "t.parquet")).items()
+    assert item.messages == CHAT["messages"]
 
 
 def test_samples_of_a_whole_file(tmp_path: Path) -> None:

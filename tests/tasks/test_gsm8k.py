@@ -74,6 +74,7 @@ def test_limit_no_examples_and_bad_rows(tmp_path: Path) -> None:
     source.write_text(json.dumps({"question": "1+1?", "answer": "#### 2"}) + '\n{"question": 3}\nnot json\n')
     good, no_text, no_json = GSM8K(str(source), fewshot=0).items()
     assert good.prompt == "Question: 1+1?\nAnswer:"
+    assert GSM8K(str(source), fewshot=0).score(good, "#### 3").expected == "2"
     assert "question" in str(no_text.error)
     assert "row 2" in str(no_text.error)
     assert "line 3: not JSON" in str(no_json.error)

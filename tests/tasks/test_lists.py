@@ -174,6 +174,7 @@ def test_the_task_gives_different_problems_and_judges_them() -> None:
         assert item.messages == [{"role": "user", "content": problem.question}]
         assert item.custom_id.endswith(f"-{problem.family}")
         assert task.score(item, problem.answer).correct
+        assert task.score(item, "").expected == problem.answer
         assert not task.score(item, "").correct
     assert items == list(task.items())
 

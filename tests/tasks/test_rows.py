@@ -82,9 +82,40 @@ def test_missing_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
         list(rows("hf://openai/gsm8k:main:test"))
 
 
-def test_a_folder_without_json_files_is_no_input(tmp_path: Path) -> None:
-    (tmp_path / "x.jsonl").write_text("{}")
-    with pytest.raises(ValueError, match=r"task\.input=.*: a folder without \*\.json files"):
+def test_a_folder_without_prompts_is_no_input(tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_text("{}")
+    with pytest.raises(ValueError, match=r"task\.input=.*: a folder without files of prompts"):
+        list(rows(str(tmp_path)))
+    with pytest.raises(ValueError, match=r"task\.input=.*none-\*\.csv: no such file"):
+        list(rows(str(tmp_path / "none-*.csv")))
+
+
+@pytest.mark.parametrize("kind", [".parquet", ".csv", ".jsonl"])
+def test_the_files_of_a_folder_and_of_a_pattern_are_read_one_behind_the_other(tmp_path: Path, kind: str) -> None:
+    """As Spark leaves them, with its marks and a description beside them."""
+    for part in (1, 0):
+        table = [{"prompt": f"{part} {i}", "temperature": "0.5"} for i in range(2)]
+        file = tmp_path / f"part-{part}{kind}"
+        if kind == ".parquet":
+            pq, pa = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+            pq.write_table(pa.Table.from_pylist(table), file)
+        elif kind == ".csv":
+            file.write_text("prompt,temperature\n" + "".join(f"{row['prompt']},0.5\n" for row in table))
+        else:
+            file.write_text("".join(json.dumps(row | {"temperature": 0.5}) + "\n" for row in table) + "broken\n")
+    (tmp_path / "_SUCCESS").touch()
+    (tmp_path / ".part-0.crc").touch()
+    (tmp_path / "dataset_info.json").write_text("{}")
+    for source in (tmp_path, tmp_path / f"part-*{kind}"):
+        items = list(Batch(str(source)).items())
+        good = [item for item in items if not item.error]
+        assert [item.prompt for item in good] == ["0 0", "0 1", "1 0", "1 1"]
+        assert {item.sampling.temperature for item in good} == {0.5}
+        if kind == ".jsonl":
+            assert [item.custom_id for item in items] == [f"line-{i}" for i in range(1, 7)]
+            assert "line 6: part-1.jsonl, line 3: not JSON" in str(items[5].error)
+    (tmp_path / "more.tsv").write_text("prompt\nx\n")
+    with pytest.raises(ValueError, match=r"has files of several kinds .*\.tsv.*; name one: task\.input="):
         list(rows(str(tmp_path)))
 
 

@@ -69,7 +69,8 @@ def batch(record: AttemptRecord, options: str = "") -> str:
     asked = record.submission
     if asked is None or record.launcher == "python" or not (Path(record.folder) / SCRIPT).exists():
         return ""
-    environment = "" if record.launcher == "torchrun" else f"LAUNCH={record.launcher} "
+    usual = "srun" if asked.nodes == 1 else "torchrun"  # as slurm/prolog.sh chooses
+    environment = "" if record.launcher == usual else f"LAUNCH={record.launcher} "
     if not asked.gpus_per_node and record.ranks != 2 * asked.nodes:
         environment += f"RANKS={record.ranks // asked.nodes} "
     options += f"--nodes={asked.nodes} " if asked.nodes > 1 else ""

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from lopa_dist.jobs.commands.go_on import go_on, shards_again, spans
-from lopa_dist.jobs.show.report import read_report
+from lopa_dist.jobs.show.report import duration, read_report
 from lopa_dist.jobs.show.run_state import LOGS, RunState, runs_below
 
 LONGEST = 10_000  # characters of a line
@@ -32,7 +32,7 @@ def status(folders: Sequence[Path], console: Console) -> None:
         rows = [row for row in rows if row[1] != "complete"]
     if rows:
         table = Table()
-        for name in ("run", "state", "done", "open", "errors", "tokens/s"):
+        for name in ("run", "state", "done", "open", "errors", "tokens/s", "time", "left"):
             table.add_column(name, justify="left" if name in ("run", "state") else "right", overflow="fold")
         for row in rows:
             table.add_row(*map(escape, row))
@@ -55,8 +55,12 @@ def rows_of(runs: Sequence[RunState], absent: Sequence[int]) -> list[tuple[str, 
     rows: list[tuple[str, ...]] = []
     for run in runs:
         counts = ["?" if count is None else f"{count:,}" for count in (run.done, run.open, run.errors)]
-        rows.append((f"{run.folder}", run.state, *counts, f"{run.tokens_per_s:,.0f}" if run.tokens_per_s else "-"))
-    return [*rows, *((f"{runs[0].folder.parent}: shard {shard}", "missing", "0", "?", "-", "-") for shard in absent)]
+        speed = f"{run.tokens_per_s:,.0f}" if run.tokens_per_s else "-"
+        left = "-" if run.left_s is None or run.state != "running" else duration(run.left_s)
+        took = duration(run.seconds) if run.seconds else "-"
+        rows.append((f"{run.folder}", run.state, *counts, speed, took, left))
+    nothing = ("missing", "0", "?", "-", "-", "-", "-")
+    return [*rows, *((f"{runs[0].folder.parent}: shard {shard}", *nothing) for shard in absent)]
 
 
 def runs_in_words(runs: Sequence[RunState]) -> list[str]:

@@ -61,6 +61,7 @@ class Trace:
     texts: list[str]  # of each generated position
     steps: list[TraceStep]
     same: bool  # as the run's own text
+    verdict: str = ""  # in words
 
     @property
     def order(self) -> dict[int, int]:
@@ -174,7 +175,16 @@ def trace(folder: Path, which: str) -> Trace:
     prompt = tokenizer.decode(request.prompt)
     shown = zip(recorder.tokens, pieces(tokenizer, recorder.tokens), strict=True)
     texts = [END if token in builder.shape.eos_ids else piece for token, piece in shown]
-    return Trace(line["custom_id"], prompt, texts, recorder.steps, text == line["text"])
+    return Trace(line["custom_id"], prompt, texts, recorder.steps, text == line["text"], verdict_of(line))
+
+
+def verdict_of(line: dict[str, Any]) -> str:
+    """What a line of results says of its answer; empty where nothing was judged."""
+    if line.get("correct") is None:
+        return ""
+    read = f", read as {line['extracted']!r}" if line.get("extracted") is not None else ""
+    expected = f"; expected {line['expected']!r}" if line.get("expected") is not None else ""
+    return f"{'right' if line['correct'] else 'wrong'}{read}{expected}"
 
 
 def result(folder: Path, which: str) -> dict[str, Any]:
@@ -244,6 +254,8 @@ def show(trace: Trace, console: Console) -> None:
     tokens = trace.texts.index(END) if END in trace.texts else filled
     filler = f"; {filled - tokens} more tokens, of no use, behind its end" if filled > tokens else ""
     console.print(f"\n{tokens} tokens of text in {steps} forwards: {tokens / steps:.2f} a forward{filler}")
+    if trace.verdict:
+        console.print(Text(trace.verdict))
     if not trace.same:
         console.print("[red]This is not the text of the run: another version, machine or device made it.[/red]")
 
@@ -257,4 +269,4 @@ def write_trace_page(trace: Trace, file: Path) -> None:
         asdict(s) | {"filled": len(s.filled), "rejected": s.rejected[1] if s.rejected else ""} for s in trace.steps
     ]
     data = {"prompt": trace.prompt, "tokens": tokens, "steps": steps}
-    write_page(file, "trace.html", custom_id=trace.custom_id, steps=len(steps), data=data)
+    write_page(file, "trace.html", custom_id=trace.custom_id, steps=len(steps), data=data, verdict=trace.verdict)

@@ -63,7 +63,10 @@ class AttemptRecord:
     def of(cls, number: int, expected: int, rejected: int, done: int, errors: int, world: World) -> AttemptRecord:
         """The record of an attempt of this process."""
         folder, submission = str(Path.cwd()), Submission.read()
-        return cls(number, expected, rejected, done, errors, world.launcher, world.size, folder, submission)
+        # a single rank needs no launcher, but the batch script starts it by srun
+        alone = world.launcher == "python" and submission is not None and "SLURM_STEP_NUM_TASKS" in os.environ
+        launcher = "srun" if alone else world.launcher
+        return cls(number, expected, rejected, done, errors, launcher, world.size, folder, submission)
 
     def write(self, journal: Path) -> None:
         """Write it into the folder of a journal."""

@@ -119,6 +119,7 @@ def generation_line(verdict: Verdict, token_ids: bool, pieces: Pieces) -> dict[s
         line["likelihoods"] = [likelihood_of(*pair) for pair in pairs]
     if score is not None:
         line |= {"correct": score.correct, "extracted": score.extracted}
+        line |= {"expected": score.expected} if score.expected is not None else {}
         line |= {f"correct_{rule}": right for rule, right in score.also.items()}
         line |= {"reason": score.reason} if score.reason else {}
         line |= {"metrics": score.metrics} if score.metrics else {}

@@ -40,9 +40,11 @@ class Begun(AbstractContextManager["Begun"]):
     def __init__(self, journal: Path, attempt: int, replica: int, lone: bool) -> None:
         self.path, self.lone = journal / f"{attempt:03d}-{replica}{SUFFIX}", lone
         self.file = self.path.open("w", encoding="ascii")
+        self.open = 0  # requests that have begun and not ended
 
     def note(self, *names: str | None, ended: bool = False) -> None:
         """Write down what begins or ends now, without a sync: this need not survive the machine."""
+        self.open += -len(names) if ended else len(names)
         self.file.writelines(f"{'-' if ended else ''}{name}\n" for name in names)
         self.file.flush()
 

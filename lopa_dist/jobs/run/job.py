@@ -34,7 +34,7 @@ from lopa_dist.jobs.run.job_input import HashedItems, JobInput, request_id
 from lopa_dist.jobs.run.judging import Answer, Judges, Verdict
 from lopa_dist.jobs.run.lessons import Lessons
 from lopa_dist.jobs.run.output import check_output, write_output
-from lopa_dist.jobs.run.prompts import Encoder
+from lopa_dist.jobs.run.prompts import Encoder, wraps
 from lopa_dist.jobs.run.recall import recall
 from lopa_dist.jobs.run.rejudge import verdict_rule
 from lopa_dist.jobs.run.tries import Repeated, Tries
@@ -42,7 +42,8 @@ from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.setup.device import choose_device, cores, threads
 from lopa_dist.jobs.setup.resolve import resolve, sequences_of_replica
 from lopa_dist.jobs.show.extra import Extra
-from lopa_dist.jobs.show.metrics import Figures, build_report
+from lopa_dist.jobs.show.made_on import made_on
+from lopa_dist.jobs.show.metrics import Figures, build_report, failures
 from lopa_dist.jobs.show.progress import ProgressDisplay
 from lopa_dist.jobs.show.report import read_report, write_report
 from lopa_dist.jobs.show.run_page import NAME as RUN_PAGE
@@ -144,6 +145,7 @@ class Job:
     def __post_init__(self) -> None:
         self.is_rank_0 = self.group.world.rank == 0
         self.masks = scored_masks(self.task)
+        self.made = made_on(self.builder.device)
         self.pieces = Pieces(self.builder.tokenizer)
         crashes = self.attempt.crashes
         self.suspects = self.input.set_aside(crashes, self.config.job.crashes)
@@ -241,6 +243,11 @@ class Job:
         if not (self.folder / RUN_PAGE).exists():
             self.write_page(report)
         log.info("all %d requests were done before", len(self.input))
+        if unusable := sum(self.input.rejected):
+            log.info(
+                "%d of them are errors that no other attempt mends: their lines cannot be used, as errors.jsonl says; "
+                "correct them and give the same command", unusable,
+            )  # fmt: skip
         return report
 
     def announce(self, model: Transformer) -> None:
@@ -285,7 +292,9 @@ class Job:
         judges = Judges(self.task, min(MOST_JUDGES, config.parallel.threads or cores(group.world)[0]))
         with ProgressDisplay(progress, len(self.input), engine.statistics, config.logging.every_s) as display, judges:
             if self.is_rank_0:
-                display.update(group.progress.add(done=sum(self.input.rejected) + sum(self.attempt.done)))
+                rejected = sum(self.input.rejected)
+                display.update(group.progress.add(done=rejected + sum(self.attempt.done), failed=rejected))
+                engine.meanwhile.append(lambda engine: display.stopping(group.stop, self.begun.open))
             engine.meanwhile.append(lambda engine: self.write_verdicts(judges.verdicts(), display))
             self.lessons.meanwhile.append(lambda: self.write_verdicts(judges.verdicts(), display))
             for generation in generations:
@@ -314,6 +323,7 @@ class Job:
                 entry = {"id": request_id(item, generation.request), "at": verdict.answer.at}
                 amounts.update(done=1)
                 if generation.finish_reason == "error":
+                    amounts.update(failed=1)
                     entries.append(entry | {"line": error_line(item, NOT_NUMBERS)})
                     continue
                 figures = Figures.of(generation, verdict.score, item)
@@ -363,9 +373,13 @@ class Job:
             "input": self.digest(),
             "whole_input": self.input_hash,
             "expected": len(self.input),
+            "made": self.made,
+            "chat_template": wraps(self.builder.tokenizer, config.model.chat_template),
         }
         if lessons := self.lessons.report():
             report["lessons"] = lessons
+        if errors:
+            report["failures"] = failures(results(folder))
         if self.masks:
             report["masks"] = 1 if config.decode.causal else self.masks
         if isinstance(self.task, TotallingTask):

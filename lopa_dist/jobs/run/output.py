@@ -27,6 +27,10 @@ def check_output(task: TaskConfig) -> None:
         raise UserError(
             f"task.output={task.output} is task.input: the results would replace the prompts. Name another file"
         )
+    if task.output and task.input and Path(place_of(task.input)) in Path(place_of(task.output)).parents:
+        raise UserError(
+            f"task.output={task.output} is in the folder task.input: the next job would read it. Name another folder"
+        )
 
 
 def place_of(name: str) -> str:

@@ -57,7 +57,7 @@ class Encoder:
         mode = config.model.chat_template
         if mode == "always" and not tokenizer.chat_template:
             raise ValueError("model.chat_template=always: this tokenizer has no chat template; use never")
-        self.wrap = bool(tokenizer.chat_template) and mode != "never"
+        self.wrap = wraps(tokenizer, mode)
         check_template(config.model.template, str(tokenizer.chat_template or ""))
         self.templated = partial(tokenizer.apply_chat_template, tokenize=False, **config.model.template)
         self.cuts = cuts_prefix(config.decode, config.engine.prefix_cache)
@@ -70,6 +70,7 @@ class Encoder:
         self.strange: list[str] = []  # the first words that the model does not know, one of a prompt
         self.strange_prompts = 0
         self.bounded = False  # whether the model's positions bound an answer below `decode.max_new_tokens`
+        self.cut = 0  # prompts that were too long, by `task.truncate`
         self.greedy_samples = 0  # further answers to a prompt, which are the first one again
         self.tokens = lru_cache(8)(lambda text, special: tokenizer(text, add_special_tokens=special).input_ids)
 
@@ -95,6 +96,8 @@ class Encoder:
         tokens = self.tokenized(chain.from_iterable(texts.values()))
         for index, own in texts.items():
             item = items[index - first]
+            if self.config.task.truncate and not item.continuations:
+                item, own = self.truncated(item, own, tokens)
             try:
                 requests[index] = (self.scored if item.continuations else self.request)(index, item, own, tokens)
             except Refusal as refusal:
@@ -130,6 +133,34 @@ class Encoder:
             encodings = self.words.encode_batch_fast([text.text for text in alike], add_special_tokens=special)
             tokens.update(zip(alike, (encoding.ids for encoding in encodings), strict=True))
         return tokens
+
+    def truncated(self, item: Item, texts: list[Text], tokens: dict[Text, list[int]]) -> tuple[Item, list[Text]]:
+        """The item with its prompt, or its last message, cut until it fits the model, and its text, now in `tokens`.
+
+        What is left of a text may have more tokens than it had there, so it may be cut again.
+        """
+        most = self.config.decode.max_new_tokens if item.max_new_tokens is None else item.max_new_tokens
+        room = self.model.max_positions - most
+        if room <= 0:  # no prompt leaves as many; half of the positions are the answer's then
+            room = self.model.max_positions // 2
+        if item.suffix is not None:
+            room -= len(self.words.encode(item.suffix, add_special_tokens=False).ids)
+        content = item.messages[-1]["content"] if item.messages else item.prompt or ""
+        offsets = self.words.encode(content, add_special_tokens=False).offsets
+        gone, left = 0, self.config.task.truncate == "left"
+        while (excess := len(tokens[texts[0]]) - room) > 0:
+            gone += excess
+            if gone >= len(offsets):  # the template or earlier messages are too long by themselves
+                return item, texts
+            kept = content[offsets[gone][0] :] if left else content[: offsets[-gone][0]]
+            if item.messages:
+                item = replace(item, messages=[*item.messages[:-1], {**item.messages[-1], "content": kept}])
+            else:
+                item = replace(item, prompt=kept)
+            texts = [self.render(item)]
+            tokens.update(self.tokenized(texts))
+        self.cut += gone > 0
+        return item, texts
 
     def scored(self, index: int, item: Item, texts: Sequence[Text], tokens: Mapping[Text, list[int]]) -> Request:
         """An item's continuations as a request, checked against the model."""
@@ -216,7 +247,7 @@ class Encoder:
         if most == decode.max_new_tokens >= self.model.max_positions and room > 0:  # no prompt could have as many
             most, self.bounded = room, True
         size = f"the prompt has {given} tokens and {most} are to be generated, but"
-        remedy = "shorten the prompt or lower max_tokens (decode.max_new_tokens)"
+        remedy = "shorten the prompt (task.truncate does) or lower max_tokens (decode.max_new_tokens)"
         if given + most > self.model.max_positions:
             raise Refusal(f"{size} the model has {self.model.max_positions} positions; {remedy}")
         space = self.config.engine.kv_tokens
@@ -268,6 +299,12 @@ class Encoder:
     def warnings(self) -> list[str]:
         """What to say of the requests so far: words that a model of the package does not know, equal answers."""
         messages = []
+        if not self.tokenizer.chat_template and self.config.model.chat_template != "never":
+            messages.append(
+                f"model={self.config.model.path} has no chat template: prompts go in as they are. That is right for a "
+                "base model (model.chat_template=never says so); an instruct model's tokenizer_config.json or "
+                "chat_template.jinja is missing, and its texts will be worse"
+            )
         if self.strange_prompts:
             words = ", ".join(repr(word) for word in dict.fromkeys(self.strange))
             messages.append(
@@ -280,6 +317,8 @@ class Encoder:
                 f"decode.max_new_tokens={self.config.decode.max_new_tokens}: the model has "
                 f"{self.model.max_positions} positions, so an answer has at most as many tokens as its prompt leaves"
             )
+        if self.cut:
+            messages.append(f"prompts that were too long for the model, and were cut (task.truncate): {self.cut}")
         if self.greedy_samples:
             messages.append(
                 f"{self.greedy_samples} answers repeat another one to their prompt: several answers to a prompt are "
@@ -303,6 +342,11 @@ class Encoder:
         if seed is None:
             return request_key(self.config.seed, item.custom_id)
         return request_key(seed, f"sample-{item.origin.sample if item.origin else 0}")
+
+
+def wraps(tokenizer: PreTrainedTokenizerFast, chat_template: str) -> bool:
+    """Whether plain prompts go through the chat template."""
+    return bool(tokenizer.chat_template) and chat_template != "never"
 
 
 def rejected(index: int, item: Item, refusal: Refusal) -> Rejection:

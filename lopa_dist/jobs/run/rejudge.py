@@ -12,7 +12,7 @@ from lopa_dist.jobs.folder.journal import VERDICT_SETTINGS, Journal, Writer, att
 from lopa_dist.jobs.run.job_input import JobInput
 from lopa_dist.tasks.task import CannotJudge, Item, Task
 
-OF_A_VERDICT = ("correct", "extracted", "unjudged")  # fields of a line
+OF_A_VERDICT = ("correct", "extracted", "expected", "unjudged")  # fields of a line
 
 
 def verdict_rule(settings: Mapping[str, Any], item: Item) -> str | None:
@@ -75,6 +75,7 @@ def with_new_verdict(entry: dict[str, Any], item: Item, task: Task) -> dict[str,
         if score := task.score(item, line["text"]):
             correct = score.correct
             line |= {"correct": correct, "extracted": score.extracted}
+            line |= {"expected": score.expected} if score.expected is not None else {}
     except CannotJudge:
         raise
     except Exception as error:  # of the user's code

@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Callable, Sequence
-from math import inf
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +17,32 @@ from rich.markup import escape
 from rich.table import Table
 
 from lopa_dist.atomic import naming
+from lopa_dist.checks import UserError
 from lopa_dist.encodable import encodable
 from lopa_dist.jobs.setup.settings import shown
+from lopa_dist.jobs.show.made_on import made_sentence
 from lopa_dist.jobs.show.page import Point, Scatter, write_page
 from lopa_dist.jobs.show.paired import Paired
-from lopa_dist.jobs.show.report import accuracy_interval, judged
+from lopa_dist.jobs.show.paper_table import latex, markdown
+from lopa_dist.jobs.show.report import accuracy_interval, judged, typed_words
 from lopa_dist.jobs.show.run_page import command, questions_again, write_run_page
 from lopa_dist.jobs.show.seed_groups import (
+    SEEDS,
     SeedGroup,
     differences,
     find_baseline,
     grouped,
+    in_words,
     load_reports,
     settings_by_name,
     unfinished,
 )
 
 FAILED = "not finished"
+UNTOLD = ("task.shard", "hydra.run.dir", "hydra.sweep.dir", *SEEDS)  # settings that tell no points apart
+FEW = 40  # characters of settings behind a name
+MOST_MADE = 8  # machines and times that a page tells
+WIDE, COLUMN = 7.0, 3.3  # inches: the page and one column of most papers
 SYMBOLS = {"branches": "k", "drafts": "m"}
 SPEEDS: list[tuple[str, Callable[[dict[str, Any]], float | None], int]] = [
     ("Tokens per forward", lambda report: report["tpf"], 1),
@@ -45,8 +55,8 @@ Cells = dict[str, tuple[str, dict[str, Any]]]
 """A run's row, by the columns of the table: the text of the cell, and the same as columns of `comparison.csv`."""
 
 
-def compare(folder: Path, console: Console | None = None, baseline: str | None = None) -> None:
-    """Print the table; write `comparison.csv`, a page, and `pareto.pdf` if all runs were judged.
+def compare(folder: Path, console: Console | None = None, baseline: str | None = None, form: str = "") -> None:
+    """Print a table for each task and model; write `comparison.csv`, a page, and figures if all runs were judged.
 
     The page is `comparison.html`, or for a single run its `report.html`.
 
@@ -54,88 +64,138 @@ def compare(folder: Path, console: Console | None = None, baseline: str | None =
         folder: has the runs.
         console: to print on.
         baseline: the run that all others are compared with, by its name or by settings that it alone has.
+        form: ``latex`` or ``markdown`` prints the tables in this form alone.
     """
-    comparison, console = Comparison(folder, baseline), console or Console()
+    groups, failed, console = grouped(folder, load_reports(folder)), unfinished(folder), console or Console()
+    sections = sections_of(groups)
+    if baseline is not None and not any(has_baseline(section, baseline) for section in sections):
+        find_baseline(groups, baseline)  # raises, and says what there is
+    parts = [
+        Comparison(folder, section, baseline if has_baseline(section, baseline) else None, failed if last else [])
+        for section, last in zip(sections, [False] * (len(sections) - 1) + [True], strict=True)
+    ]
+    if form:
+        for part in parts:
+            print({"latex": latex, "markdown": markdown}[form](part.title, part.head, part.rows))
+        return
     file = folder / "comparison.csv"
     with naming(file):
-        file.write_text(encodable(comparison.csv_text()), encoding="utf-8", newline="")
-    comparison.print_table(console)
-    for name, _ in comparison.failed:
+        file.write_text(encodable(csv_text(groups, parts)), encoding="utf-8", newline="")
+    for part in parts:
+        part.print_table(console)
+    for name, _ in failed:
         console.print(escape(f"{FAILED}: {folder / name} (cli.log there says more)"))
-    comparison.draw()
-    groups = comparison.groups
+    for part in parts:
+        part.draw("" if len(parts) == 1 else f"-{part.title}")
     if len(groups) == 1:
         page = write_run_page(groups[0].folders[0], groups[0].report, questions_again(groups[0].report))
     else:
-        page = comparison.write_page(baseline)
+        page = write_page(
+            folder / "comparison.html",
+            "comparison.html",
+            title=", ".join(part.title for part in parts),
+            sections=parts,
+            commands=[line for part in parts for line in part.commands()],
+            failed=[name for name, _ in failed],
+            baseline=baseline,
+            made=list(dict.fromkeys(filter(None, (made_sentence(group.report) for group in groups))))[:MOST_MADE],
+        )
     console.print(f"Table and figure: {folder}\nTo pass on: {page}")
 
 
+def sections_of(groups: Sequence[SeedGroup]) -> list[list[SeedGroup]]:
+    """Points by task and model: accuracies on other problems, and of other models, are no points of one front."""
+    sections: dict[str, list[SeedGroup]] = {}
+    for group in groups:
+        sections.setdefault(title_of(group.report), []).append(group)
+    return list(sections.values())
+
+
+def title_of(report: dict[str, Any]) -> str:
+    """A section's title."""
+    task = report["task"]
+    return f"{task.get('harness') or task['name']} with {report['model']['path']}"
+
+
+def has_baseline(groups: Sequence[SeedGroup], asked: str | None) -> bool:
+    """Whether one of the points is the baseline that was asked for."""
+    try:
+        return asked is not None and bool(find_baseline(groups, asked))
+    except UserError:
+        return False
+
+
+def csv_text(groups: Sequence[SeedGroup], parts: Sequence[Comparison]) -> str:
+    """`comparison.csv`: a row a point, with numbers alone in its cells, for a program that plots."""
+    keys = differing([group.report for group in groups])
+    rows = []
+    for part in parts:
+        for group, cells in zip(part.groups, part.cells, strict=True):
+            known = {key: shown(settings_by_name(group.report).get(key)) for key in keys}
+            numbers = {name: value for _, figures in cells.values() for name, value in figures.items()}
+            rows.append({"run": group.name} | known | numbers)
+    for name, typed in parts[-1].failed:
+        known = {key: typed.get(f"decode.{key}", typed.get(key, "")) for key in keys}
+        rows.append({"run": name} | known | {"status": FAILED})
+    out = io.StringIO()
+    writer = csv.DictWriter(out, dict.fromkeys(name for row in rows for name in row), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
 class Comparison:
-    """The runs below a folder, as a table and as points of charts.
+    """The points of one task and model, as a table and as points of charts.
 
     Attributes:
         groups: the points.
         failed: names of runs without a report, each with what was typed.
-        keys: the settings in which the points differ.
         cells: a row for each point.
-        head, rows: the table of texts, without names that only repeat settings.
-        curves: points by all settings but one, as `curves_of` returns them.
+        names: what tells the points apart, and nothing else (`names_of`).
+        head, rows: the table of texts.
+        curves: points by all that tells them apart but one number, as `curves_of` returns them.
     """
 
-    def __init__(self, folder: Path, baseline: str | None) -> None:
-        self.folder, self.failed = folder, unfinished(folder)
-        self.groups = groups = grouped(folder, load_reports(folder))
+    def __init__(
+        self,
+        folder: Path,
+        groups: Sequence[SeedGroup],
+        baseline: str | None,
+        failed: Sequence[tuple[str, dict[str, str]]],
+    ) -> None:
+        self.folder, self.groups, self.failed, self.baseline = folder, groups, failed, baseline
         self.reports = [group.report for group in groups]
-        self.keys = differing(self.reports)
         pairs = [None] * len(groups) if baseline is None else differences(groups, find_baseline(groups, baseline))
-        self.cells = [cells_of(group, pair, self.keys) for group, pair in zip(groups, pairs, strict=True)]
-        self.by_settings = settings_distinguish(groups)
-        self.title = ", ".join(sorted({f"{r['task']['name']} with {r['model']['path']}" for r in self.reports}))
-        columns = [name for name in self.cells[0] if any(row[name][1] for row in self.cells)]
-        self.head = columns[1:] if self.by_settings else columns
-        texts = [{name: text for name, (text, _) in row.items()} for row in self.cells]
-        names = short_names([group.name for group in groups])
-        self.rows = [
-            [(row | {"run": name})[column] for column in self.head] for name, row in zip(names, texts, strict=True)
-        ]
+        words = words_of(groups)
+        self.names = names_of(groups, words)
+        self.cells = [cells_of(name, group, pair) for name, group, pair in zip(self.names, groups, pairs, strict=True)]
+        self.title = title_of(self.reports[0])
+        self.headline = headline(self.reports)
+        self.head = [name for name in self.cells[0] if any(row[name][1] for row in self.cells)]
+        self.rows = [[row[column][0] for column in self.head] for row in self.cells]
         self.curves = curves_of(groups)
-
-    def csv_text(self) -> str:
-        """`comparison.csv`: a row a point, with numbers alone in its cells, for a program that plots."""
-        rows = [{name: value for _, numbers in row.values() for name, value in numbers.items()} for row in self.cells]
-        for name, typed in self.failed:
-            known = {key: typed.get(f"decode.{key}", typed.get(key)) for key in self.keys}
-            rows.append({"run": name} | known | {"status": FAILED})
-        out = io.StringIO()
-        writer = csv.DictWriter(out, dict.fromkeys(name for row in rows for name in row), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        return out.getvalue()
+        self.along = growing(words)
+        self.numbered = [[str(number), *row] for number, row in enumerate(self.rows, 1)]
 
     def print_table(self, console: Console) -> None:
-        """Print the columns that fit: a number of requests that all runs have stands in the title."""
+        """Print the columns; a number of requests that all runs have stands in the title."""
         title, hidden = self.title, []
         if len({report["requests"] for report in self.reports}) == 1:
             title += f", {self.reports[0]['requests']} requests{' each' if len(self.groups) > 1 else ''}"
             hidden.append("requests")
-        if not self.by_settings and console.width < 120:  # names that a person gave say more than settings
-            hidden += self.keys
         columns = [i for i, name in enumerate(self.head) if name not in hidden]
         table = Table(title=escape(title), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for i in columns:
-            name = "rows" if self.head[i] == "rows/token" and console.width < 100 else self.head[i]
-            table.add_column(name, justify="left" if name == "run" else "right", overflow="fold")
+            is_run = self.head[i] == "run"  # figures stay whole, names are broken at their commas
+            table.add_column(self.head[i], justify="left" if is_run else "right", no_wrap=not is_run, overflow="fold")
         for row in (*self.rows, *map(self.failed_row, self.failed)):
             table.add_row(*(escape(row[i]) for i in columns))
         console.print(table)
 
     def failed_row(self, run: tuple[str, dict[str, str]]) -> list[str]:
-        """The row of a run without a report: its name, what was typed, and that it is not finished."""
-        name, typed = run
-        known = {key: typed.get(f"decode.{key}", typed.get(key, "-")) for key in self.keys}
-        results = [column for column in self.head if column not in ("run", *self.keys)]
-        return [({"run": name, results[0]: FAILED} | known).get(column, "-") for column in self.head]
+        """The row of a run without a report: its name, and that it is not finished."""
+        columns = {"run": run[0].replace("decode.", "").replace(",", ", "), self.head[1]: FAILED}
+        return [columns.get(column, "-") for column in self.head]
 
     def charts(self) -> list[Scatter]:
         """Accuracy against each speed, of the points that have both; points are numbered by their rows."""
@@ -155,30 +215,20 @@ class Comparison:
                 charts.append(Scatter(title, points, sign))
         return charts
 
-    def draw(self) -> None:
-        """Write `pareto.pdf`, if all runs were judged."""
-        if all("accuracy" in report for report in self.reports):
+    def draw(self, which: str) -> None:
+        """Write the figures for a paper, if all runs were judged: two columns wide, and one.
+
+        Args:
+            which: behind the files' names, where there are several sections.
+        """
+        charts = [chart for chart in self.charts() if len(chart.points) == len(self.groups)]
+        if charts and len(self.groups) > 1:
             from lopa_dist.jobs.show.pareto import draw_pareto  # matplotlib takes a second to import
 
-            charts = [chart for chart in self.charts() if len(chart.points) == len(self.groups)]
-            draw_pareto(self.folder / "pareto.pdf", charts, list(self.curves), named_points=not self.by_settings)
-
-    def write_page(self, baseline: str | None) -> Path:
-        """Write `comparison.html`; returns the file."""
-        return write_page(
-            self.folder / "comparison.html",
-            "comparison.html",
-            title=self.title,
-            headline=headline(self.reports),
-            charts=self.charts(),
-            curves=list(self.curves) if len(self.curves) > 1 else [],
-            along=growing(self.reports),
-            head=["", *self.head],
-            rows=[[str(number), *row] for number, row in enumerate(self.rows, 1)],
-            commands=self.commands(),
-            failed=[name for name, _ in self.failed],
-            baseline=baseline,
-        )
+            name = f"pareto{re.sub(r'[^A-Za-z0-9.]+', '-', which)}"
+            curves = [curve or self.title for curve in self.curves]
+            draw_pareto(self.folder / f"{name}.pdf", charts, curves, WIDE)
+            draw_pareto(self.folder / f"{name}-column.pdf", charts[:1], curves, COLUMN)
 
     def commands(self) -> list[tuple[str, str]]:
         """The number and folder of each run, and its command; without runs that Hydra did not start."""
@@ -193,28 +243,30 @@ def differing(reports: Sequence[dict[str, Any]]) -> list[str]:
     return [k for k in runs[0] if len({json.dumps(settings.get(k)) for settings in runs}) > 1]
 
 
-def cells_of(group: SeedGroup, pair: Paired | None, keys: Sequence[str]) -> Cells:
+def cells_of(name: str, group: SeedGroup, pair: Paired | None) -> Cells:
     """A point's row.
 
     Args:
+        name: of the point.
         group: the point.
         pair: compared with a baseline, if there is one.
-        keys: the settings in which the points differ.
     """
-    report, settings = group.report, settings_by_name(group.report)
-    cells: Cells = {"run": (group.name, {"run": group.name})}
-    for key in keys:
-        text = shown(settings.get(key))
-        cells[key] = text, {key: text}
+    report = group.report
+    cells: Cells = {"run": (name, {"name": name})}
     cells |= dict.fromkeys(("accuracy %", "seeds", "difference", "p"), ("-", {}))
     if "accuracy" in report:
         low, high = accuracy_interval(report)
         numbers = {"accuracy": report["accuracy"], "accuracy_low": low, "accuracy_high": high}
         text = f"{100 * report['accuracy']:.1f} ({100 * low:.1f}-{100 * high:.1f})"
         cells["accuracy %"] = text, numbers | {"judged": judged(report)}
-    spread = f", sd {report['accuracy_sd']:.1%}" if "accuracy_sd" in report else ""
-    seeds: dict[str, Any] = {key: report[key] for key in ("seeds", "accuracy_sd") if key in report}
-    cells["seeds"] = f"{report.get('seeds', 1)}{spread}", seeds
+    told, spread = ["seeds", "streams", "accuracy_sd"], ""
+    if report.get("accuracy_sd") == 0 and seeds_change_nothing(report):
+        told, spread = told[:2], ", equal at temperature 0"
+    elif "accuracy_sd" in report:
+        spread = f", sd {report['accuracy_sd']:.1%}"
+    seeds: dict[str, Any] = {key: report[key] for key in told if key in report}
+    streams = f", {report['streams']} streams" if report.get("streams", 1) > 1 else ""
+    cells["seeds"] = f"{report.get('seeds', 1)}{spread}{streams}", seeds
     if pair:
         numbers = {"difference": pair.difference, "difference_low": pair.low, "difference_high": pair.high}
         text = f"{100 * pair.difference:+.1f} ({100 * pair.low:+.1f},{100 * pair.high:+.1f})"
@@ -228,10 +280,42 @@ def cells_of(group: SeedGroup, pair: Paired | None, keys: Sequence[str]) -> Cell
     return cells
 
 
-def settings_distinguish(groups: Sequence[SeedGroup]) -> bool:
-    """Whether the runs' settings differ, and their names only repeat them: a name that a person gave says more."""
-    settings = {json.dumps(settings_by_name(group.report), sort_keys=True) for group in groups}
-    return len(settings) == len(groups) and all("=" in group.name for group in groups)
+def seeds_change_nothing(report: dict[str, Any]) -> bool:
+    """Whether every seed writes the same texts; lines of a batch may have temperatures of their own."""
+    return "masks" not in report and report["task"]["name"] != "batch" and not report["decode"].get("temperature")
+
+
+def words_of(groups: Sequence[SeedGroup]) -> list[dict[str, str]]:
+    """What tells points apart, by setting: as it was typed, or else as reports have it. What all share is left out.
+
+    The names of decode settings go without their section.
+    """
+    typed = [
+        dict(word.partition("=")[::2] for folder in group.folders[:1] for word in typed_words(folder))
+        for group in groups
+    ]
+    for candidates in (typed, [in_words(group.report) for group in groups]):
+        keys = [key for key in dict.fromkeys(key for words in candidates for key in words) if key not in UNTOLD]
+        unlike = [key for key in keys if len({words.get(key) for words in candidates}) > 1]
+        found = [{key.removeprefix("decode."): words[key] for key in unlike if key in words} for words in candidates]
+        if len({json.dumps(words, sort_keys=True) for words in found}) == len(groups):
+            return found
+    return found
+
+
+def names_of(groups: Sequence[SeedGroup], words: Sequence[dict[str, str]]) -> list[str]:
+    """What points are called: by what tells them apart, behind a folder's name that a person gave."""
+    names = [", ".join(f"{key}={value}" for key, value in of.items()) for of in words]
+    given = all("=" not in group.name for group in groups)
+    folders = short_names([group.name for group in groups])
+    if len(set(names)) < len(names):
+        return folders
+    if given:
+        return [
+            f"{folder} ({name})" if 0 < len(name) <= FEW else folder
+            for folder, name in zip(folders, names, strict=True)
+        ]
+    return [name or "as configured" for name in names]
 
 
 def short_names(names: Sequence[str]) -> list[str]:
@@ -240,31 +324,43 @@ def short_names(names: Sequence[str]) -> list[str]:
     return [",".join(part for part in name.split(",") if part not in common) or name for name in names]
 
 
-def growing(reports: Sequence[dict[str, Any]]) -> str | None:
+def growing(words: Sequence[dict[str, str]]) -> str | None:
     """The setting that grows along a curve: the branches (the paper's Figure 4), or the number with the most values.
 
-    Only decode settings do, and of equals the first; None where no number differs. A null comes behind all numbers.
+    Of equals the first; None where no number differs. A null comes behind all numbers.
     """
     numbers = {}
-    for key in differing(reports):
-        values = {report["decode"].get(key) for report in reports} - {None}
-        if key in reports[0]["decode"] and all(type(value) in (int, float) for value in values):
+    for key in dict.fromkeys(key for of in words for key in of):
+        values = {of.get(key, "null") for of in words} - {"null"}
+        if key not in SEEDS and all(is_number(value) for value in values):
             numbers[key] = len(values)
     return "branches" if "branches" in numbers else max(numbers, key=numbers.__getitem__, default=None)
 
 
+def is_number(text: str) -> bool:
+    """Whether a setting is a number."""
+    try:
+        return isfinite(float(text))
+    except ValueError:
+        return False
+
+
 def curves_of(groups: Sequence[SeedGroup]) -> dict[str, list[tuple[str, int]]]:
-    """Runs by all settings but one, which grows along each curve (`growing`): the label and the index of each."""
-    reports = [group.report for group in groups]
-    along, by_settings = growing(reports), settings_distinguish(groups)
-    others = [key for key in differing(reports) if key != along]
+    """Runs by all that tells them apart but one number, which grows along each curve: the label and the index of each.
+
+    Names that a person gave are curves of one point.
+    """
+    words = words_of(groups)
+    names, along = short_names([group.name for group in groups]), growing(words)
     points = []
-    for index, name in enumerate(short_names([group.name for group in groups])):
-        settings = settings_by_name(reports[index])
-        value = None if along is None else settings[along]
-        label = "" if along is None else f"{SYMBOLS.get(along, along)}={shown(value)}"
-        curve = ", ".join(f"{key}={shown(settings.get(key))}" for key in others)
-        points.append((inf if value is None else value, label if by_settings else name, curve, index))
+    for index, (name, of) in enumerate(zip(names, words, strict=True)):
+        value = of.get(along, "null") if along else "null"
+        others = ", ".join(f"{key}={text}" for key, text in of.items() if key != along)
+        if all("=" not in group.name for group in groups):
+            label, others = "", name
+        else:
+            label = f"{SYMBOLS.get(along, along)}={value}" if along else ""
+        points.append((float(value) if is_number(value) else inf, label, others, index))
     curves: dict[str, list[tuple[str, int]]] = {}
     for _, label, curve, index in sorted(points):
         curves.setdefault(curve, []).append((label, index))

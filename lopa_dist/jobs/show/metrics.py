@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Mapping
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from typing import Any
@@ -24,6 +26,8 @@ from lopa_dist.tasks.task import Item, Score
 PACKAGES = ("torch", "transformers", "hydra-core", "wandb")  # whose versions are told
 ALSO = "also."  # columns of `Figures.also`
 TRIES = ("tries", "failed_tokens", "invalid")  # of answers that must be of a format
+MOST_REASONS = 8  # of failures
+LONGEST_REASON = 160  # characters
 LEAST = 5  # answers of a group whose accuracy is told
 
 
@@ -150,6 +154,16 @@ def build_report(
         "decode_s": decode_s,
         "wall_s": wall_s,
     }
+
+
+def failures(lines: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Return how many requests failed for which reason, the most frequent first; a reason is told without its line."""
+    reasons = Counter(
+        re.sub(r"\d+", "N", re.sub(r"^line \d+: ", "", str(line["error"])))[:LONGEST_REASON]
+        for line in lines
+        if line["finish_reason"] == "error"
+    )
+    return dict(reasons.most_common(MOST_REASONS))
 
 
 def generation_s(merged: Merged) -> float:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-import numpy as np
 
 from lopa_dist.jobs.show.page import Point, Scatter, place_labels
 
@@ -16,6 +15,18 @@ import matplotlib.pyplot as plt
 
 DARK = "#1f2933"
 FRONT = "front: no run beats these in both"
+COLORS = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#000000",
+)  # Okabe and Ito's, without yellow
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")  # as 7 and 8 have no common factor, 56 pairs differ
+LONGEST = 60  # characters of a name in the legend
+MOST_LABELS = 24  # points that have labels
 STYLE = {
     "font.size": 10,
     "axes.spines.top": False,
@@ -24,6 +35,19 @@ STYLE = {
     "axes.titleweight": "bold",
     "axes.titlesize": 11,
     "figure.dpi": 130,
+}
+
+PRINTED = {
+    "font.size": 7,
+    "axes.titlesize": 8,
+    "legend.fontsize": 6.5,
+    "legend.title_fontsize": 6.5,
+    "legend.columnspacing": 1.2,
+    "legend.handletextpad": 0.4,
+    "lines.markeredgewidth": 0.0,
+    "axes.linewidth": 0.6,
+    "pdf.fonttype": 42,  # many venues refuse Type 3
+    "ps.fonttype": 42,
 }
 
 
@@ -37,61 +61,65 @@ def draw(path: Path, paint: Callable[[Any], None], size: tuple[float, float] = (
     return path.name
 
 
-def draw_pareto(file: Path, charts: Sequence[Scatter], curves: Sequence[str], named_points: bool) -> None:
-    """Draw charts side by side.
+def draw_pareto(file: Path, charts: Sequence[Scatter], curves: Sequence[str], width: float) -> None:
+    """Draw charts side by side, and below them a legend in as many columns as fit.
 
     Args:
         file: whose suffix names the format.
         charts: with the same points.
-        curves: the settings of each curve, for the legend.
-        named_points: the labels beside the points say what they are, and the legend leaves the settings out.
+        curves: what each curve is called in the legend.
+        width: of the figure, in inches, as it is printed.
     """
-
-    def paint(drawn: Any) -> None:
-        panels = np.atleast_1d(drawn)
-        figure = panels[0].figure
-        for axes, chart in zip(panels, charts, strict=True):
-            pareto(axes, chart, ["_"] * len(curves) if named_points else curves)
-        panels[0].set_ylabel("accuracy, %")
-        legend = panels[0].get_legend_handles_labels()
-        figure.legend(*legend, loc="outside lower center", frameon=False, ncols=min(4, len(legend[1])))
+    with plt.rc_context(STYLE | PRINTED):
+        entries = [*curves, FRONT]
+        longest = max(min(len(name), LONGEST) for name in entries)
+        columns = max(1, min(len(entries), int(width / (0.058 * longest + 0.42))))
+        below = 0.155 * -(-len(entries) // columns) + 0.15
+        figure, panels = plt.subplots(
+            1, len(charts), figsize=(width, 2.3 + below), layout="constrained", squeeze=False, sharey=True
+        )
+        for axes, chart in zip(panels[0], charts, strict=True):
+            pareto(axes, chart, curves)
+        panels[0][0].set_ylabel("accuracy, %")
+        handles, labels = panels[0][0].get_legend_handles_labels()
+        short = [name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}\u2026" for name in labels]
+        labelled = [p.label for p in charts[0].points if p.label and len(charts[0].along(p.curve)) > 1]
+        title = f"beside a point: {labelled[0].partition('=')[0]}" if 0 < len(labelled) <= MOST_LABELS else None
+        figure.legend(handles, short, loc="outside lower center", frameon=False, ncols=columns, title=title)
         figure.canvas.draw()  # so that it is known where points are
-        for axes, chart in zip(panels, charts, strict=True):
-            annotate(axes, chart.points, named_points)
-
-    draw(file, paint, (3.6 * len(charts), 3.4), panels=len(charts))
+        for axes, chart in zip(panels[0], charts, strict=True):
+            annotate(axes, [p for p in chart.points if p.label and len(chart.along(p.curve)) > 1], chart.points)
+        figure.savefig(file)
+        plt.close(figure)
 
 
 def pareto(axes: Any, chart: Scatter, curves: Sequence[str]) -> None:
-    """Draw accuracy with its intervals against one speed: a curve for each setting, and the front."""
+    """Draw accuracy with its intervals against one speed: a curve for each name, and the front."""
     for number, name in enumerate(curves):
         points = chart.along(number)
         speeds, accuracies = [p.speed for p in points], [p.accuracy for p in points]
         errors = [[p.accuracy - p.low for p in points], [p.high - p.accuracy for p in points]]
-        line = "-" if len(points) > 2 else ""  # two points make no curve
-        style = {"color": DARK if name == "_" else None, "label": name or "_", "linestyle": line}
-        axes.errorbar(speeds, accuracies, errors, marker="o", markersize=4, linewidth=1, elinewidth=0.6, **style)
+        color, line = COLORS[number % len(COLORS)], "-" if len(points) > 2 else ""  # two points make no curve
+        style = {"color": color, "linestyle": line, "marker": MARKERS[number % len(MARKERS)], "label": name}
+        axes.errorbar(speeds, accuracies, errors, markersize=3.5, linewidth=0.8, elinewidth=0.4, **style)
     axes.margins(0.12)
-    axes.set(xlabel=chart.title, xlim=axes.get_xlim(), ylim=axes.get_ylim())
+    axes.set(xlabel=chart.title.replace("Rows of the model computed", "Rows computed"))
+    axes.set(xlim=axes.get_xlim(), ylim=axes.get_ylim())
     slow, low = axes.get_xlim()[chart.sign < 0], axes.get_ylim()[0]
     stair = [(slow, chart.front[0][1]), *chart.front, (chart.front[-1][0], low)]
-    axes.step(*zip(*stair, strict=True), color="#cbd5e1", linewidth=4, zorder=0, label=FRONT, solid_joinstyle="miter")
+    axes.step(*zip(*stair, strict=True), color="#cbd5e1", linewidth=3, zorder=0, label=FRONT, solid_joinstyle="miter")
 
 
-def annotate(axes: Any, points: Sequence[Point], colored: bool) -> None:
-    """Write labels beside points, where they cover the least of what is there.
-
-    With `colored`, each has its point's colour: labels of neighbours stand close together.
-    """
+def annotate(axes: Any, points: Sequence[Point], all_points: Sequence[Point]) -> None:
+    """Write the labels of some points beside them, where they cover the least of what is there."""
     pixel = 72 / axes.figure.dpi  # in points
     dots = [tuple(pixel * axes.transData.transform((p.speed, p.accuracy))) for p in points]
     window = axes.get_window_extent()
-    widths = [4.5 * len(p.label) for p in points]
-    places = place_labels(dots, widths, pixel * window.x0, pixel * window.x1 + 16, 8.0)
-    for number, (point, dot, place) in enumerate(zip(points, dots, places, strict=True)):
-        color = f"C{number % 10}" if colored else DARK
+    left, right = pixel * window.x0, pixel * window.x1
+    if len(all_points) > MOST_LABELS:  # they would cover one another; the page has a number at each
+        return
+    places = place_labels(dots, [3.4 * len(p.label.partition("=")[2]) for p in points], left, right, 6.0)
+    for point, dot, place in zip(points, dots, places, strict=True):
         where, offset = (point.speed, point.accuracy), (place[0] - dot[0], place[1] - dot[1])
-        style = {"fontsize": 7, "ha": "center", "va": "center", "color": color}
-        axes.annotate(point.label, where, offset, textcoords="offset points", **style)
-        if colored:
-            axes.plot(*where, "o", markersize=5, color=color, label="_", zorder=4)
+        style = {"fontsize": 6, "ha": "center", "va": "center", "color": DARK}
+        axes.annotate(point.label.partition("=")[2], where, offset, textcoords="offset points", **style)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from datetime import timedelta
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
@@ -12,29 +13,34 @@ from rich.table import Column
 
 from lopa_dist.engine.statistics import Statistics
 from lopa_dist.parallel.counters import NAMES
+from lopa_dist.parallel.stop import Stop
+
+ESTIMATE_S = 300.0  # of finished requests, from which the time left follows: batches end many at once, then none
 
 log = logging.getLogger("lopa_dist")
 
 
 class ProgressDisplay:
-    """Requests done, tokens/s, TPF, accepted drafts a forward or the share of lookahead wins, time left."""
+    """Requests done, the time left and so far, failures, tokens/s, TPF, accepted drafts or lookahead's wins."""
 
     def __init__(self, mode: str, total: int, statistics: Statistics, every_s: float) -> None:
         console = Console(stderr=True)
         self.live = mode == "always" or (mode == "auto" and (console.is_terminal or console.is_jupyter))
         self.silent, self.total, self.statistics, self.every_s = mode == "never", total, statistics, every_s
         self.began = self.last = time.perf_counter()
-        self.shown, self.broken = 0, False
+        self.shown, self.broken, self.told = 0, False, False
         self.totals = dict.fromkeys(NAMES, 0)
         columns = (
             SpinnerColumn(),
-            BarColumn(bar_width=16),
+            BarColumn(bar_width=8),
             MofNCompleteColumn(table_column=Column(no_wrap=True)),
             TimeRemainingColumn(table_column=Column(no_wrap=True)),
             # on a narrow terminal this one is cut, the others stay whole
             TextColumn("{task.fields[status]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
         )
-        self.progress = Progress(*columns, console=console, disable=not self.live, expand=True)
+        self.progress = Progress(
+            *columns, console=console, disable=not self.live, expand=True, speed_estimate_period=ESTIMATE_S
+        )
         self.task = self.progress.add_task("", total=total, status="")
 
     def __enter__(self) -> ProgressDisplay:
@@ -47,6 +53,13 @@ class ProgressDisplay:
     def update(self, totals: dict[str, int]) -> None:
         """Show what all replicas have done, by `NAMES`."""
         self.attempt(lambda: self.show(totals))
+
+    def stopping(self, stop: Stop, in_flight: int) -> None:
+        """Say once that the job was asked to stop, and how long that may take."""
+        if stop.asked and not self.told:
+            self.told = True
+            log.warning("stopping: %d in flight, at most %.0f s (job.grace_s)", in_flight, stop.grace_s)
+            self.update(self.totals)
 
     def attempt(self, act: Callable[[], None]) -> None:
         """Show something, and nothing more from the first time on that it fails: the terminal may be gone."""
@@ -75,7 +88,10 @@ class ProgressDisplay:
         """The figures so far, in one line."""
         now = self.totals
         rate = now["tokens"] / max(1e-9, time.perf_counter() - self.began)
-        parts = [f"{rate:.0f} tokens/s"]
+        parts = [f"{now['failed']:,} failed"] if now["failed"] else []
+        parts += [f"{timedelta(seconds=int(time.perf_counter() - self.began))} so far", f"{rate:.0f} tokens/s"]
+        if self.told:
+            parts.insert(0, "stopping")
         if now["forwards"]:  # none are counted where texts are scored
             parts.append(f"TPF {now['tokens'] / now['forwards']:.2f}")
         if now["judged"]:

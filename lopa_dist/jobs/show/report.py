@@ -114,6 +114,8 @@ def figures(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
         if "prompt_tokens" in report:
             total, reused = report["prompt_tokens"]["total"], report["prompt_tokens"]["reused"]
             yield "prompt tokens", f"{total}, of which {reused} had been computed for another request"
+    if report.get("chat_template") is False:
+        yield "prompts", "go in as they are, without a chat template"
     yield "forwards", f"{report['forwards']} ({'one a mask' if scored else 'prefill included'})"
     if not scored:
         yield "tokens per forward (TPF)", f"{report['tpf']:.2f}"
@@ -129,6 +131,14 @@ def figures(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "wall time", f"{wall} in the last of {attempts} attempts; decoding took {decoding} in all of them"
     else:
         yield "wall time", f"{wall}, of which decoding {decoding}"
+
+
+def duration(seconds: float) -> str:
+    """A time as people write it: seconds below a minute, else minutes or hours."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def is_rule(key: str) -> bool:

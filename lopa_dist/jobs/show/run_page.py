@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import textwrap
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from operator import attrgetter
@@ -13,6 +14,7 @@ from lopa_dist.jobs.folder.packed import Columns
 from lopa_dist.jobs.folder.results import results
 from lopa_dist.jobs.setup.settings import settings_of, shown
 from lopa_dist.jobs.show.lessons import lesson_sentence
+from lopa_dist.jobs.show.made_on import made_sentence
 from lopa_dist.jobs.show.page import Bars, bars, histogram, write_page
 from lopa_dist.jobs.show.report import (
     UNCONFINED,
@@ -20,6 +22,7 @@ from lopa_dist.jobs.show.report import (
     attempts_sentence,
     config_of,
     drafts_sentence,
+    duration,
     figures,
     typed_words,
 )
@@ -29,6 +32,8 @@ from lopa_dist.tasks.task import Item
 NAME = "report.html"
 LOOKED_AT = 1000  # results, from the first on, of which some are shown
 OF_A_KIND = 3  # answers that are right, wrong, without a verdict, or errors
+FEW_LINES = 280  # characters: three lines of the page
+LONGEST_EXPECTED = 120  # characters
 LONGEST = 2000  # characters of a question or an answer
 VERDICTS = {True: "right", False: "wrong", None: ""}
 SECTIONS = ("model", "task", "decode", "engine", "seed")  # of a report
@@ -56,11 +61,14 @@ def write_run_page(folder: Path, report: dict[str, Any], questions: dict[str, st
         folder / NAME,
         "run.html",
         title=f"{report['task']['name']} with {report['model']['path']}",
+        stopped=stopped(report),
+        made=made_sentence(report),
         headline=headline(report),
         tiles=tiles(report),
         drafts=drafts_sentence(report),
         lessons=[lesson_sentence(lesson) for lesson in report.get("lessons", [])],
         acceptance=acceptance(report),
+        failures=list(report.get("failures", {}).items()),
         charts=list(charts(folder, report)),
         figures=figures(report),
         attempts=attempts_sentence(report),
@@ -111,6 +119,14 @@ def short(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} [{len(text) - LONGEST} more characters]"
 
 
+def stopped(report: dict[str, Any]) -> str:
+    """How much is done of a job that was stopped; empty for one that is complete."""
+    expected = report.get("expected", report["requests"])
+    if report["requests"] >= expected:
+        return ""
+    return f"STOPPED: {report['requests']:,} of {expected:,} requests are done. The figures below are of these alone."
+
+
 def headline(report: dict[str, Any]) -> str:
     """What ran and what came out, in words."""
     failed = f" ({report['errors']} with errors)" if report["errors"] else ""
@@ -124,9 +140,11 @@ def headline(report: dict[str, Any]) -> str:
         if report.get("rows_per_token"):
             words += f" and {report['rows_per_token']:.1f} rows of the model computed per token"
         words += ". "
-    words += f"{report['tokens_per_s']['job']:.0f} tokens a second, {report['wall_s']:.1f} s of wall time"
+    words += f"{report['tokens_per_s']['job']:.0f} tokens a second, "
     if report.get("attempts", 1) > 1:
-        words += f" in the last of {report['attempts']} attempts"
+        words += f"{duration(job_s(report))} of generation in {report['attempts']} attempts"
+    else:
+        words += f"{report['wall_s']:.1f} s of wall time"
     if world := report.get("world"):
         ranks = f"on {world['size']} ranks, started by {world['launcher']}"
         words += " in one process" if world["size"] == 1 else f" {ranks}"
@@ -151,15 +169,27 @@ def way(report: dict[str, Any]) -> str:
 
 
 def tiles(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The figures that people ask for first."""
+    """The figures that people ask for first: of own prompts how many are done, of benchmarks what came out."""
     if "accuracy" in report:
         yield "accuracy", f"{report['accuracy']:.1%}"
-    if "masks" not in report:
-        yield "tokens per forward", f"{report['tpf']:.2f}"
-    if report.get("rows_per_token"):
-        yield "rows per token", f"{report['rows_per_token']:.1f}"
+    seconds = job_s(report)
+    if report["task"]["name"] == "batch":
+        done, expected = report["requests"] - report["errors"], report.get("expected", report["requests"])
+        yield "done", f"{done:,}" if done == expected else f"{done:,} of {expected:,}"
+        yield "failed", f"{report['errors']:,}"
+        yield "requests an hour", f"{done / max(seconds, 1e-9) * 3600:,.0f}"
+    else:
+        if "masks" not in report:
+            yield "tokens per forward", f"{report['tpf']:.2f}"
+        if report.get("rows_per_token"):
+            yield "rows per token", f"{report['rows_per_token']:.1f}"
     yield "tokens a second", f"{report['tokens_per_s']['job']:.0f}"
-    yield "wall time", f"{report['wall_s']:.1f} s"
+    yield "time" if report.get("attempts", 1) == 1 else f"time of {report['attempts']} attempts", duration(seconds)
+
+
+def job_s(report: dict[str, Any]) -> float:
+    """The seconds of a job: of all attempts those of generation, which the journal has, or else the wall time."""
+    return float(report["decode_s"] if report.get("attempts", 1) > 1 else report["wall_s"])
 
 
 def acceptance(report: dict[str, Any]) -> Bars | None:
@@ -212,14 +242,32 @@ def answer(line: dict[str, Any], verdict: str, question: str) -> dict[str, str]:
     details = []
     if line.get("extracted") is not None:
         details.append(f"read as {line['extracted']}")
+    if line.get("expected") is not None and line.get("correct") is False:
+        details.append(f"expected {short_line(line['expected'])}")
     if "usage" in line:
         details.append(f"{line['usage']['completion_tokens']} tokens in {line['usage']['forwards']} forwards")
     details += filter(None, [line.get("reason"), line.get("unjudged")])
     if line["finish_reason"] == "invalid":
         details.append(line["error"])
     text = line["error"] if verdict == "error" else line["text"]
-    shown = {"custom_id": line["custom_id"], "verdict": verdict, "question": question, "text": short(text)}
+    shown = {
+        "custom_id": line["custom_id"],
+        "verdict": verdict,
+        "question": question,
+        "begins": begins(question),
+        "text": short(text),
+    }
     return shown | {"details": ", ".join(details)}
+
+
+def short_line(text: str) -> str:
+    """A text in one line, cut if it is long: an expected answer may be a whole solution."""
+    return textwrap.shorten(text, LONGEST_EXPECTED, placeholder=" \u2026")
+
+
+def begins(text: str) -> str:
+    """The first lines of a long text, for a page on which it unfolds; empty for a short one."""
+    return "" if len(text) <= FEW_LINES else f"{' '.join(text[:FEW_LINES].split())} \u2026"
 
 
 def setting_rows(report: dict[str, Any]) -> list[tuple[str, str, str, str]]:

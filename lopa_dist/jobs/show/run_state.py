@@ -31,6 +31,8 @@ class RunState:
         errors: requests that ended with an error.
         tokens_per_s: of a complete run as in its report; else of the last attempt that finished a request, from the
             beginning of its generation on; 0 before.
+        seconds: of generation: of a complete run as in its report; else of the last attempt, up to what finished last.
+        per_s: requests that the last attempt finished a second; 0 before.
         record: of the last attempt; None where the version of lopa_dist that ran it wrote none.
     """
 
@@ -41,7 +43,14 @@ class RunState:
     done: int
     errors: int
     tokens_per_s: float
+    seconds: float
+    per_s: float
     record: AttemptRecord | None
+
+    @property
+    def left_s(self) -> float | None:
+        """The seconds that the open requests will take, at the pace of the whole attempt; None before the first."""
+        return self.open / self.per_s if self.open and self.per_s else None
 
     @property
     def open(self) -> int | None:
@@ -78,7 +87,7 @@ def state_of(folder: Path) -> RunState:
     journal, busy = Journal(folder), at_work(folder)
     report = read_report(folder / "report.json") if (folder / "report.json").exists() else {}
     record = AttemptRecord.last(journal.folder)
-    tokens_per_s, done, errors = finished_since(journal, record.number if record else 1)
+    tokens_per_s, seconds, per_s, done, errors = finished_since(journal, record.number if record else 1)
     expected = record.expected if record else None
     if record:
         done += record.rejected + record.done
@@ -88,14 +97,16 @@ def state_of(folder: Path) -> RunState:
         expected, done, errors = report.get("expected", expected), report["requests"], report["errors"]
     complete = bool(report) and done == expected
     if complete and not busy:
-        tokens_per_s = report["tokens_per_s"]["job"]
+        tokens_per_s, seconds = report["tokens_per_s"]["job"], report["decode_s"]
     begun = (folder / LOCK).exists() or journal.folder.is_dir() or bool(report)
     ended = "complete" if complete else "not begun" if not begun else "stopped" if busy is False else "open"
     state = "running" if busy else ended
-    return RunState(folder, shard_of(folder, report), state, expected, done, errors, tokens_per_s, record)
+    return RunState(
+        folder, shard_of(folder, report), state, expected, done, errors, tokens_per_s, seconds, per_s, record
+    )
 
 
-def finished_since(journal: Journal, attempt: int) -> tuple[float, int, int]:
+def finished_since(journal: Journal, attempt: int) -> tuple[float, float, float, int, int]:
     """What the last attempts have journaled, perhaps while one still writes.
 
     Args:
@@ -103,19 +114,21 @@ def finished_since(journal: Journal, attempt: int) -> tuple[float, int, int]:
         attempt: the first one whose requests are counted.
 
     Returns:
-        The tokens a second of the last one, requests that were finished, and how many of them with an error.
+        The tokens a second of the last one, its seconds, its requests a second; requests that were finished, and how
+        many of them with an error.
     """
     last = journal.next_attempt() - 1
-    tokens, seconds, done, errors = 0, 0.0, 0, 0
+    tokens, seconds, own, done, errors = 0, 0.0, 0, 0, 0
     for entry, where in journal.entries(min(attempt, last)):
         number = attempt_of(where.part)
         if "id" in entry and number >= attempt:
             done += 1
             errors += "figures" not in entry
         if number == last:
+            own += "id" in entry
             tokens += entry["figures"]["tokens"] if "figures" in entry else 0
             seconds = max(seconds, entry.get("at", 0.0))
-    return (tokens / seconds if seconds else 0.0), done, errors
+    return (tokens / seconds if seconds else 0.0), seconds, (own / seconds if seconds else 0.0), done, errors
 
 
 def shard_of(folder: Path, report: dict[str, Any]) -> tuple[int, int]:

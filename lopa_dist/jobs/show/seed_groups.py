@@ -13,19 +13,21 @@ from typing import Any
 from lopa_dist.checks import UserError
 from lopa_dist.jobs.setup.settings import shown
 from lopa_dist.jobs.show.paired import Paired, Verdicts, compared, verdicts
-from lopa_dist.jobs.show.report import read_report, typed_words, why_no_results
+from lopa_dist.jobs.show.report import judged, read_report, typed_words, why_no_results
 
 log = logging.getLogger("lopa_dist")
+SEEDS = ("seed", "task.problem_seed")  # runs that differ in nothing else are one point
 NEEDED = {"task", "model", "decode", "tpf", "tokens_per_s", "requests"}
 
 
 @dataclass(frozen=True)
 class SeedGroup:
-    """A point of a comparison: a run, or runs that differ in their seed alone.
+    """A point of a comparison: a run, or runs that differ in their seeds alone (`SEEDS`).
 
     Attributes:
         name: of the run folder; of several, what their names have in common.
-        report: the run's, or of several runs the first one's with mean figures and `seeds`, how many there are.
+        report: the run's, or of several runs the first one's with the figures of all, `seeds` and `streams`, how many
+            seeds and streams of problems there are.
         folders: of the runs.
     """
 
@@ -73,39 +75,54 @@ def settings_by_name(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def grouped(folder: Path, named: Sequence[tuple[str, dict[str, Any]]]) -> list[SeedGroup]:
-    """Runs whose settings differ in nothing but the seed as one point each, the slowest first.
+    """Runs whose settings differ in nothing but `seed` and `task.problem_seed` as one point each, the slowest first.
 
-    A point's accuracy is the mean, but its confidence interval is a single run's: another seed asks no new problem.
+    Another seed asks no new problem: the accuracy is the mean, and its confidence interval is a single run's. Another
+    stream of problems does: the accuracy and its interval are those of all problems.
     """
     points: dict[str, list[tuple[str, dict[str, Any]]]] = {}
     for name, report in named:
-        key = json.dumps(settings_by_name(report) | {"seed": None}, sort_keys=True)
+        key = json.dumps(settings_by_name(report) | dict.fromkeys(SEEDS), sort_keys=True)
         points.setdefault(key, []).append((name, report))
     groups = []
     for runs in points.values():
-        seeds = [report.get("seed") for _, report in runs]
-        if len(runs) > 1 and len(set(seeds)) == len(runs):
-            names = [",".join(p for p in name.split(",") if not p.startswith("seed=")) for name, _ in runs]
+        seeds = {tuple(settings_by_name(report).get(key) for key in SEEDS) for _, report in runs}
+        if len(runs) > 1 and len(seeds) == len(runs):
+            names = [",".join(p for p in name.split(",") if p.split("=")[0] not in SEEDS) for name, _ in runs]
             name = names[0] if len(set(names)) == 1 and names[0] else " + ".join(name for name, _ in runs)
-            groups.append(SeedGroup(name, mean_report([r for _, r in runs]), [folder / name for name, _ in runs]))
+            groups.append(SeedGroup(name, pooled_report([r for _, r in runs]), [folder / name for name, _ in runs]))
         else:
             groups += [SeedGroup(name, report, [folder / name]) for name, report in runs]
     return sorted(groups, key=lambda point: point.report["tpf"])
 
 
-def mean_report(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The first report with the means of the figures that are compared."""
+def pooled_report(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The first report with the figures of all: means, and of several streams of problems the sums."""
     first = reports[0]
-    means = {
+    streams: dict[Any, list[dict[str, Any]]] = {}
+    for report in reports:
+        streams.setdefault(report["task"].get("problem_seed"), []).append(report)
+    pooled: dict[str, Any] = {
         key: fmean(report[key] for report in reports)
-        for key in ("accuracy", "tpf", "rows_per_token")
+        for key in ("tpf", "rows_per_token")
         if all(key in report for report in reports)
     }
+    pooled |= {key: sum(runs[0][key] for runs in streams.values()) for key in ("requests", "errors") if key in first}
     job = fmean(report["tokens_per_s"]["job"] for report in reports)
-    seeds: dict[str, Any] = {"seed": ", ".join(str(r.get("seed")) for r in reports), "seeds": len(reports)}
-    if "accuracy" in means:
-        seeds["accuracy_sd"] = stdev(report["accuracy"] for report in reports)
-    return first | means | {"tokens_per_s": first["tokens_per_s"] | {"job": job}} | seeds
+    pooled["tokens_per_s"] = first["tokens_per_s"] | {"job": job}
+    pooled |= {"seed": ", ".join(dict.fromkeys(str(r.get("seed")) for r in reports)), "streams": len(streams)}
+    pooled["seeds"] = len(reports) // len(streams)
+    if len(streams) > 1:
+        pooled["whole_input"] = sorted({str(report.get("whole_input")) for report in reports})
+        pooled["task"] = first["task"] | {"problem_seed": ", ".join(map(str, streams))}
+    if all("accuracy" in report for report in reports):
+        counts = [judged(runs[0]) for runs in streams.values()]
+        means = [fmean(report["accuracy"] for report in runs) for runs in streams.values()]
+        pooled["judged"] = sum(counts)
+        pooled["accuracy"] = sum(mean * n for mean, n in zip(means, counts, strict=True)) / max(1, sum(counts))
+        if spreads := [stdev(r["accuracy"] for r in runs) for runs in streams.values() if len(runs) > 1]:
+            pooled["accuracy_sd"] = fmean(spreads)
+    return first | pooled
 
 
 def find_baseline(groups: Sequence[SeedGroup], asked: str) -> SeedGroup:
@@ -118,12 +135,18 @@ def find_baseline(groups: Sequence[SeedGroup], asked: str) -> SeedGroup:
     if len(named) == 1:
         return named[0]
     wanted = dict(part.removeprefix("decode.").split("=", 1) for part in asked.split(",") if "=" in part)
-    matching = [group for group in groups if wanted and wanted.items() <= in_words(group.report).items()]
+    matching = [group for group in groups if wanted and wanted.items() <= told(group).items()]
     if len(matching) == 1:
         return matching[0]
     names = ", ".join(group.name for group in matching or groups)
     many = f"{len(matching)} runs have these settings" if matching else "no run is called so or has these settings"
     raise UserError(f"--baseline {asked}: {many}; there are {names}")
+
+
+def told(group: SeedGroup) -> dict[str, str]:
+    """A point's settings by name, and what was typed, such as ``decode=verified_tree``."""
+    typed = dict(word.partition("=")[::2] for folder in group.folders[:1] for word in typed_words(folder))
+    return in_words(group.report) | {key.removeprefix("decode."): value for key, value in typed.items()}
 
 
 def in_words(report: dict[str, Any]) -> dict[str, str]:
@@ -136,15 +159,24 @@ def differences(groups: Sequence[SeedGroup], baseline: SeedGroup) -> list[Paired
 
     Nor is a point compared whose input is another one: names of problems, often their numbers, do not tell.
     """
-    of: Verdicts = verdicts(baseline.folders)
+    of: Verdicts = verdicts_of(baseline)
 
     def difference(group: SeedGroup) -> Paired | None:
-        inputs = {one.report.get("whole_input") for one in (group, baseline)}
-        if len(inputs) > 1:
+        if group.report.get("whole_input") != baseline.report.get("whole_input"):
             log.warning(
                 "%s is not compared with %s problem by problem: its input is another", group.name, baseline.name
             )
             return None
-        return compared(verdicts(group.folders), of)
+        return compared(verdicts_of(group), of)
 
     return [None if group is baseline else difference(group) for group in groups]
+
+
+def verdicts_of(group: SeedGroup) -> Verdicts:
+    """A point's verdicts by problem; problems of several streams have the same names, so each stream's number too."""
+    if group.report.get("streams", 1) == 1:
+        return verdicts(group.folders)
+    streams: dict[str, list[Path]] = {}
+    for folder in group.folders:
+        streams.setdefault(str(read_report(folder / "report.json")["task"]["problem_seed"]), []).append(folder)
+    return {f"{stream}/{name}": right for stream, runs in streams.items() for name, right in verdicts(runs).items()}

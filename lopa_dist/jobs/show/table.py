@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path, PurePosixPath
@@ -17,10 +17,14 @@ from lopa_dist.jobs.folder.results import result_lines
 from lopa_dist.jobs.show.report import read_report, why_no_results
 from lopa_dist.jobs.show.run_page import items_again, question
 from lopa_dist.remote import is_remote, put
+from lopa_dist.tasks.rows import ending as ending_of
+from lopa_dist.tasks.rows import files_of, is_dataset
+from lopa_dist.tasks.rows import rows as source_rows
 from lopa_dist.tasks.task import Item
 
 AT_ONCE = 1000  # rows in memory
 FIRST = ("id", "sample", "prompt", "text", "correct", "extracted", "finish_reason", "error")
+FIGURES = ("prompt_tokens", "completion_tokens", "forwards", "latency_s", "tokens_per_forward")  # not in errors' rows
 ELSEWHERE = ("custom_id", "index", "sample", "usage", "tpf", "metadata")  # of a line, which have another form here
 
 
@@ -50,21 +54,23 @@ def write_table(folder: Path, out: str | Path, key: str = "--out") -> tuple[int,
     if not (folder / "results.jsonl").exists():
         raise ValueError(why_no_results(folder, "no results.jsonl; name the folder of a run"))
     missing = why_without_prompts(folder)
+    types = input_types(folder) if ending == ".parquet" and not missing else {}
     kinds: dict[str, set[type]] = {}
+    own: dict[str, Any] = {}
     count = 0
-    for row in rows(folder, not missing):
+    for row in rows(folder, not missing, types, own):
         for name, value in row.items():
             kinds.setdefault(name, set()).add(Large if isinstance(value, int) and not fits(value) else type(value))
         count += 1
     names = [name for name in FIRST if name in kinds] + [name for name in kinds if name not in FIRST]
     with to_be_written(out, key) as file:
         if ending == ".parquet":
-            write_parquet(file, rows(folder, not missing), {name: kinds[name] for name in names})
+            write_parquet(file, rows(folder, not missing, types, own), {name: kinds[name] for name in names}, own)
         else:
             with file.open("w", encoding="utf-8", newline="") as opened:
                 writer = csv.DictWriter(opened, names)
                 writer.writeheader()
-                writer.writerows(rows(folder, not missing))
+                writer.writerows(rows(folder, not missing, {}, {}))
     return count, names, missing
 
 
@@ -72,7 +78,10 @@ def write_table(folder: Path, out: str | Path, key: str = "--out") -> tuple[int,
 def to_be_written(out: str | Path, key: str) -> Iterator[Path]:
     """Yield a file that is put in its place, here or elsewhere, when it is whole."""
     if not is_remote(str(out)):
-        with atomic(Path(out).expanduser()) as file:
+        place = Path(out).expanduser()
+        if key == "task.output":
+            place.parent.mkdir(parents=True, exist_ok=True)
+        with atomic(place) as file:
             yield file
         return
     with TemporaryDirectory(prefix="lopa_dist-") as folder:
@@ -81,13 +90,29 @@ def to_be_written(out: str | Path, key: str) -> Iterator[Path]:
         put(file, str(out), key)
 
 
-def write_parquet(file: Path, table_rows: Iterator[dict[str, Any]], kinds: dict[str, set[type]]) -> None:
+def input_types(folder: Path) -> dict[str, Any]:
+    """Return the Arrow types of the columns of a run's input, where that is Parquet on this machine; else none."""
+    source = read_report(folder / "report.json")["task"]["input"]
+    if not source or source == "-" or is_remote(source) or is_dataset(source):
+        return {}
+    files = files_of(source)
+    if not files or ending_of(files[0]) != ".parquet":
+        return {}
+    from pyarrow.parquet import read_schema
+
+    return {field.name: field.type for field in read_schema(files[0])}
+
+
+def write_parquet(
+    file: Path, table_rows: Iterator[dict[str, Any]], kinds: dict[str, set[type]], own: dict[str, Any]
+) -> None:
     """Write rows, some at a time; a column whose values are of several kinds holds texts.
 
     Args:
         file: to be written.
         table_rows: the rows.
         kinds: of the values, by column.
+        own: Arrow types of columns that the input had, too.
     """
     try:
         import pyarrow
@@ -98,8 +123,8 @@ def write_parquet(file: Path, table_rows: Iterator[dict[str, Any]], kinds: dict[
     columns = {}
     for name, found in kinds.items():
         [kind, *others] = found - {type(None)} or {str}
-        columns[name] = pyarrow.string() if others else types.get(kind, pyarrow.string())
-    texts = [name for name, kind in columns.items() if kind == pyarrow.string()]
+        columns[name] = own.get(name) or (pyarrow.string() if others else types.get(kind, pyarrow.string()))
+    texts = [name for name, kind in columns.items() if kind == pyarrow.string() and name not in own]
     with pyarrow.parquet.ParquetWriter(file, pyarrow.schema(columns.items())) as writer:
         while some := list(islice(table_rows, AT_ONCE)):
             for name in texts:
@@ -132,8 +157,17 @@ def why_without_prompts(folder: Path) -> str:
     return ""
 
 
-def rows(folder: Path, prompts: bool) -> Iterator[dict[str, Any]]:
-    """The results of a run, each by the names of the columns; columns of the input keep their names where they can."""
+def rows(folder: Path, prompts: bool, types: Mapping[str, Any], own: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The results of a run, each by the names of the columns; columns of the input keep their names where they can.
+
+    Args:
+        folder: of the run.
+        prompts: whether the input is read once more.
+        types: of the input's columns whose values are as they were there, not as JSON has them.
+        own: gets the types of these columns by the names that they have here.
+    """
+    given = source_rows(read_report(folder / "report.json")["task"]["input"]) if types else iter(())
+    number, value = 0, dict[str, Any]()
     lines = lines_and_items(folder) if prompts else ((line, None) for _, line in result_lines(folder / "results.jsonl"))
     for line, item in lines:
         sample = line.get("sample")
@@ -142,12 +176,21 @@ def rows(folder: Path, prompts: bool) -> Iterator[dict[str, Any]]:
             row = {"id": line["custom_id"].removesuffix(f"#{sample}"), "sample": sample}
         if item is not None:
             row["prompt"] = question(item)
-        row |= {key: value for key, value in line.items() if key not in ELSEWHERE} | line.get("usage", {})
+        row |= {key: cell for key, cell in line.items() if key not in ELSEWHERE} | line.get("usage", {})
         if "tpf" in line:
             row["tokens_per_forward"] = line["tpf"]
-        for key, value in line.get("metadata", {}).items():
-            row[key if key not in row and key not in FIRST else f"input.{key}"] = value
-        yield {key: plain(value) for key, value in row.items()}
+        fields = line.get("metadata", {})
+        names = {key: key if key not in row and key not in (*FIRST, *FIGURES) else f"input.{key}" for key in fields}
+        row |= {names[key]: cell for key, cell in fields.items()}
+        row = {name: plain(cell) for name, cell in row.items()}
+        if types and item is not None and item.origin is not None:
+            while number < item.origin.line:
+                source = next(given)
+                number, value = source.number, source.value or {}
+            of_input = {names[key]: key for key in fields if key in types and key in value}
+            row |= {name: value[key] for name, key in of_input.items()}
+            own |= {name: types[key] for name, key in of_input.items()}
+        yield row
 
 
 def plain(value: Any) -> Any:

@@ -1,5 +1,8 @@
 """Weights & Biases: one run per job, written by rank 0, and one for each other rank with logging.wandb.ranks=true.
 
+It gets settings and figures. No text of a prompt or an answer is among them, nor what W&B would find out about the
+program and its arguments; logging.wandb.texts=true adds the results and the page.
+
 A job never needs it. Its service is another process, which may be killed, hang, or find its disk full, so all that
 talks to it is an `Extra`.
 """
@@ -11,6 +14,7 @@ import json
 import logging
 import os
 import resource
+import secrets
 import signal
 import time
 from dataclasses import asdict
@@ -21,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lopa_dist.atomic import write_lines
 from lopa_dist.config import Config
 from lopa_dist.engine.drafter import SOURCES
 from lopa_dist.engine.loop import Engine
@@ -35,6 +40,7 @@ INIT_TIMEOUT_S = 30.0  # a compute node may have no network
 LIMIT_S = 30.0  # for an entry to be logged
 FINISH_LIMIT_S = 120.0  # for the results to be written, or sent
 STOP_LIMIT_S = 10.0  # the same where the job was asked to stop
+NOT_FIGURES = ("model", "task", "decode", "engine", "failures", "made")  # of a report; reasons may quote a prompt
 TABLE_ROWS = 1000  # of the results table
 ARTIFACT_BYTES = 100_000_000  # larger results stay in the run folder only
 
@@ -44,12 +50,16 @@ class WandbLog:
 
     def __init__(self, config: Config, folder: Path, rank: int) -> None:
         mode = chosen_mode(config)
-        self.every_s, self.folder = config.logging.every_s, folder
+        self.every_s, self.folder, self.texts = config.logging.every_s, folder, config.logging.wandb.texts
+        self.place = folder / "wandb" / f"run-{rank}.json"
+        self.id, self.steps_before = run_of(self.place)
         self.extra = Extra("W&B is lost", LIMIT_S, abandon_service)
         run = self.extra.wait(lambda: self.begin_or_refusal(config, mode, rank), 2 * INIT_TIMEOUT_S + LIMIT_S)
         if isinstance(run, ValueError):
             raise run
         self.run = run  # None where it is lost
+        if run is not None:
+            remember(self.place, self.id, self.steps_before)
         self.last = time.perf_counter()
         self.before = totals(Statistics(), {})
 
@@ -72,6 +82,8 @@ class WandbLog:
 
         options, folder = config.logging.wandb, self.folder
         return wandb.init(
+            id=self.id,
+            resume="allow" if mode == "online" else None,
             project=options.project,
             entity=options.entity,
             group=options.group or (folder.name if options.ranks else None),
@@ -80,9 +92,16 @@ class WandbLog:
             tags=list(options.tags),
             dir=folder,
             mode=mode,  # type: ignore[arg-type]  # checked by WandbConfig
-            config=asdict(config),
+            config=settings_told(config),
             settings=wandb.Settings(
-                console="off", silent=True, x_disable_stats=mode != "online", init_timeout=INIT_TIMEOUT_S
+                console="off",
+                silent=True,
+                x_disable_stats=mode != "online",
+                init_timeout=INIT_TIMEOUT_S,
+                x_disable_meta=True,
+                x_disable_machine_info=True,
+                disable_git=True,
+                save_code=False,
             ),
         )
 
@@ -120,7 +139,8 @@ class WandbLog:
         entry["requests_taken"] = statistics.admitted
         self.last, self.before = now, reached
         if (run := self.run) is not None:
-            self.extra.post(partial(run.log, entry, step=statistics.steps))
+            self.extra.post(partial(run.log, entry, step=self.steps_before + statistics.steps))
+            remember(self.place, self.id, self.steps_before + statistics.steps)
 
     def finish(self, engine: Engine, stopped: bool, report: dict[str, Any]) -> None:
         """The end of the run.
@@ -138,9 +158,15 @@ class WandbLog:
 
     def log_results(self, run: wandb.Run, report: dict[str, Any]) -> None:
         """Log what rank 0 has at the end, and wait until it is written or sent."""
+        run.summary.update({k: v for k, v in report.items() if k not in NOT_FIGURES})
+        if self.texts:
+            self.log_texts(run)
+        run.finish()
+
+    def log_texts(self, run: wandb.Run) -> None:
+        """Log what holds texts: the results and the page."""
         import wandb
 
-        run.summary.update({k: v for k, v in report.items() if k not in ("model", "task", "decode", "engine")})
         results = self.folder / "results.jsonl"
         run.log({"results": results_table(results)})
         artifact = wandb.Artifact(f"results-{run.id}", "results")
@@ -149,7 +175,32 @@ class WandbLog:
         if results.stat().st_size <= ARTIFACT_BYTES:
             artifact.add_file(str(results))
         run.log_artifact(artifact)
-        run.finish()
+
+
+def settings_told(config: Config) -> dict[str, Any]:
+    """Return the settings for W&B: without those that are texts of the user's, unless texts are wished."""
+    told = asdict(config)
+    if not config.logging.wandb.texts:
+        for name in ("prompt", "response_format"):
+            del told["task"][name]
+        del told["model"]["template"]
+    return told
+
+
+def run_of(place: Path) -> tuple[str, int]:
+    """Return the id of a run folder's run, and the steps that its attempts have logged; a new id for a new one."""
+    try:
+        found = json.loads(place.read_text(encoding="utf-8"))
+        return str(found["id"]), int(found["steps"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return secrets.token_hex(4), 0
+
+
+def remember(place: Path, name: str, steps: int) -> None:
+    """Write down a run's id and steps for the next attempt; a job goes on if it cannot."""
+    with contextlib.suppress(OSError):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_lines(place, [json.dumps({"id": name, "steps": steps})])
 
 
 def chosen_mode(config: Config) -> str:

@@ -22,6 +22,7 @@ from lopa_dist.jobs.commands.status import status
 from lopa_dist.jobs.folder.attempt_record import AttemptRecord, Submission
 from lopa_dist.jobs.folder.one_job import only_job
 from lopa_dist.jobs.run.job import run
+from lopa_dist.jobs.show.report import duration
 from lopa_dist.jobs.show.run_state import state_of
 from lopa_dist.parallel.launcher import Start, World
 from tests.jobs.folder.test_one_job import other
@@ -123,6 +124,8 @@ def test_a_batch_script_s_array_is_continued_by_one(
     folder = Path("outputs/slurm-7")
     assert said(folder).splitlines()[-1] == f"LAUNCH=srun sbatch --array=1-2 --nodes=2 launch/job.sh {words}"
     assert said(folder).splitlines()[-2].endswith("run the rest, unless squeue lists it, with:")
+    replace(record, submission=Submission(1, 0, 4)).write(folder / "shard-0" / "journal")
+    assert said(folder).splitlines()[-1].startswith("RANKS=4 sbatch --array=1-2 launch/job.sh ")
     by_torchrun = replace(record, launcher="torchrun", ranks=16, submission=Submission(2, 8, 4))
     by_torchrun.write(folder / "shard-0" / "journal")
     assert said(folder).splitlines()[-1].startswith("sbatch --array=1-2 --nodes=2 --gpus-per-node=8 launch/job.sh ")
@@ -214,3 +217,20 @@ def test_where_no_run_is_it_says_so(tmp_path: Path) -> None:
 
 def test_numbers_as_slurm_writes_them() -> None:
     assert spans([7, 3, 4, 5, 1]) == "1,3-5,7"
+
+
+def test_elapsed_and_remaining_time(array: Path, tmp_path: Path) -> None:
+    """The time left follows from the pace of the whole attempt."""
+    found = state_of(array / "shard-1")
+    assert (found.done, found.open) == (1, 1)
+    assert found.left_s == pytest.approx(found.seconds)
+    assert cells(said(array / "shard-1"))[0][6:] == [duration(found.seconds), "-"]  # it does not run
+    whole = cells(said(array / "shard-3"))[0]
+    report = json.loads((array / "shard-3" / "report.json").read_text())
+    assert whole[6:] == [duration(report["decode_s"]), "-"]
+    shutil.copytree(array / "shard-1", tmp_path / "shard-1")
+    process = other(tmp_path / "shard-1")
+    row = cells(said(tmp_path / "shard-1"))[0]
+    process.kill()
+    process.communicate()
+    assert row[7] == duration(found.seconds)

@@ -30,7 +30,7 @@ from lopa_dist.engine.loop import Engine
 from lopa_dist.jobs.run.answers import NOT_NUMBERS
 from lopa_dist.jobs.run.job import Job, in_words, parameters, run
 from lopa_dist.jobs.show import wandb_log
-from lopa_dist.jobs.show.compare import compare, settings_distinguish, short_names
+from lopa_dist.jobs.show.compare import compare, names_of, words_of
 from lopa_dist.jobs.show.seed_groups import SeedGroup
 from lopa_dist.jobs.show.wandb_log import WandbLog, children
 from lopa_dist.models.files import EMBEDDED
@@ -70,12 +70,13 @@ def test_results_hold_the_contract(finished: tuple[Path, dict[str, Any]]) -> Non
     for line in found:
         assert set(line) == {
             "custom_id", "index", "text", "token_ids", "finish_reason", "usage", "tpf", "latency_s", "correct",
-            "extracted",
+            "extracted", "expected",
         }  # fmt: skip
         usage = line["usage"]
         assert usage["completion_tokens"] == len(line["token_ids"])
         assert line["tpf"] == pytest.approx(usage["completion_tokens"] / usage["forwards"], abs=1e-4)
         assert line["finish_reason"] in ("stop", "length")
+        assert line["correct"] == (line["expected"] == line["extracted"])
     assert not list(folder.glob("*.partial"))
 
 
@@ -168,10 +169,35 @@ def test_wandb_offline_file_holds_config_steps_and_figures(finished: tuple[Path,
     assert all(row["confidence/best"] >= row["confidence/anchor"] for row in scored)
     assert all(row["memory_gib"] > 0 and row["comm_bytes/all_gather"] == 0 for row in steps)
     assert steps[-1]["requests_taken"] == 12
-    assert any(key.startswith("results") for row in logged["history"] for key in row)
-    assert logged["artifacts"] == ["run_table", "results"]
+    assert not any(key.startswith("results") for row in logged["history"] for key in row)
+    assert logged["artifacts"] == []
     assert logged["summary"]["accuracy"] == report["accuracy"]
     assert logged["summary"]["tpf"] == report["tpf"]
+
+
+@pytest.mark.parametrize("texts", [False, True])
+def test_texts_reach_wandb_only_where_that_is_wished(tmp_path: Path, texts: bool) -> None:
+    """Neither prompts nor answers, nor what an error quotes; and all attempts are one run, whose steps go on."""
+    prompts, folder = tmp_path / "in.jsonl", tmp_path / "run"
+    own = [{"custom_id": f"secret{i}", "text": f"zebras {i}", "max_tokens": 4} for i in range(3)]
+    own.append({"custom_id": "bad", "text": "x", "max_tokens": "secret"})
+    ids, steps = [], [0]
+    for count in (1, 4):
+        prompts.write_text("".join(json.dumps(line) + "\n" for line in own[-count:]))
+        job = config(TaskConfig("batch", None, str(prompts), prompt="zebras: {text}"), "offline")
+        job.logging.wandb.texts = texts
+        run(job, folder, World("python"))
+        [log] = sorted(folder.glob("wandb/offline-run-*/*.wandb"))
+        found = b"".join(record.SerializeToString() for record in wandb_file.records(log))
+        assert (b"zebras" in found) == texts
+        assert texts or b"secret" not in found
+        if texts:
+            assert wandb_file.read(folder)["artifacts"] == ["run_table", "results"]
+        ids.append(log.stem.removeprefix("run-"))
+        steps.append(json.loads((folder / "wandb" / "run-0.json").read_text())["steps"])
+        shutil.rmtree(log.parent)
+    assert ids[0] == ids[1]
+    assert steps == sorted(steps)
 
 
 def test_own_prompts_bad_lines_and_gzip(tmp_path: Path) -> None:
@@ -449,12 +475,15 @@ def test_results_do_not_depend_on_the_page(
 
 
 def test_runs_of_a_sweep_are_distinguished(tmp_path: Path, finished: tuple[Path, dict[str, Any]]) -> None:
-    """By decode settings where they do, else by what their names do not have in common."""
+    """By settings, or a name that a person gave; where these are equal, by what names do not have in common."""
     report = finished[1]
     named = [(f"seed={i},task.limit=9", report) for i in range(2)]
-    groups = [SeedGroup(name, report, []) for name, report in named]
-    assert not settings_distinguish(groups)
-    assert short_names([name for name, _ in named]) == ["seed=0", "seed=1"]
+
+    def names(*runs: tuple[str, dict[str, Any]]) -> list[str]:
+        groups = [SeedGroup(name, report, []) for name, report in runs]
+        return names_of(groups, words_of(groups))
+
+    assert names(*named) == ["seed=0", "seed=1"]
     for name, _ in named:
         (tmp_path / name).mkdir()
         (tmp_path / name / "report.json").write_text(json.dumps(report))
@@ -464,8 +493,8 @@ def test_runs_of_a_sweep_are_distinguished(tmp_path: Path, finished: tuple[Path,
     assert "seed=0" in shown
     assert "seed=1" in shown
     other = report | {"decode": report["decode"] | {"branches": 5}}
-    assert settings_distinguish([SeedGroup("decode.branches=2", report, []), SeedGroup("decode.branches=5", other, [])])
-    assert not settings_distinguish([SeedGroup("plain", report, []), SeedGroup("lopa", other, [])])
+    assert names(("decode.branches=2,seed=1", report), ("x=5", other)) == ["branches=2", "branches=5"]
+    assert names(("plain", report), ("lopa", other)) == ["plain (branches=2)", "lopa (branches=5)"]
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "report.json").write_text("{}")
     with pytest.raises(ValueError, match=r"foreign/report\.json is no report of a job"):

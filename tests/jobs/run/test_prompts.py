@@ -103,6 +103,50 @@ def test_answers_that_repeat_one_another_are_told(
         assert len(encoder.warnings()) == bool(told)
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_prompt_that_is_too_long_is_cut_where_that_is_wished(
+    embedded_tokenizer: PreTrainedTokenizerFast, side: str
+) -> None:
+    """The chat template and earlier messages stay; what fits is not changed."""
+    words = " ".join(f"Tom has {n % 10} coins ." for n in range(60))
+    small = replace(SMALL, max_positions=128, vocab_size=496, mask_id=1)
+    config = replace(composed([f"task.truncate={side}"]), decode=DecodeConfig(max_new_tokens=32))
+    encoder = Encoder(config, small, embedded_tokenizer)
+    items = [Item("a", words), Item("b", messages=[*TURNS[:2], {"role": "user", "content": words}]), Item("c", "Tom")]
+    items.append(Item("d", messages=[{"role": "user", "content": words}, TURNS[0]]))
+    for item, request in zip(items, encoder.encode_all(0, items), strict=True):
+        if item.custom_id == "d":
+            assert isinstance(request, Rejection)
+            assert "the model has 128 positions; shorten the prompt (task.truncate does)" in request.message
+            continue
+        assert isinstance(request, Request)
+        text = str(embedded_tokenizer.decode(list(request.prompt)))
+        turns = ["Tom has 3 coins ."] if item.custom_id == "b" else []
+        head = "".join(f"<|user|> {turn}<|assistant|> 3<|endoftext|>" for turn in turns) + "<|user|>"
+        assert text.startswith(head)
+        assert text.endswith("<|assistant|>")
+        own = text.removeprefix(head).removesuffix("<|assistant|>").strip()
+        if item.custom_id == "c":
+            assert own == "Tom"
+        else:
+            assert 92 <= len(request.prompt) <= 96
+            assert (words.endswith if side == "left" else words.startswith)(own)
+    assert encoder.warnings()[-1].endswith("(task.truncate): 2")
+    plain = Encoder(replace(config, task=composed([]).task), small, embedded_tokenizer)
+    assert isinstance(plain.encode(0, items[0]), Rejection)
+
+
+def test_a_missing_chat_template_is_told(embedded_tokenizer: PreTrainedTokenizerFast) -> None:
+    """The texts of an instruct model that lost its own are garbage; who wants none says so."""
+    tokenizer = copy.deepcopy(embedded_tokenizer)
+    for mode, template, told in (("auto", None, 1), ("never", None, 0), ("auto", embedded_tokenizer.chat_template, 0)):
+        tokenizer.chat_template = template
+        config = Config(model=ModelOptions(path="my/own", chat_template=mode), decode=DecodeConfig(max_new_tokens=8))
+        warnings = Encoder(config, SMALL, tokenizer).warnings()
+        assert len(warnings) == told
+        assert all("model=my/own has no chat template: prompts go in as they are" in warning for warning in warnings)
+
+
 THINKING = (
     "{% for m in messages %}<|user|> {{ m.content }}{% endfor %}<|assistant|>"
     "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>{% endif %}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from lopa_dist.checks import UserError
 from lopa_dist.config import TaskConfig
 from lopa_dist.jobs.run.job import run
 from lopa_dist.jobs.show.compare import compare, curves_of
+from lopa_dist.jobs.show.metrics import wilson
 from lopa_dist.jobs.show.seed_groups import SeedGroup, load_reports
 from lopa_dist.parallel.launcher import World
 from tests.jobs.run.test_job import config
@@ -62,7 +64,7 @@ def test_each_run_is_a_point_and_a_row_with_its_settings(tmp_path: Path, report:
     assert page.count("svg") == 3
     assert page.count("circle") == 3 * len(RUNS)
     for branches, tau, tpf, accuracy, rows in RUNS:
-        tooltip = f"branches {branches}, tau_conf {tau}, accuracy % {100 * accuracy:.1f} ("
+        tooltip = f"run branches={branches}, tau_conf={tau}, accuracy % {100 * accuracy:.1f} ("
         figures = f"), TPF {tpf:.2f}, rows/token {rows:.1f}"
         assert sum(tooltip in title and figures in title for title in page.titles) == 3
         assert f"lopa-dist decode.branches={branches} decode.tau_conf={tau}" in page.text
@@ -136,7 +138,7 @@ def test_settings_of_all_sections_tell_runs_apart(tmp_path: Path, report: dict[s
     page = Page(tmp_path / "comparison.html")
     assert "task.limit" in page.text
     assert "<b>a" in page.text
-    assert any("task.limit 20" in title for title in page.titles)
+    assert any("run b (task.limit=20), accuracy" in title for title in page.titles)
 
 
 def make(folder: Path, name: str, report: dict[str, Any], right: str, **decode: Any) -> None:
@@ -189,7 +191,126 @@ def test_runs_without_a_report_are_in_the_table(tmp_path: Path, report: dict[str
     (tmp_path / "decode.drafts=4" / "shard-0" / ".hydra" / "overrides.yaml").write_text("[]")
     console = Console(width=100, record=True)
     compare(tmp_path, console)
-    [row] = [line.split() for line in console.export_text().splitlines() if line.strip().startswith("9 ")]
-    assert row[:3] == ["9", "not", "finished"]
+    [row] = [line.split() for line in console.export_text().splitlines() if line.strip().startswith("drafts=9 ")]
+    assert row[:3] == ["drafts=9", "not", "finished"]
     assert (tmp_path / "comparison.csv").read_text().splitlines()[3].startswith("decode.drafts=9,9,")
     assert "Not finished, so not above: decode.drafts=9" in Page(tmp_path / "comparison.html").text
+
+
+def test_streams_of_problems_are_pooled(tmp_path: Path, report: dict[str, Any]) -> None:
+    """Their interval is of all problems, and a baseline is compared on each stream's own."""
+    verdicts = {0: ("+++-", "++--++", "+-+"), 4: ("++--", "++----", "+--")}
+    for drafts, streams in verdicts.items():
+        for stream, right in enumerate(streams, 3):
+            name = f"decode.drafts={drafts},task.problem_seed={stream}"
+            of_stream = report | {"task": report["task"] | {"problem_seed": stream}, "whole_input": str(stream)}
+            make(tmp_path, name, of_stream, right, drafts=drafts)
+    compare(tmp_path, Console(quiet=True), baseline="drafts=0")
+    with (tmp_path / "comparison.csv").open(newline="") as file:
+        plain, drafted = csv.DictReader(file)
+    assert (plain["drafts"], plain["judged"], plain["streams"], plain["requests"]) == ("0", "13", "3", "13")
+    assert float(plain["accuracy"]) == pytest.approx(9 / 13)
+    low, high = wilson(9 / 13, 13)
+    assert float(plain["accuracy_low"]) == pytest.approx(low)
+    assert float(plain["accuracy_high"]) == pytest.approx(high)
+    assert (drafted["better"], drafted["worse"]) == ("0", "4")
+    assert "accuracy_sd" not in plain
+
+
+def test_equal_runs_are_no_spread(tmp_path: Path, report: dict[str, Any]) -> None:
+    for seed in (0, 1, 2):
+        make(tmp_path, f"seed={seed}", report, "++--")
+    make(tmp_path, "other", report, "+---", drafts=3)
+    console = Console(width=140, record=True)
+    compare(tmp_path, console)
+    assert "3, equal at temperature 0" in console.export_text()
+    assert "accuracy_sd" not in (tmp_path / "comparison.csv").read_text()
+
+
+def made_sweep(folder: Path, report: dict[str, Any], count: int) -> list[str]:
+    """`count` runs of presets and thresholds, as people type them; returns what they are called."""
+    presets = ["decode=verified", "decode=verified_tree", "decode=d2f", "decode=vanilla", "decode=lopa"]
+    typed = [[presets[i % 5]] + ([f"decode.tau_conf=0.{90 - 5 * (i // 5)}"] if count > 5 else []) for i in range(count)]
+    for i, words in enumerate(typed):
+        run_folder = folder / ",".join(words)
+        (run_folder / ".hydra").mkdir(parents=True)
+        (run_folder / ".hydra" / "overrides.yaml").write_text("".join(f"- {word}\n" for word in [*words, "seed=0"]))
+        decode = report["decode"] | {"drafts": i % 5, "tau_conf": 0.9 - 0.05 * (i // 5), "tau_act": 0.5 + i % 5}
+        figures = {
+            "tpf": 1 + (i * 7 % 11) / 3,
+            "accuracy": 0.98 - (i * 5 % 13) / 90,
+            "rows_per_token": 5.0 + i * 3 % 17,
+        }
+        made = report | figures | {"requests": 300, "judged": 300, "decode": decode}
+        (run_folder / "report.json").write_text(json.dumps(made))
+    return [", ".join(word.replace("decode.", "") for word in words) for words in typed]
+
+
+@pytest.mark.parametrize("count", [4, 18, 40])
+def test_runs_are_called_as_they_were_typed_and_the_table_has_no_broken_figures(
+    tmp_path: Path, report: dict[str, Any], count: int
+) -> None:
+    names = made_sweep(tmp_path, report, count)
+    console = Console(width=80, record=True)
+    compare(tmp_path, console)
+    shown = console.export_text()
+    page = Page(tmp_path / "comparison.html")
+    for name in names:
+        assert name in page.text
+    assert len(re.findall(r"\d\d\.\d \(\d\d\.\d-\d\d\.\d\) ", shown)) == count
+    with (tmp_path / "comparison.csv").open(newline="") as file:
+        assert {row["name"] for row in csv.DictReader(file)} == {*names}
+    for name, width in (("pareto", 7.0), ("pareto-column", 3.3)):
+        data = (tmp_path / f"{name}.pdf").read_bytes()
+        assert b"/Subtype /Type3" not in data
+        assert b"/Subtype /Type0" in data, "a font of Type 42"
+        [box] = re.findall(rb"/MediaBox \[ 0 0 ([\d.]+) ", data)
+        assert float(box) == pytest.approx(72 * width)
+
+
+def test_each_task_and_model_has_a_section(tmp_path: Path, report: dict[str, Any]) -> None:
+    for task in ("arithmetic", "lists"):
+        for drafts in (0, 4):
+            of_task = report | {"task": report["task"] | {"name": task}}
+            make(tmp_path, f"decode.drafts={drafts},task={task}", of_task, "++-" + "+" * drafts, drafts=drafts)
+    console = Console(width=100, record=True)
+    compare(tmp_path, console, baseline="drafts=0")
+    shown = console.export_text()
+    assert shown.index("arithmetic with embedded") < shown.index("lists with embedded")
+    page = Page(tmp_path / "comparison.html")
+    assert page.count("svg") == 2 * 3
+    assert page.text.count("The most accurate is number") == 2
+    assert {file.name for file in tmp_path.glob("*.pdf")} == {
+        f"pareto-{task}-with-embedded{column}.pdf" for task in ("arithmetic", "lists") for column in ("", "-column")
+    }
+    assert len((tmp_path / "comparison.csv").read_text().splitlines()) == 5
+
+
+def test_what_was_swept_names_a_baseline(tmp_path: Path, report: dict[str, Any]) -> None:
+    made_sweep(tmp_path, report, 4)
+    for name in tmp_path.glob("*/report.json"):
+        lines = [{"custom_id": str(i), "index": i, "finish_reason": "stop", "correct": True} for i in range(3)]
+        (name.parent / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    compare(tmp_path, Console(quiet=True), baseline="decode=d2f")
+    with (tmp_path / "comparison.csv").open(newline="") as file:
+        assert {row["name"]: row["difference"] for row in csv.DictReader(file)} == {
+            "decode=d2f": "", "decode=verified": "0.0", "decode=verified_tree": "0.0", "decode=vanilla": "0.0"
+        }  # fmt: skip
+
+
+def test_tables_for_a_paper_and_a_readme(
+    tmp_path: Path, report: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    made_sweep(tmp_path, report, 4)
+    compare(tmp_path, form="latex")
+    table = capsys.readouterr().out
+    assert table.startswith("\\begin{table}\n")
+    assert "\\toprule\n" in table
+    assert "\ndecode=verified\\_tree & 9" in table
+    assert re.search(r"& \d\d\.\d \(\d\d\.\d--\d\d\.\d\) &", table)
+    assert len({line.count("&") for line in table.splitlines() if line.endswith("\\\\")}) == 1
+    compare(tmp_path, form="markdown")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "**arithmetic with embedded**"
+    assert [line.count("|") for line in lines[2:-1]] == [lines[2].count("|")] * 6
+    assert not (tmp_path / "comparison.html").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import re
 
 import pytest
@@ -10,6 +11,7 @@ from rich.console import Console
 
 from lopa_dist.engine.statistics import Statistics
 from lopa_dist.jobs.show.progress import ProgressDisplay
+from lopa_dist.parallel.stop import Stop
 
 
 class Closed(io.StringIO):
@@ -25,7 +27,7 @@ def test_a_closed_terminal_ends_no_job(monkeypatch: pytest.MonkeyPatch, caplog: 
         patch.setattr("sys.stderr", Closed())
         with ProgressDisplay("always", 9, Statistics(), 5.0) as display:
             for done in range(3):
-                display.update({"done": done, "tokens": 1, "forwards": 1, "judged": 0, "right": 0})
+                display.update({"done": done, "tokens": 1, "forwards": 1, "judged": 0, "right": 0, "failed": 0})
     assert [record.message.split(" (")[0] for record in caplog.records] == ["WARNING: progress can no longer be shown"]
 
 
@@ -36,7 +38,7 @@ def test_count_and_time_stay_whole(total: int, width: int) -> None:
     statistics.wins.update({0: 5, 1: 6})
     display = ProgressDisplay("always", total, statistics, 5.0)
     for done in (total // 4, total // 2):  # two, for the time left
-        display.update({"done": done, "tokens": 12_345, "forwards": 3_210, "judged": 100, "right": 97})
+        display.update({"done": done, "tokens": 12_345, "forwards": 3_210, "judged": 100, "right": 97, "failed": 0})
     console = Console(width=width, file=io.StringIO(), record=True)
     console.print(display.progress.get_renderable())
     (line,) = console.export_text().splitlines()
@@ -46,3 +48,21 @@ def test_count_and_time_stay_whole(total: int, width: int) -> None:
     if width == 200:
         assert "97.0% right, lookahead won 55%" in line
     assert ("\u2026" in line) == (width < 200)
+
+
+def test_failures_elapsed_time_and_a_stop_are_said(caplog: pytest.LogCaptureFixture) -> None:
+    display, stop = ProgressDisplay("auto", 9, Statistics(), 5.0), Stop(20.0)
+    now = {"done": 3, "tokens": 10, "forwards": 5, "judged": 0, "right": 0}
+    display.began -= 333
+    display.update(now | {"failed": 2})
+    assert display.status().startswith("2 failed, 0:05:33 so far, 0 tokens/s")
+    display.update(now | {"failed": 0})
+    assert display.status().startswith("0:05:33 so far")
+    with caplog.at_level(logging.INFO, "lopa_dist"):
+        display.stopping(stop, 16)
+        assert not caplog.messages
+        stop.ask("SIGTERM")
+        display.stopping(stop, 16)
+        display.stopping(stop, 15)
+    assert caplog.messages == ["stopping: 16 in flight, at most 20 s (job.grace_s)"]
+    assert display.status().startswith("stopping, 0:05:33 so far")

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
 from lopa_dist.config import TaskConfig
+from lopa_dist.jobs.commands.trace import verdict_of
+from lopa_dist.jobs.folder.results import results
 from lopa_dist.jobs.run.job import run
+from lopa_dist.jobs.show import run_page
 from lopa_dist.jobs.show.compare import compare
 from lopa_dist.jobs.show.metrics import wilson
-from lopa_dist.jobs.show.report import UNCONFINED, accuracy_interval, figures, read_report
+from lopa_dist.jobs.show.report import UNCONFINED, accuracy_interval, duration, figures, read_report
 from lopa_dist.jobs.show.run_page import LONGEST, questions_again, questions_of, short, write_run_page
 from lopa_dist.parallel.launcher import World
 from lopa_dist.tasks.task import Item
@@ -162,3 +166,58 @@ def test_half_a_surrogate_pair_does_no_harm(judged: Path, tmp_path: Path) -> Non
     (folder / "results.jsonl").write_text(json.dumps(line | {"text": "a \ud800 b"}) + "\n")
     write_run_page(folder, read_report(folder / "report.json"), {})
     assert "a \ufffd b" in Page(folder / "report.html").text
+
+
+def test_a_stopped_batch_says_so_first(hostile: Path, tmp_path: Path) -> None:
+    """How much is done of how many, failures by reason, and the time of all attempts."""
+    report = read_report(hostile / "report.json")
+    assert report["failures"] == {"prompt must be a non-empty string; one line for each prompt": 1}
+    assert {"date", "host", "device", "load"} == report["made"].keys()
+    assert "STOPPED" not in Page(hostile / "report.html").text
+    report |= {"requests": 226, "errors": 34, "expected": 3000, "attempts": 5, "decode_s": 691.2, "wall_s": 3.6}
+    report["failures"] = {"prompt must be a non-empty string": 30, "too long": 4}
+    write_run_page(tmp_path, report, {})
+    page = Page(tmp_path / "report.html")
+    assert "STOPPED: 226 of 3,000 requests are done." in page.text
+    assert page.text.index("STOPPED") < page.text.index("226 requests (34 with errors)")
+    tiles = dict(run_page.tiles(report))
+    assert (tiles["done"], tiles["failed"]) == ("192 of 3,000", "34")
+    assert (tiles["requests an hour"], tiles["time of 5 attempts"]) == ("1,000", "12 min")
+    assert "3.6 s of wall time" not in page.text
+    for words in ("prompt must be a non-empty string", "too long", report["made"]["host"], report["made"]["date"][:10]):
+        assert words in page.text
+
+
+def test_a_wrong_answer_stands_beside_the_right_one() -> None:
+    line = {
+        "custom_id": "a",
+        "text": "49",
+        "finish_reason": "stop",
+        "correct": False,
+        "extracted": "49",
+        "expected": "54",
+    }
+    assert run_page.answer(line, "wrong", "")["details"] == "read as 49, expected 54"
+    assert run_page.answer(line | {"correct": True}, "right", "")["details"] == "read as 49"
+    assert verdict_of(line) == "wrong, read as '49'; expected '54'"
+    assert verdict_of({"text": "x"}) == ""
+
+
+def test_a_long_prompt_begins_in_three_lines(judged: Path, tmp_path: Path) -> None:
+    questions = {line["custom_id"]: "long " * 300 for line in results(judged)}
+    assert run_page.begins("short") == ""
+    (tmp_path / "results.jsonl").write_text((judged / "results.jsonl").read_text())
+    page = write_run_page(tmp_path, read_report(judged / "report.json"), questions).read_text()
+    summaries = re.findall(r"<summary>(long .*?)</summary>", page, re.DOTALL)
+    assert summaries
+    assert all(len(summary) < 300 for summary in summaries)
+
+
+def test_a_time_as_people_write_it() -> None:
+    assert [duration(s) for s in (3.61, 59.96, 90, 3599, 7260)] == [
+        "3.6 s",
+        "60.0 s",
+        "2 min",
+        "1 h 00 min",
+        "2 h 01 min",
+    ]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import csv
 import json
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lopa_dist.config import TaskConfig
+from lopa_dist.checks import UserError
+from lopa_dist.config import TaskConfig, check_files
 from lopa_dist.jobs.run.job import run
+from lopa_dist.jobs.run.output import check_output
 from lopa_dist.jobs.show.table import write_table
 from lopa_dist.parallel.launcher import World
 from tests.jobs.run.test_job import config
@@ -104,3 +107,37 @@ def test_integers_that_no_column_holds_are_texts(tmp_path: Path, out: str) -> No
     else:
         with (tmp_path / out).open() as file:
             assert [row["big"] for row in csv.DictReader(file)] == [str(n) for n in numbers]
+
+
+def test_columns_of_a_parquet_input_keep_their_types(tmp_path: Path) -> None:
+    """Of a folder of parts, whose output is in a folder that is made; a row that cannot run keeps its columns, too."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    own = pa.table(
+        {
+            "text": ["Sam has 2 books .", "", "Sam has 3 books ."],
+            "when": pa.array([1, 2, None], pa.timestamp("us")),
+            "price": pa.array([Decimal("1.50"), None, Decimal("2.25")], pa.decimal128(6, 2)),
+            "raw": pa.array([b"\x00\xff", b"", b"x"]),
+            "small": pa.array([1, 2, 3], pa.int32()),
+            "pair": pa.array([{"a": 1}, {"a": 2}, {"a": 3}]),
+            "forwards": ["x", "y", "z"],
+        }
+    )
+    (tmp_path / "in").mkdir()
+    for part in range(2):
+        pq.write_table(own, tmp_path / "in" / f"part-{part}.parquet")
+    out = tmp_path / "new" / "folder" / "answers.parquet"
+    task = TaskConfig("batch", None, str(tmp_path / "in"), output=str(out), column="text", samples=2)
+    check_files(config(task))
+    run(config(task, temperature=0.5), tmp_path / "run", World("python"))
+    found = pq.read_table(out)
+    for name in ("when", "price", "raw", "small", "pair"):
+        assert found.schema.field(name).type == own.schema.field(name).type
+    rows = found.to_pylist()
+    assert [row["small"] for row in rows] == [1, 1, 2, 3, 3] * 2
+    assert rows[0]["price"] == Decimal("1.50")
+    assert rows[0]["raw"] == b"\x00\xff"
+    assert [row["input.forwards"] for row in rows[:2]] == ["x", "x"]
+    assert type(rows[0]["forwards"]) is int
+    with pytest.raises(UserError, match=r"is in the folder task\.input"):
+        check_output(TaskConfig("batch", None, str(tmp_path / "in"), output=str(tmp_path / "in" / "a.parquet")))

@@ -14,6 +14,7 @@ from lopa_dist.config import check_files
 from lopa_dist.jobs.commands.doctor.finding import GIB, Finding, Machine, broken, fine, slow
 from lopa_dist.jobs.show.wandb_log import chosen_mode
 from lopa_dist.tasks import sandbox
+from lopa_dist.tasks.hub_data import data_sets, why_not_there
 from lopa_dist.tasks.registry import TASKS
 from lopa_dist.tasks.rows import check, is_dataset
 
@@ -71,9 +72,16 @@ def file_system(folder: Path) -> str:
 
 
 def files(machine: Machine) -> Finding:
-    """What the settings name: the input, the place of `task.output`, files with functions of the user's own."""
+    """What the settings name: the input or the task's data sets, the place of `task.output`, own files."""
     config = machine.config
     check_files(config)
+    sources = data_sets(config.task)
+    for source in sources:
+        if reason := why_not_there(source):
+            why, _, remedy = reason.partition("; ")
+            return broken(why, remedy)
+    if sources:
+        return fine(f"{', '.join(sources)}: in the cache, or the hub has it")
     if not config.task.input:
         return fine("no input is named")
     check(config.task.input)

@@ -23,8 +23,10 @@ def test_the_shipped_model_would_run() -> None:
 
 
 def test_what_is_broken_is_said_with_the_remedy_and_in_the_exit_status(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    (tmp_path / "openai___openai_humaneval").mkdir()  # as if the data set were there
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
     monkeypatch.setattr("sys.argv", ["lopa-dist", "doctor", *CPU_ONLY, "task=humaneval"])
     with pytest.raises(SystemExit) as left:
         cli.main()
@@ -43,7 +45,7 @@ def test_a_file_that_the_settings_name_must_be_there(tmp_path: Path) -> None:
     would_run, screen = shown(*batch)
     assert would_run, screen
     assert "task.input=prompts.jsonl is there" in screen
-    assert "task.output=nowhere/x.csv: its folder is not there" in shown(*batch, "task.output=nowhere/x.csv")[1]
+    assert "/dev/null is no folder" in shown(*batch, "task.output=/dev/null/x.csv")[1]
 
 
 def test_words_that_are_no_settings_are_refused() -> None:

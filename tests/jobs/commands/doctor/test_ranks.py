@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 from threading import Event
 
 import pytest
@@ -71,10 +73,15 @@ def test_why_ranks_cannot_be_joined_is_said(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.system
-def test_started_on_two_ranks_it_joins_them_and_one_speaks() -> None:
+def test_started_on_two_ranks_it_joins_them_and_one_speaks(tmp_path: Path) -> None:
+    (tmp_path / "openai___openai_humaneval").mkdir()  # as if the data set were there
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "lopa_dist", "doctor"]
     done = subprocess.run(
-        [*command, *CPU_ONLY, "task=humaneval", "parallel.threads=1"], capture_output=True, text=True, check=False
+        [*command, *CPU_ONLY, "task=humaneval", "parallel.threads=1"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "HF_DATASETS_CACHE": str(tmp_path)},
     )
     screen = " ".join(done.stdout.split())
     assert "collectives fine gloo joins 2 ranks" in screen

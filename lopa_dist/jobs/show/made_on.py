@@ -1,0 +1,50 @@
+"""When and on what a run was made, so that its speed can be quoted."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def made_on(device: torch.device) -> dict[str, Any]:
+    """Return the date, the host, the device and the load of the machine, as a job finds them when it begins."""
+    load = round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None
+    return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="minutes"),
+        "host": socket.gethostname(),
+        "device": device_name(device),
+        "load": load,
+    }
+
+
+def device_name(device: torch.device) -> str:
+    """Return what a device is called, a CPU with the cores that the process may use."""
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{cpu_name()}, {cores} cores"
+
+
+def cpu_name(file: Path = Path("/proc/cpuinfo")) -> str:
+    """Return what the CPU is called; its architecture where the system does not say."""
+    try:
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def made_sentence(report: dict[str, Any]) -> str:
+    """Return when and on what a run was made, in words; empty for reports of versions that did not say."""
+    made = report.get("made")
+    if not made:
+        return ""
+    load = "" if made["load"] is None else f", load {made['load']} at the start"
+    return f"{made['date'].replace('T', ' ').replace('+00:00', ' UTC')} on {made['host']} ({made['device']}{load})"

@@ -1,0 +1,40 @@
+"""A table of runs for a paper (LaTeX with booktabs) or a README (Markdown)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+
+
+def latex(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a `table` whose first column is left-aligned; it needs ``\\usepackage{booktabs}``."""
+    lines = [" & ".join(map(escaped, row)) + r" \\" for row in (head, *rows)]
+    return "\n".join(
+        [
+            r"\begin{table}",
+            r"\centering",
+            rf"\caption{{{escaped(title)}; accuracies with their 95\,\% confidence intervals}}",
+            rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}",
+            r"\toprule",
+            lines[0],
+            r"\midrule",
+            *lines[1:],
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+        ]
+    )
+
+
+def escaped(text: str) -> str:
+    """Return a text as LaTeX sets it; the hyphen between two numbers is a dash."""
+    text = re.sub(r"[&%$#_{}\\~^]", lambda found: SPECIAL.get(found[0], f"\\{found[0]}"), text)
+    return re.sub(r"(?<=\d)-(?=\d)", "--", text)
+
+
+def markdown(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table below its title."""
+    lines = ["| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in (head, *rows)]
+    return "\n".join([f"**{title}**", "", lines[0], "|---|" + "---:|" * (len(head) - 1), *lines[1:], ""])

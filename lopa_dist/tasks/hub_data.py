@@ -1,0 +1,50 @@
+"""Whether a task's data sets can be had, before a job begins: from the cache of `datasets`, or from the hub."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from lopa_dist.checks import in_a_line
+from lopa_dist.tasks.registry import TASKS
+from lopa_dist.tasks.rows import HUB, hub_parts, is_dataset
+
+TIMEOUT_S = 10.0
+OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
+
+
+def data_sets(task: Any) -> list[str]:
+    """Return the ``hf://`` sources that the task of these options reads: its problems and its examples."""
+    kind, options = TASKS[task.name], TASKS[task.name].options
+    sources = [task.input or getattr(kind, "test", None)]
+    if "fewshot" in options and task.fewshot != 0:
+        sources.append(task.fewshot_input or (None if task.input else getattr(kind, "train", None)))
+    return [source for source in dict.fromkeys(sources) if source and is_dataset(source)]
+
+
+def why_not_there(source: str) -> str:
+    """Return why an ``hf://`` source cannot be had here, and what to do; empty where it can."""
+    name = hub_parts(source, "task.input")[0]
+    if Path(name).expanduser().exists() or cached(name):
+        return ""
+    remedy = (
+        f"where there is a network, run `hf download --repo-type dataset {name} --local-dir DIR`, and read "
+        f"task.input={source.replace(HUB + name, HUB + 'DIR')} here"
+    )
+    if setting := next((key for key in OFFLINE if os.environ.get(key, "").upper() in ("1", "ON", "YES", "TRUE")), ""):
+        return f"the data set {name} is not in the cache, and {setting} is set; {remedy}"
+    try:
+        from huggingface_hub import HfApi
+
+        HfApi().dataset_info(name, timeout=TIMEOUT_S)
+    except Exception as error:  # networks, names, rights: whatever the library raises
+        return f"the data set {name} is not in the cache and cannot be had from the hub ({in_a_line(error)}); {remedy}"
+    return ""
+
+
+def cached(name: str) -> bool:
+    """Return whether `datasets` has prepared a data set before."""
+    home = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface")).expanduser()
+    place = Path(os.environ.get("HF_DATASETS_CACHE", home / "datasets")).expanduser()
+    return (place / name.lower().replace("/", "___")).is_dir()

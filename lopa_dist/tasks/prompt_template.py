@@ -1,0 +1,49 @@
+"""A prompt with the fields of a line in braces: ``Classify: {text}``. Doubled braces are braces."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from string import Formatter
+from typing import Any
+
+Template = tuple[tuple[str, str | None], ...]
+"""Pieces of a prompt: a text, and the name of the field behind it (None: no field)."""
+
+
+def template_of(text: str) -> Template:
+    """Return the pieces of a template. A name may be any column's, with spaces and dots.
+
+    Raises:
+        ValueError: a brace that is not closed, or no field at all.
+    """
+    pieces: list[tuple[str, str | None]] = []
+    try:
+        for before, name, more, conversion in Formatter().parse(text):
+            if conversion:
+                name = f"{name}!{conversion}"
+            pieces.append((before, f"{name}:{more}" if more else name))
+    except ValueError as error:
+        raise ValueError(f"task.prompt={text}: {error}; a brace of the text is written twice: {{{{ or }}}}") from error
+    if not any(name for _, name in pieces):
+        raise ValueError(f"task.prompt={text}: name a column in braces, as in 'Classify: {{text}}'")
+    if any(name == "" for _, name in pieces):
+        raise ValueError(
+            f"task.prompt={text}: {{}} names no column; a brace of the text is written twice: {{{{ or }}}}"
+        )
+    return tuple(pieces)
+
+
+def names_in(template: Template) -> list[str]:
+    """Return the fields that a template asks for, each once."""
+    return list(dict.fromkeys(name for _, name in template if name is not None))
+
+
+def fill(template: Template, values: Mapping[str, Any]) -> str:
+    """Return the prompt with each field's value in its place: texts as they are, lists and objects as JSON."""
+    return "".join(before + ("" if name is None else text_of(values[name])) for before, name in template)
+
+
+def text_of(value: Any) -> str:
+    """Return a value as a text."""
+    return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list | dict) else str(value)
