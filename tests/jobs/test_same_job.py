@@ -94,8 +94,8 @@ def test_a_changed_line_is_another_input_and_other_requests(
 
 
 # settings without an effect on texts and verdicts, or whose effect is in other ones' values or in the requests
-NO_EFFECT = ("logging.", "job.", "parallel.", "task.shard", "task.shards", "task.limit", "task.output")
-DRAFTS = {"decode.draft_from"}  # which change no text
+NO_EFFECT = ("logging.", "job.", "learn.", "parallel.", "task.shard", "task.shards", "task.limit", "task.output")
+DRAFTS = {"decode.draft_from", "model.lora_rows"}  # which change no text (lora_rows: without an adapter, nothing)
 RESOLVED = {"model.path", "model.lora", "model.dtype", "model.device", "model.pattern"}  # as weights, dtype, decode
 REQUESTS = {
     "task.input", "task.harness", "task.column", "task.fewshot", "task.fewshot_input", "task.fewshot_as_multiturn",
