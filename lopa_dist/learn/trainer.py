@@ -17,8 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lopa_dist.engine.memory import free_bytes
 from lopa_dist.learn.drafts_adapter import DraftsAdapter
 from lopa_dist.learn.groups import Answer, GroupBatch, group_batches
+from lopa_dist.learn.memory import rows_that_fit
 from lopa_dist.learn.network import clean_forward, drafts_forward
 from lopa_dist.learn.predictions import Reached, losses_of, reach, reached, targets_of
 from lopa_dist.models.transformer import Transformer
@@ -126,10 +128,19 @@ class Trainer:
     def endless(self, answers: list[Answer]) -> Iterator[GroupBatch | None]:
         """Yield batches of all answers, again and again; None if there are none."""
         usable = [answer for answer in answers if len(answer.tokens) > 1]
-        rows = max(ROWS // self.ranks.size, 4 * self.masks)
+        rows = self.rows_of_step(max((len(one.prompt) + len(one.tokens) for one in usable), default=1))
         while True:
             batches = group_batches(usable, self.masks, rows, self.rng, self.model.config.pad_id)
             yield from batches if batches else (None,)
+
+    def rows_of_step(self, longest: int) -> int:
+        """Return how many masks this rank has in a step, with texts of at most `longest` tokens."""
+        most, least = max(ROWS // self.ranks.size, 4 * self.masks), 4 * self.masks
+        free = free_bytes(self.device)
+        if free is None:
+            return most
+        rank, element = len(self.adapter.a[0]), self.model.head_weight.element_size()
+        return rows_that_fit(self.model.config, free, rank, longest, element, most, least)
 
     def step(self, batches: Iterator[GroupBatch | None], factor: float, share: float) -> tuple[float, int, float]:
         """Make one step on all ranks.
@@ -212,7 +223,8 @@ class Trainer:
         usable = [answer for answer in answers if len(answer.tokens) > 1]
         try:
             rng = np.random.default_rng(0)
-            for batch in group_batches(usable, self.masks, ROWS, rng, self.model.config.pad_id):
+            rows = self.rows_of_step(max((len(one.prompt) + len(one.tokens) for one in usable), default=1))
+            for batch in group_batches(usable, self.masks, rows, rng, self.model.config.pad_id):
                 hidden, target, real = self.predicted(batch)
                 head = self.model.head_weight
                 right = torch.cat([
