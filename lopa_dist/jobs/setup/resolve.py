@@ -87,6 +87,11 @@ def by_model(config: Config, shape: ModelConfig, device: torch.device) -> Resolv
         # drafts and their sources are chosen anew in every step
         if getattr(config.decode, entry.name) == "auto" and entry.name not in ("drafts", "draft_from"):
             values[f"decode.{entry.name}"] = getattr(decode, entry.name), reason
+    if config.engine.attention == "plain" and decode.causal:
+        raise ValueError(
+            "engine.attention=plain: with a causal model its bits depend on the number of drafts, and so texts might; "
+            "leave it at auto"
+        )
     if config.engine.attention == "auto":
         reason = f"the device, {device.type}, and the size of the model's heads"
         values["engine.attention"] = suited(device, shape.head_dim, config.engine.kernels), reason

@@ -10,7 +10,7 @@ import torch
 from lopa_dist.config import Config, composed
 from lopa_dist.jobs.setup.resolve import by_model, resolve, sequences_of_replica
 from lopa_dist.models.checkpoint import read_config
-from lopa_dist.models.files import EMBEDDED
+from lopa_dist.models.files import EMBEDDED, find
 
 CPU = torch.device("cpu")
 
@@ -32,6 +32,14 @@ def test_no_auto_is_left_and_the_rest_stays() -> None:
         assert reason
         if section != "model":  # what the model is loaded with is resolved where it is loaded
             assert getattr(getattr(resolved, section), name) == value
+
+
+def test_attention_whose_bits_depend_on_drafts_is_refused_where_texts_must_not() -> None:
+    shape, causal = read_config(EMBEDDED), read_config(find("causal"))
+    with pytest.raises(ValueError, match=r"engine\.attention=plain: .* causal model .* drafts"):
+        resolve(config("model=causal", "engine.attention=plain"), causal, CPU)
+    assert resolve(config("engine.attention=plain"), shape, CPU).engine.attention == "plain"
+    assert resolve(config("model=causal"), causal, CPU).engine.attention == "torch"
 
 
 def test_causal_models_are_not_decoded_as_masked_ones() -> None:
