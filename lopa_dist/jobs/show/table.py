@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path, PurePosixPath
@@ -50,21 +50,22 @@ def write_table(folder: Path, out: str | Path, key: str = "--out") -> tuple[int,
     if not (folder / "results.jsonl").exists():
         raise ValueError(why_no_results(folder, "no results.jsonl; name the folder of a run"))
     missing = why_without_prompts(folder)
+    taken = {name for _, line in result_lines(folder / "results.jsonl") for name in own_columns(line)} | {*FIRST}
     kinds: dict[str, set[type]] = {}
     count = 0
-    for row in rows(folder, not missing):
+    for row in rows(folder, not missing, taken):
         for name, value in row.items():
             kinds.setdefault(name, set()).add(Large if isinstance(value, int) and not fits(value) else type(value))
         count += 1
     names = [name for name in FIRST if name in kinds] + [name for name in kinds if name not in FIRST]
     with to_be_written(out, key) as file:
         if ending == ".parquet":
-            write_parquet(file, rows(folder, not missing), {name: kinds[name] for name in names})
+            write_parquet(file, rows(folder, not missing, taken), {name: kinds[name] for name in names})
         else:
             with file.open("w", encoding="utf-8", newline="") as opened:
                 writer = csv.DictWriter(opened, names)
                 writer.writeheader()
-                writer.writerows(rows(folder, not missing))
+                writer.writerows(rows(folder, not missing, taken))
     return count, names, missing
 
 
@@ -132,8 +133,20 @@ def why_without_prompts(folder: Path) -> str:
     return ""
 
 
-def rows(folder: Path, prompts: bool) -> Iterator[dict[str, Any]]:
-    """The results of a run, each by the names of the columns; columns of the input keep their names where they can."""
+def own_columns(line: dict[str, Any]) -> dict[str, Any]:
+    """Return the columns of a result line that are not of its input, without its names."""
+    columns = {key: value for key, value in line.items() if key not in ELSEWHERE} | line.get("usage", {})
+    return columns | ({"tokens_per_forward": line["tpf"]} if "tpf" in line else {})
+
+
+def rows(folder: Path, prompts: bool, taken: Collection[str]) -> Iterator[dict[str, Any]]:
+    """Yield the results of a run, each by the names of the columns.
+
+    Args:
+        folder: of the run.
+        prompts: whether the input can be read again.
+        taken: names of which no column of the input is called; one that has such a name gets ``input.`` in front.
+    """
     lines = lines_and_items(folder) if prompts else ((line, None) for _, line in result_lines(folder / "results.jsonl"))
     for line, item in lines:
         sample = line.get("sample")
@@ -142,11 +155,9 @@ def rows(folder: Path, prompts: bool) -> Iterator[dict[str, Any]]:
             row = {"id": line["custom_id"].removesuffix(f"#{sample}"), "sample": sample}
         if item is not None:
             row["prompt"] = question(item)
-        row |= {key: value for key, value in line.items() if key not in ELSEWHERE} | line.get("usage", {})
-        if "tpf" in line:
-            row["tokens_per_forward"] = line["tpf"]
+        row |= own_columns(line)
         for key, value in line.get("metadata", {}).items():
-            row[key if key not in row and key not in FIRST else f"input.{key}"] = value
+            row[f"input.{key}" if key in taken else key] = value
         yield {key: plain(value) for key, value in row.items()}
 
 
