@@ -61,6 +61,8 @@ class Trace:
     texts: list[str]  # of each generated position
     steps: list[TraceStep]
     same: bool  # as the run's own text
+    forwards: int = 0  # that the run took
+    by_load: bool = False  # whether drafts, and so the steps, depend on the other requests
 
     @property
     def order(self) -> dict[int, int]:
@@ -174,7 +176,8 @@ def trace(folder: Path, which: str) -> Trace:
     prompt = tokenizer.decode(request.prompt)
     shown = zip(recorder.tokens, pieces(tokenizer, recorder.tokens), strict=True)
     texts = [END if token in builder.shape.eos_ids else piece for token, piece in shown]
-    return Trace(line["custom_id"], prompt, texts, recorder.steps, text == line["text"])
+    forwards, by_load = line["usage"]["forwards"], config.decode.drafts == "auto" or config.decode.drafts_text
+    return Trace(line["custom_id"], prompt, texts, recorder.steps, text == line["text"], forwards, by_load)
 
 
 def result(folder: Path, which: str) -> dict[str, Any]:
@@ -244,8 +247,20 @@ def show(trace: Trace, console: Console) -> None:
     tokens = trace.texts.index(END) if END in trace.texts else filled
     filler = f"; {filled - tokens} more tokens, of no use, behind its end" if filled > tokens else ""
     console.print(f"\n{tokens} tokens of text in {steps} forwards: {tokens / steps:.2f} a forward{filler}")
+    if said := differs(trace):
+        console.print(said)
     if not trace.same:
         console.print("[red]This is not the text of the run: another version, machine or device made it.[/red]")
+
+
+def differs(trace: Trace) -> str:
+    """Return a sentence on how the run's own steps may differ from the shown ones; empty where they are the same."""
+    if not trace.by_load:
+        return ""
+    return (
+        f"These are the steps of the request alone. The run took {trace.forwards} forwards: there, drafts also "
+        "depended on the other requests, though no text does."
+    )
 
 
 def write_trace_page(trace: Trace, file: Path) -> None:
@@ -257,4 +272,4 @@ def write_trace_page(trace: Trace, file: Path) -> None:
         asdict(s) | {"filled": len(s.filled), "rejected": s.rejected[1] if s.rejected else ""} for s in trace.steps
     ]
     data = {"prompt": trace.prompt, "tokens": tokens, "steps": steps}
-    write_page(file, "trace.html", custom_id=trace.custom_id, steps=len(steps), data=data)
+    write_page(file, "trace.html", custom_id=trace.custom_id, steps=len(steps), data=data, differs=differs(trace))
