@@ -300,16 +300,17 @@ def in_words(error: BaseException) -> str:
     return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
 
 
-def announce_before_joining(world: World, error: Exception, limit_s: float) -> None:
+def announce_before_joining(world: World, error: Exception, limit_s: float, meeting: int = 0) -> None:
     """Tell the others, who join or will, of an error of this rank because of which it cannot.
 
     Args:
         limit_s: seconds that rank 0, which may keep the store, waits for the others to hear of it.
+        meeting: as for `Group`.
     """
     if world.size == 1:
         return
     with contextlib.suppress(Exception):  # the store cannot be reached either
-        store = rendezvous(world)
+        store = rendezvous(world, meeting=meeting)
         announce_first(store, f"rank {world.rank}: {in_words(error)}")
         store.add(keys.JOINED, 1)
         if world.rank == 0:
