@@ -95,19 +95,15 @@ class Journal:
         """
         file = self.folder / "retry.json"
         known: dict[str, Any] = read(file) if file.exists() else {"attempt": 0, "start": {}}
-        if asked and not start.again(Start(**known["start"])):
+        if asked and not start.again(start_in(file, known["start"])):
             known = {"attempt": attempt, "start": asdict(start)}
             write_lines(file, [json.dumps(known), "\n"])
         return int(known["attempt"])
 
     def first_start(self) -> Start:
         """How the first attempt was started."""
-        try:
-            return Start(**read(self.folder / "start.json"))
-        except FileNotFoundError:
-            return Start()
-        except TypeError as error:
-            raise ValueError(f"{self.folder / 'start.json'}: damaged ({error}); {ANEW}") from error
+        file = self.folder / "start.json"
+        return start_in(file, read(file)) if file.exists() else Start()
 
     def parts(self) -> list[Path]:
         """The files of all attempts and replicas, oldest attempt first."""
@@ -274,6 +270,14 @@ def read(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{file}: damaged (not a JSON object); {ANEW}")
     return content
+
+
+def start_in(file: Path, entries: dict[str, Any]) -> Start:
+    """Return the start that a file of the journal tells of; a ValueError where this version does not know it."""
+    try:
+        return Start(**entries)
+    except TypeError as error:
+        raise ValueError(f"{file}: damaged ({error}); {ANEW}") from error
 
 
 def without_rule(settings: dict[str, Any]) -> dict[str, Any]:
