@@ -25,10 +25,10 @@ from lopa_dist.engine.work import Work
 from lopa_dist.jobs.folder.batch_output import LINES, NAME
 from lopa_dist.jobs.folder.open_files import mapped_files
 from lopa_dist.jobs.folder.packed import Columns, RequestIds
-from lopa_dist.jobs.folder.results import ERRORS
+from lopa_dist.jobs.folder.results import ERRORS, FIGURES
 from lopa_dist.parallel.launcher import Start
 
-RESULTS = ("report.json", "report.html", "results.jsonl", ERRORS, NAME, LINES)
+RESULTS = ("report.json", "report.html", "results.jsonl", ERRORS, FIGURES, NAME, LINES)
 FORMAT = 2  # of the entries; a journal in another format lacks figures, and is not gone on with
 ANEW = "give job.resume=new to start over (what there is is set aside)"
 MAY_CHANGE = ("model.dtype was ", "model.quantization was ")  # where what had failed is run again
