@@ -33,7 +33,7 @@ class DecodeConfig:
 
     `verify` says which branch wins, and so which lookahead tokens stay:
 
-    - confidence: the branch whose remaining positions the model is surest of (LoPA as published).
+    - confidence: the branch whose remaining positions the model is surest of (LoPA, as its paper describes it).
     - agreement: the most confident masked positions are drafts, in that order, and the anchor verifies the first
       `drafts` of them: a draft is accepted if the model, in the context of all drafts before it, predicts the draft's
       own token. Where one fails, the model's own token takes its place. A lookahead branch holds second choices of
