@@ -44,13 +44,13 @@ def drafted(branches: int, drafts: int, **more: Any) -> Setting:
 
 
 CHAIN, TREE = ("verified, draft rows", drafted(0, 10)), ("verified, tree of 8", drafted(7, 10))
-LOPA = ("LoPA published", {"branches": 7})
+LOPA = ("LoPA", {"branches": 7})
 CONTROLS: Named = [("control", {"extra_fill": 1}), ("control", {"extra_fill": 2})]
 PARTS: dict[str, Named] = {
     "grid": [
         ("left to right", LEFT_TO_RIGHT),
         *(("plain", {"branches": 0, "tau_conf": tau}) for tau in THRESHOLDS),
-        *(("LoPA published", {"branches": k, "tau_conf": tau}) for k in (1, 3, 7, 15) for tau in THRESHOLDS),
+        *(("LoPA", {"branches": k, "tau_conf": tau}) for k in (1, 3, 7, 15) for tau in THRESHOLDS),
     ],
     "front": [
         *(("control", {"extra_fill": extra, "tau_conf": tau}) for extra in (1, 2) for tau in THRESHOLDS),
@@ -80,7 +80,7 @@ PARTS: dict[str, Named] = {
         ("control, 2 blocks", {"extra_fill": 2, "max_active_blocks": 2}),
     ],
     "final": [
-        ("left to right", LEFT_TO_RIGHT), ("plain", PLAIN), CHAIN, TREE, LOPA, ("LoPA published", {"branches": 1}),
+        ("left to right", LEFT_TO_RIGHT), ("plain", PLAIN), CHAIN, TREE, LOPA, ("LoPA", {"branches": 1}),
         *CONTROLS,
     ],
     "eight_bits": [
@@ -90,7 +90,7 @@ PARTS: dict[str, Named] = {
     ],
 }  # fmt: skip
 SEEDS = {"final": 2}  # of parts; the others have 1
-MOST = {"LoPA published": 500}  # problems of a setting: its eight windows a step make it slow on a CPU
+MOST = {"LoPA": 500}  # problems of a setting: its eight windows a step make it slow on a CPU
 
 
 @dataclass(frozen=True)
@@ -118,13 +118,13 @@ def work(job: Job) -> Result:
 
 
 def picture(results: list[Result]) -> str:
-    """Draw accuracy against TPF: plain, published LoPA by k, the control."""
+    """Draw accuracy against TPF: plain, the rule of LoPA's paper by k, the control."""
     seed1 = [r for r in results if r["seed"] == 1 and r["problems"] == 500]
-    published = [r for r in seed1 if r["name"] == "LoPA published" and r["setting"].get("tau_conf", 0.9) == 0.9]
+    published = [r for r in seed1 if r["name"] == "LoPA" and r["setting"].get("tau_conf", 0.9) == 0.9]
     counts = ", ".join(str(k) for k in sorted(r["setting"]["branches"] for r in published))
     lines = [
         ("plain, tau 0.95 to 0.7", "o-", [r for r in seed1 if r["name"] == "plain"], "#1f2933"),
-        (f"LoPA as published, k = {counts}, tau 0.9", "s-", published, "#dc2626"),
+        (f"LoPA (the paper), k = {counts}, tau 0.9", "s-", published, "#dc2626"),
     ]
     for extra, style in ((1, "^--"), (2, "v--")):
         control = [r for r in seed1 if r["name"] == "control" and r["setting"]["extra_fill"] == extra]
@@ -146,7 +146,7 @@ STYLES = {
     "plain": ("o", "#1f2933", "plain decoding"),
     "control 1": ("^", "#94a3b8", "control: +1 a step, unverified"),
     "control 2": ("v", "#94a3b8", "control: +2 a step, unverified"),
-    "LoPA published": ("s", "#dc2626", "LoPA as published, k = 7"),
+    "LoPA": ("s", "#dc2626", "LoPA (the paper), k = 7"),
     "verified, draft rows": ("D", "#2563eb", "verified, 10 drafts in rows (the default)"),
     "verified, tree of 8": ("P", "#059669", "verified, a tree of 8 branches with 10 drafts"),
 }

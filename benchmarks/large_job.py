@@ -33,7 +33,11 @@ from benchmarks.branch_scaling import TORCHRUN
 from benchmarks.results import replace_rows, show
 from lopa_dist.config import Config, composed
 from lopa_dist.engine.request import Request
+from lopa_dist.engine.work import Work
 from lopa_dist.jobs.folder.batch_output import LINES, line_of
+from lopa_dist.jobs.folder.journal import Merged
+from lopa_dist.jobs.folder.packed import Columns
+from lopa_dist.jobs.folder.shard_figures import write_figures
 from lopa_dist.jobs.run.job_input import request_id
 from lopa_dist.jobs.run.prompts import Encoder
 from lopa_dist.jobs.setup.build import EngineBuilder
@@ -205,12 +209,19 @@ def make_up(config: Config, folder: Path, most: int) -> None:
 def deal_out(config: Config, folder: Path, place: Path) -> None:
     """A finished run as the shards of an array."""
     report = read_report(folder / "report.json")
+    with next((folder / "journal").glob("001-*.jsonl")).open() as entries:
+        example = json.loads(next(entries))
     parts = [place / f"{shard:02}" for shard in range(SHARDS)]
     for shard, part in enumerate(parts):
         part.mkdir(parents=True)
         count = len(range(shard, report["requests"], SHARDS))
         task = report["task"] | {"shard": shard, "shards": SHARDS}
         write_report(part, report | {"requests": count, "expected": count, "task": task})
+        figures, work = Columns(), Work()
+        for _ in range(count):
+            figures.append(example["figures"] | {"attempt": 1, "at": example["at"]})
+            work.add(example["work"])
+        write_figures(part, Merged(figures, work, 0, 0, []))
     with ExitStack() as files:
         results, lines = (
             [files.enter_context((part / name).open("w")) for part in parts] for name in ("results.jsonl", LINES)

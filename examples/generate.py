@@ -30,7 +30,7 @@ def main() -> None:
     """Generate three times with one model."""
     llm = LLM("embedded")
     show("as the model is set up, by verified lookahead:", llm.generate(PROBLEMS))
-    show("LoPA as published, with 3 branches:", llm.generate(PROBLEMS, decode="embedded_lopa", branches=3))
+    show("LoPA as its paper describes it, with 3 branches:", llm.generate(PROBLEMS, decode="embedded_lopa", branches=3))
     chat = [{"role": "user", "content": PROBLEMS[0]}]
     sampling = SamplingParams(temperature=0.7, n=2)
     show("a chat, answered twice at random:", llm.generate([chat], sampling=sampling))

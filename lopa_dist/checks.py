@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import field, fields
 from difflib import get_close_matches
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from lopa_dist.removed import instead
 
@@ -28,13 +28,23 @@ def did_you_mean(word: str, known: Sequence[str], number: int = 1) -> str:
     return f"; did you mean {', '.join(near)}?" if near else "."
 
 
-def option(default: T, meaning: str, choices: Sequence[Any] = (), least: int | None = None) -> T:
+class Reader(NamedTuple):
+    """What reads a setting: without it, the setting would have no effect."""
+
+    reads: Callable[[Any], bool]  # whether a section with these settings does
+    who: str
+
+
+def option(
+    default: T, meaning: str, choices: Sequence[Any] = (), least: int | None = None, reader: Reader | None = None
+) -> T:
     """Return a dataclass field that is a setting: its default, its meaning in one line, its choices if it has few.
 
     `lopa-dist explain` and docs/configuration.md show these; `check_options` holds values to them, and integers
-    to be `least` or more.
+    to be `least` or more; `check_read` refuses one that its `reader` does not read.
     """
-    return field(default=default, metadata={"meaning": meaning, "choices": tuple(choices), "least": least})
+    metadata = {"meaning": meaning, "choices": tuple(choices), "least": least, "reader": reader}
+    return field(default=default, metadata=metadata)
 
 
 def check_options(name: str, section: Any) -> None:
@@ -46,6 +56,23 @@ def check_options(name: str, section: Any) -> None:
         least = entry.metadata.get("least")
         if least is not None and not (value is None and "None" in kind):
             require_count(key, value, least, auto="str" in kind)
+
+
+def check_read(name: str, asked: Any, section: Any) -> None:
+    """Raise a ValueError for a setting that was given a value and that nothing reads.
+
+    Args:
+        name: of the section.
+        asked: the settings as they were given, perhaps ``auto``.
+        section: the same without any ``auto``.
+    """
+    for entry in fields(section):
+        reader, value = entry.metadata.get("reader"), getattr(asked, entry.name)
+        if reader is not None and value not in ("auto", entry.default) and not reader.reads(section):
+            raise ValueError(
+                f"{name}.{entry.name}={written(value)}: has no effect here, for only {reader.who} read it; leave it "
+                f"out, or at {written(entry.default)}"
+            )
 
 
 def require(key: str, value: Any, choices: Sequence[Any]) -> None:

@@ -36,7 +36,7 @@ from lopa_dist.config import (
 )
 from lopa_dist.jobs.folder.one_job import own_folder
 from lopa_dist.parallel.failures import RankError
-from lopa_dist.parallel.launcher import LaunchError, detect, die, process_start, tell
+from lopa_dist.parallel.launcher import LaunchError, detect, die, tell
 from lopa_dist.parallel.stop import SIGNALS, STOPPED, Stop, Stopped, leave_at_signals
 from lopa_dist.removed import instead
 from lopa_dist.sweep import check_points, say_how_to_compare
@@ -218,9 +218,7 @@ def main() -> None:
         if detect().rank:  # only rank 0 has a run folder
             sys.argv += ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=stdout"]
         elif not any(a.startswith(("-", "hydra.run.dir=")) for a in arguments):
-            # torchrun's own start is the same after a restart: the job goes on in its folder
-            began = process_start(os.getppid()) if detect().launcher == "torchrun" else None
-            sys.argv.append(f"hydra.run.dir={own_folder(f'outputs/{began or datetime.now():%Y-%m-%d/%H-%M-%S}')}")
+            sys.argv.append(f"hydra.run.dir={own_folder(f'outputs/{datetime.now():%Y-%m-%d/%H-%M-%S}')}")
         try:
             app()
         finally:

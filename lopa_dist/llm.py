@@ -28,8 +28,9 @@ from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.setup.device import choose_device
 from lopa_dist.jobs.setup.resolve import resolve, resolve_decode, sequences_of_replica
 from lopa_dist.jobs.show.progress import ProgressDisplay
+from lopa_dist.parallel.failures import RankError, announce_before_joining
 from lopa_dist.parallel.group import Group
-from lopa_dist.parallel.launcher import detect
+from lopa_dist.parallel.launcher import LaunchError, detect
 from lopa_dist.parallel.mesh import choose_mesh
 from lopa_dist.parallel.stop import SIGNALS, Stop, Stopped
 from lopa_dist.tasks.batch_line import BadLine, bad_line, read_request
@@ -43,6 +44,7 @@ Prompt = str | Sequence[Mapping[str, Any]]
 
 SECTIONS = ("model", "decode", "engine", "parallel", "seed")
 AT_ONCE = 64  # continuations that a rank takes and scores together
+SAME_CALL = "Every rank makes the same calls, with the same arguments"
 MEETINGS = count()  # of this process with the other ranks, of all `LLM` objects together
 
 
@@ -170,10 +172,12 @@ class LLM:
             RankError: another rank failed or was lost.
             Stopped: SIGTERM or SIGUSR1 came meanwhile.
         """
-        if errors not in ("raise", "return"):
-            raise ValueError(f"errors={errors!r}: must be raise or return")
-        items = items_of(prompts, sampling, errors == "return")
-        return self.answered(items, self.configured(decode, overrides), progress, errors == "return")
+        with self.refusing():
+            if errors not in ("raise", "return"):
+                raise ValueError(f"errors={errors!r}: must be raise or return")
+            items = items_of(prompts, sampling, errors == "return")
+            config = self.configured(decode, overrides)
+        return self.answered(items, config, progress, errors == "return")
 
     def infill(
         self,
@@ -202,16 +206,18 @@ class LLM:
             RankError: another rank failed or was lost.
             Stopped: SIGTERM or SIGUSR1 came meanwhile.
         """
-        if isinstance(suffixes, str) or len(suffixes) != len(prefixes):
-            raise ValueError("suffixes: give a list with one text for each prefix")
-        for number, suffix in enumerate(suffixes):
-            check_text(suffix, f"suffixes[{number}]")
-        limits = for_each(max_tokens, len(prefixes), "max_tokens", "prefixes")
-        params = for_each(sampling or SamplingParams(), len(prefixes), "sampling parameters", "prefixes")
-        limited = [replace(one, max_tokens=limit) for one, limit in zip(params, limits, strict=True)]
-        items = items_of(prefixes, limited)
-        items = [replace(item, suffix=suffixes[item.origin.line - 1]) for item in items if item.origin]
-        return self.answered(items, self.configured(decode, overrides), progress)
+        with self.refusing():
+            if isinstance(suffixes, str) or len(suffixes) != len(prefixes):
+                raise ValueError("suffixes: give a list with one text for each prefix")
+            for number, suffix in enumerate(suffixes):
+                check_text(suffix, f"suffixes[{number}]")
+            limits = for_each(max_tokens, len(prefixes), "max_tokens", "prefixes")
+            params = for_each(sampling or SamplingParams(), len(prefixes), "sampling parameters", "prefixes")
+            limited = [replace(one, max_tokens=limit) for one, limit in zip(params, limits, strict=True)]
+            items = items_of(prefixes, limited)
+            items = [replace(item, suffix=suffixes[item.origin.line - 1]) for item in items if item.origin]
+            config = self.configured(decode, overrides)
+        return self.answered(items, config, progress)
 
     def answered(
         self, items: Sequence[Item], config: Config, progress: bool, return_errors: bool = False
@@ -224,24 +230,25 @@ class LLM:
         limit = max(item.max_new_tokens or most for item in items)
         config = replace(config, decode=replace(config.decode, max_new_tokens=limit))
         builder = self.builder
-        # before the ranks meet: after a call that is refused, there may be another
-        resolved = replace(config, decode=resolve_decode(config.decode, builder.pattern))
-        encoder = Encoder(resolved, builder.shape, builder.tokenizer)
-        refused: dict[int, Output] = {}
-        if return_errors:
-            refused = {one.index: failed(items[one.index], one) for one in rejections(encoder.encode_all(0, items))}
-            items = [item for index, item in enumerate(items) if index not in refused]
-            encoder = Encoder(resolved, builder.shape, builder.tokenizer)  # whose warnings are about these alone
-        if not items:
-            return list(refused.values())
-        requests = encoded(encoder, items)
+        with self.refusing():
+            resolved = replace(config, decode=resolve_decode(config.decode, builder.pattern))
+            encoder = Encoder(resolved, builder.shape, builder.tokenizer)
+            refused: dict[int, Output] = {}
+            if return_errors:
+                refused = {one.index: failed(items[one.index], one) for one in rejections(encoder.encode_all(0, items))}
+                items = [item for index, item in enumerate(items) if index not in refused]
+                encoder = Encoder(resolved, builder.shape, builder.tokenizer)  # whose warnings are about these alone
+            if not items:
+                return list(refused.values())
+            requests = encoded(encoder, items)
         if self.world.rank == 0 and (warnings := encoder.warnings()) and not self.warned:
             self.warned = True
             for warning in warnings:
                 log.warning(warning)
         with self.joined(config, len(items), config.decode.max_branches) as group:
             config = resolve(config, builder.shape, builder.device)
-            group.store.agree("call", work(config, builder) | {"the hash of the prompts": hash_of(requests, items)})
+            own = {"LLM's method": "generate", "the hash of the prompts": hash_of(requests, items)}
+            group.store.agree("call", work(config, builder) | own, SAME_CALL)
             builder.load(self.world.rank == 0, group.tensor)
             sequences = sequences_of_replica(config.engine, len(requests), group.mesh.data)
             engine = builder.engine(config.decode, replace(config.engine, max_sequences=sequences), group)
@@ -274,22 +281,23 @@ class LLM:
             RankError: another rank failed or was lost.
             Stopped: SIGTERM or SIGUSR1 came meanwhile.
         """
-        config, builder = self.configured(decode, overrides), self.builder
-        config = replace(config, decode=resolve_decode(config.decode, builder.pattern))
-        items = items_of(prompts, None)
-        if isinstance(continuations, str) or len(continuations) != len(items):
-            raise ValueError("continuations: give a list with one text for each prompt")
-        for number, text in enumerate(continuations):
-            check_text(text, f"continuations[{number}]")
-        encoder = Encoder(config, builder.shape, builder.tokenizer)
-        pairs = zip(items, continuations, strict=True)
-        items = [replace(item, continuations=(Continuation(text, text, item),)) for item, text in pairs]
-        requests = encoded(encoder, items)
+        builder = self.builder
+        with self.refusing():
+            config = self.configured(decode, overrides)
+            config = replace(config, decode=resolve_decode(config.decode, builder.pattern))
+            items = items_of(prompts, None)
+            if isinstance(continuations, str) or len(continuations) != len(items):
+                raise ValueError("continuations: give a list with one text for each prompt")
+            for number, text in enumerate(continuations):
+                check_text(text, f"continuations[{number}]")
+            encoder = Encoder(config, builder.shape, builder.tokenizer)
+            pairs = zip(items, continuations, strict=True)
+            items = [replace(item, continuations=(Continuation(text, text, item),)) for item, text in pairs]
+            requests = encoded(encoder, items)
         everywhere = replace(config, parallel=replace(config.parallel, data="auto", branch=1))
         with self.joined(everywhere, max(len(requests), self.world.size), 1) as group:
-            group.store.agree(
-                "call", work(config, builder) | {"samples": samples, "the prompts": hash_of(requests, items)}
-            )
+            own = {"LLM's method": "score", "samples": samples, "the hash of the prompts": hash_of(requests, items)}
+            group.store.agree("call", work(config, builder) | own, SAME_CALL)
             builder.load(self.world.rank == 0, group.tensor)
             options = replace(config.engine, max_sequences=AT_ONCE)
             sequences = sequences_of_replica(options, len(requests), group.mesh.data)
@@ -303,14 +311,32 @@ class LLM:
             return [Likelihood(*found) for found in self.collected(engine, items, requests, group, False, values)]
 
     @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """Return a context in which the other ranks, who wait to be joined, are told why this one refuses a call.
+
+        After such a call there may be another.
+        """
+        try:
+            yield
+        except Exception as error:
+            announce_before_joining(self.world, error, self.config.parallel.timeout_s, next(MEETINGS))
+            raise
+
+    @contextmanager
     def joined(self, config: Config, requests: int, branches: int) -> Iterator[Group]:
         """The ranks of a call, joined; any number of calls may follow one another."""
         parallel, world = config.parallel, self.world
-        mesh = choose_mesh(parallel.data, parallel.branch, parallel.tensor, world.size, requests, branches)
+        with self.refusing():
+            mesh = choose_mesh(parallel.data, parallel.branch, parallel.tensor, world.size, requests, branches)
         stop = Stop(grace_s=0.0)
         with handlers_kept():
             device = self.builder.device
-            group = Group(world, mesh, parallel.backend, parallel.timeout_s, device, stop, next(MEETINGS))
+            try:
+                group = Group(world, mesh, parallel.backend, parallel.timeout_s, device, stop, next(MEETINGS))
+            except LaunchError as error:
+                if isinstance(error.__cause__, RankError):
+                    raise error.__cause__ from error
+                raise
             with group.failures.guard():
                 yield group
 

@@ -47,6 +47,12 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError("--gpu: torch sees no GPU here" if GPU else "--gpu: in one process only, without -n")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Seed what draws without a generator, as new layers do, before each test and the fixtures that it makes."""
+    torch.manual_seed(0)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """System tests first: their files take longest, and what comes last should be short."""
     items.sort(key=lambda item: item.get_closest_marker("system") is None)

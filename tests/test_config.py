@@ -97,7 +97,6 @@ def test_a_path_alone_is_a_model_of_its_own(
             {"tau_entropy": 0.5, "fill": "a.py:f"},
             "decode.tau_entropy=0.5: decode.fill=a.py:f decides; leave it at null",
         ),
-        ({"tau_entropy": 0.5, "context": "causal", "verify": "agreement"}, "causal models fill nothing unverified"),
     ],
 )
 def test_verification_that_makes_no_sense_is_refused(given: dict[str, Any], named: str) -> None:

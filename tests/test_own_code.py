@@ -183,8 +183,6 @@ def test_what_cannot_be_called_is_refused_before_anything_is_read(files: Path, t
 def test_settings_that_cannot_be_a_function_are_refused() -> None:
     with pytest.raises(ValueError, match=r"decode\.fill=budget: write FILE\.py:FUNCTION"):
         DecodeConfig(fill="budget")
-    with pytest.raises(ValueError, match=r"decode\.fill=a\.py:f: causal models fill nothing"):
-        DecodeConfig(fill="a.py:f", context="causal")
     with pytest.raises(ValueError, match=r"task\.score=judge: must be exact or FILE\.py:FUNCTION"):
         TaskConfig("batch", input="x", score="judge")
     assert load("math:hypot", "decode.fill")(2, 3, 6) == 7

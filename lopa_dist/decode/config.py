@@ -6,12 +6,14 @@ import math
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from lopa_dist.checks import check_options, number, option, require_count
+from lopa_dist.checks import Reader, check_options, number, option, require_count
 from lopa_dist.decode.context import CONTEXTS
 
 IntOrAuto: TypeAlias = Any  # with `int | str`, every use of the number would have to exclude text
 
 MOST_DRAFTS = 16  # of a causal model's chain, with drafts=auto
+FILLING = Reader(lambda config: not config.causal, "models that fill masks")
+CAUSAL = Reader(lambda config: config.causal, "causal models")
 
 
 @dataclass
@@ -31,7 +33,7 @@ class DecodeConfig:
 
     `verify` says which branch wins, and so which lookahead tokens stay:
 
-    - confidence: the branch whose remaining positions the model is surest of (LoPA as published).
+    - confidence: the branch whose remaining positions the model is surest of (LoPA, as its paper describes it).
     - agreement: the most confident masked positions are drafts, in that order, and the anchor verifies the first
       `drafts` of them: a draft is accepted if the model, in the context of all drafts before it, predicts the draft's
       own token. Where one fails, the model's own token takes its place. A lookahead branch holds second choices of
@@ -46,6 +48,7 @@ class DecodeConfig:
         "agreement",
         "which branch wins, and so which lookahead tokens stay",
         ("confidence", "agreement"),
+        reader=FILLING,
     )
     drafts: IntOrAuto = option(  # noqa: RUF009
         10,
@@ -55,41 +58,58 @@ class DecodeConfig:
         "auto",
         "where the drafts of causal models come from: masks, the text that the job has written, or, with auto, both",
         ("auto", "masks", "text"),
+        reader=CAUSAL,
     )
-    block_size: int = option(32, "tokens of a block")
+    block_size: int = option(32, "tokens of a block", reader=FILLING)
     max_new_tokens: int = option(512, "tokens of an answer at most")
     max_active_blocks: int | None = option(
-        None, "blocks that are filled at the same time at most; 1 is block diffusion, null lets tau_add alone decide"
+        None,
+        "blocks that are filled at the same time at most; 1 is block diffusion, null lets tau_add alone decide",
+        reader=FILLING,
     )
-    tau_add: float = option(0.1, "share of the last block that must be filled before a block is appended")
-    tau_act: float = option(0.95, "share of a block that must be filled before the next one is fully active")
+    tau_add: float = option(
+        0.1, "share of the last block that must be filled before a block is appended", reader=FILLING
+    )
+    tau_act: float = option(
+        0.95, "share of a block that must be filled before the next one is fully active", reader=FILLING
+    )
     tau_conf: float = option(
         0.9,
         "a token is filled, without verification, when its probability is above this; where none is, the best position "
         "of each fully active block is filled",
+        reader=FILLING,
     )
     tau_entropy: float | None = option(
         None,
         "in place of tau_conf: a token is filled when its entropy, in nats, is at most this; null: tau_conf decides",
+        reader=FILLING,
     )
     tau_edit: float | None = option(
         None,
         "models that edit (LLaDA2.1): a filled token is overwritten where another's probability is above this; null: "
         "never",
+        reader=FILLING,
     )
     fill: str | None = option(
-        None, "a rule of your own instead of tau_conf, as FILE.py:FUNCTION (docs/inputs.md#a-rule-of-your-own)"
+        None,
+        "a rule of your own instead of tau_conf, as FILE.py:FUNCTION (docs/inputs.md#a-rule-of-your-own)",
+        reader=FILLING,
     )
     confidence: str = option(
         "neg_entropy",
         "what positions are ranked by and branches are scored by",
         ("probability", "margin", "neg_entropy"),
+        reader=FILLING,
     )
-    tau_look: float = option(0.0, "least probability of a lookahead token")
-    extra_fill: int = option(0, "how many more of the most confident positions each step fills, without verification")
+    tau_look: float = option(0.0, "least probability of a lookahead token", reader=FILLING)
+    extra_fill: int = option(
+        0, "how many more of the most confident positions each step fills, without verification", reader=FILLING
+    )
     context: str = option("d2f", "what rows see, and what is cached", tuple(CONTEXTS))
     sub_block_size: int | None = option(
-        None, "size in tokens of a block's parts: fill only the first part that has masks; null: the whole block"
+        None,
+        "size in tokens of a block's parts: fill only the first part that has masks; null: the whole block",
+        reader=FILLING,
     )
     stop_at_eos: bool = option(True, "end a sequence at its first end-of-text token; false fills the whole answer")
     temperature: float = option(0.0, "of sampling; 0 takes the most probable token")
@@ -119,13 +139,8 @@ class DecodeConfig:
             raise ValueError(f"decode.temperature={self.temperature}: must be 0 (greedy) or a number above it")
         if self.top_p == 0:
             raise ValueError("decode.top_p=0: must be above 0; 1 switches it off")
-        if self.fill is not None and (":" not in self.fill or self.causal):
-            reason = "causal models fill nothing unverified" if ":" in self.fill else "write FILE.py:FUNCTION"
-            raise ValueError(f"decode.fill={self.fill}: {reason}, or leave it out")
-        if self.draft_from != "auto" and not self.causal:
-            raise ValueError(
-                f"decode.draft_from={self.draft_from}: is for causal models, whose text no draft changes; leave it out"
-            )
+        if self.fill is not None and ":" not in self.fill:
+            raise ValueError(f"decode.fill={self.fill}: write FILE.py:FUNCTION, or leave it out")
         if self.tau_entropy is not None:
             self._check_entropy(self.tau_entropy)
         self._check_verification()
@@ -138,9 +153,8 @@ class DecodeConfig:
     def _check_entropy(self, most: float) -> None:
         if not 0 <= most < math.inf:
             raise ValueError(f"decode.tau_entropy={most}: must be a number of nats, 0 or more, or null")
-        if self.causal or self.fill is not None:
-            reason = "causal models fill nothing unverified" if self.causal else f"decode.fill={self.fill} decides"
-            raise ValueError(f"decode.tau_entropy={most}: {reason}; leave it at null")
+        if self.fill is not None:
+            raise ValueError(f"decode.tau_entropy={most}: decode.fill={self.fill} decides; leave it at null")
         if self.confidence != "neg_entropy":
             raise ValueError(
                 f"decode.tau_entropy={most} with decode.confidence={self.confidence}: set "

@@ -29,7 +29,7 @@ def verify(state: State, records: Records) -> Winner:
 
 
 def by_confidence(state: State, records: Records) -> Winner:
-    """LoPA as published: the branch with the highest confidence in what it leaves masked wins (Eq. 2).
+    """LoPA, as its paper describes it: the branch with the highest confidence in what it leaves masked wins (Eq. 2).
 
     Ties go to the lookahead branch that was created with the highest confidence, and to the anchor last.
     """

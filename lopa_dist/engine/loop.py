@@ -20,7 +20,7 @@ from lopa_dist.engine.drafter import MASKS, drafter_for
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.lockstep import Lockstep
 from lopa_dist.engine.lookahead import LookaheadPolicy
-from lopa_dist.engine.memory import Plan, kv_budget, sizes
+from lopa_dist.engine.memory import Plan, kv_budget, plan_for, sizes
 from lopa_dist.engine.prefix_rules import PrefixRules
 from lopa_dist.engine.request import Generation, Request
 from lopa_dist.engine.rules import Share, rules_for
@@ -31,14 +31,12 @@ from lopa_dist.engine.statistics import Statistics, device_mark
 from lopa_dist.engine.stop_strings import TextOf
 from lopa_dist.engine.workspace import Workspace
 from lopa_dist.kernels.sampling import Sampling
-from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
 from lopa_dist.parallel.step_watch import Watched, unwatched
 from lopa_dist.parallel.stop import StopLevel
 from lopa_dist.ragged import Ints
 from lopa_dist.rows import ForwardBatch
-from lopa_dist.rows.sizes import most_rows
 
 log = logging.getLogger("lopa_dist")
 
@@ -165,9 +163,7 @@ class Engine:
         sequences at once, because idle slots cost time.
         """
         asked, kv_tokens = min(self.options.max_sequences, len(requests)), self.options.kv_tokens
-        longest, suffix, needs = sizes(requests)
-        if not self.config.stores_kv:
-            needs = 0 * needs
+        longest, suffix, needs = sizes(requests, self.config.stores_kv)
         space = self.workspace
         if (
             space
@@ -178,7 +174,7 @@ class Engine:
             return space
         self.workspace = None  # frees its K/V before others are made
         local = replace(self.model.config, kv_heads=self.model.config.kv_heads // self.tensor.size)
-        plan = self.plan(needs, asked, local, longest, suffix)
+        plan = self.plan((longest, suffix, needs), asked)
         budget = kv_budget(needs, plan.sequences, kv_tokens)
         pool = KVPool(local, plan.sequences, budget, self.model.head_weight.dtype, self.device)
         runner = self.runners.make(pool, self.sampling, plan.sequences, longest, plan.scratch)
@@ -187,29 +183,24 @@ class Engine:
         self.workspace = Workspace(asked, longest, suffix, plan, pool, runner)
         return self.workspace
 
-    def plan(self, needs: Ints, sequences: int, model: ModelConfig, longest: int, suffix: int) -> Plan:
+    def plan(self, requests: tuple[int, int, Ints], sequences: int) -> Plan:
         """Return how many sequences run at once, and how large a forward gets; on a GPU as many as fit in its memory.
 
         Args:
-            needs: K/V tokens of the requests, in descending order.
+            requests: what `sizes` returns of them.
             sequences: that should run at once.
-            model: with this rank's share of the K/V heads.
-            longest: tokens that are given to a request.
-            suffix: of these, behind its answer.
 
         Raises:
             TooLarge: not even one sequence fits.
         """
-        options = self.options
         free = memory.free_bytes(self.device)
         if free is None:
-            return Plan(sequences, options.max_rows)
+            return Plan(sequences, self.options.max_rows)
         free = self.lockstep.least(free, self.device)
-        rows = most_rows(self.config, self.runners.branches, self.prefix_rules.at_once(longest), suffix)
-        element = self.model.head_weight.element_size()
-        plan = memory.plan(
-            model, element, free, needs, sequences, options.max_rows, options.kv_tokens, rows, self.runners.hidden_rows
-        )
+        plan = plan_for(
+            self.model.config, self.config, self.options, requests, sequences, self.model.head_weight.element_size(),
+            free, self.comm.size, self.tensor.size, self.runners.static,
+        )  # fmt: skip
         log.info(
             "%d sequences run at once%s, forwards have up to %d rows: %.1f GiB of the %.1f that are free",
             plan.sequences, f" (not {sequences}, for want of memory)" if plan.sequences < sequences else "",

@@ -7,15 +7,20 @@ their memory is taken at once: a growing pool would hold two copies for a moment
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 
+from lopa_dist.decode.config import DecodeConfig
+from lopa_dist.engine.buckets import hidden_rows
+from lopa_dist.engine.config import EngineConfig
+from lopa_dist.engine.prefix_rules import PrefixRules
 from lopa_dist.engine.request import Request
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.ragged import Ints
+from lopa_dist.rows.sizes import most_rows
 
 SHARE = 0.9  # of the free memory
 RESERVED = 512 << 20  # bytes for the tables of graphs, the libraries' workspaces and all that is not modelled
@@ -82,15 +87,15 @@ class Shuffled(Protocol):
         """Return all of them, in the order that is the fastest to read."""
 
 
-def sizes(requests: Sequence[Request]) -> tuple[int, int, Ints]:
+def sizes(requests: Sequence[Request], stores_kv: bool = True) -> tuple[int, int, Ints]:
     """Return the most tokens that are given to a request, those of its suffix, and the K/V space that each needs.
 
-    K/V space is in tokens, in descending order.
+    K/V space is in tokens, in descending order; without `stores_kv` it is 0.
     """
     every = requests.in_any_order() if isinstance(requests, Shuffled) else requests
     each = ((len(r.prompt), len(r.suffix), r.max_new_tokens) for r in every)
     prompt, suffix, new = np.fromiter(each, np.dtype((np.int64, 3)), len(requests)).T
-    return int((prompt + suffix).max()), int(suffix.max()), np.sort(prompt + suffix + new)[::-1]
+    return int((prompt + suffix).max()), int(suffix.max()), stores_kv * np.sort(prompt + suffix + new)[::-1]
 
 
 def kv_budget(needs: Ints, slots: int, limit: int | None) -> int:
@@ -117,6 +122,36 @@ def kv_budget(needs: Ints, slots: int, limit: int | None) -> int:
             f"engine.kv_tokens={limit}: a request needs {needs[0]}; raise it or shorten prompts or answers"
         )
     return min(limit, asked)
+
+
+def plan_for(
+    shape: ModelConfig, config: DecodeConfig, options: EngineConfig, requests: tuple[int, int, Ints], sequences: int,
+    element: int, free: int, branch: int, tensor: int, static: bool,
+) -> Plan:  # fmt: skip
+    """Return what fits in `free` bytes of a rank: how many sequences run at once, and how large a forward gets.
+
+    Args:
+        shape: of the whole model.
+        config, options: without any ``auto``.
+        requests: what `sizes` returns of them.
+        sequences: that should run at once.
+        element: bytes of a number of the model's precision.
+        free: bytes, beside the weights.
+        branch, tensor: ranks on these axes of the mesh.
+        static: whether forwards run over the fixed buffers of graphs.
+
+    Raises:
+        TooLarge: not even one sequence fits.
+    """
+    longest, suffix, needs = requests
+    at_once = PrefixRules(config, options.prefix_cache, options.prefill_chunk).at_once(longest)
+    rows = most_rows(config, -(-config.max_branches // branch), at_once, suffix)
+    local = replace(shape, kv_heads=shape.kv_heads // tensor)
+
+    def buffer(forward: int) -> int:
+        return hidden_rows(forward, options.reproducible) if static else 0
+
+    return plan(local, element, free, needs, sequences, options.max_rows, options.kv_tokens, rows, buffer)
 
 
 def plan(

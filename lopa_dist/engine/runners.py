@@ -7,7 +7,6 @@ from weakref import WeakKeyDictionary
 import torch
 
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.engine.buckets import hidden_rows
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.kernel_choice import plain_kernels
 from lopa_dist.engine.kv_pool import KVPool
@@ -37,6 +36,18 @@ def merged(model: Transformer) -> FusedTransformer:
         if model.head_weight.is_cuda:  # the old weights' memory is in pieces that nothing else fits into
             torch.cuda.empty_cache()
     return FUSED[model]
+
+
+def wants_graphs(graphs: str, meta: bool, device: torch.device, tensor: int) -> bool:
+    """Return whether forwards run over fixed buffers if every kernel can be used.
+
+    Args:
+        graphs: `engine.graphs`.
+        meta: whether meta-attention attends.
+        device: of the model.
+        tensor: ranks that share it.
+    """
+    return meta and tensor == 1 and (graphs == "always" or (graphs == "auto" and device.type == "cuda"))
 
 
 class Runners:
@@ -76,13 +87,13 @@ class Runners:
         self.plain = plain_kernels(model, options, device, tile_rows, tensor.size)
         if "attention" in self.plain and name == "meta" and device.type == "cuda":
             self.attention = make("torch", heads, kv_heads, shape.head_dim, stack, model.head_weight, config.causal)
-        possible = isinstance(self.attention, Meta) and tensor.size == 1 and not self.plain & WITHOUT_GRAPHS
-        if graphs == "always" and not possible:
+        wanted = wants_graphs(graphs, isinstance(self.attention, Meta), device, tensor.size)
+        self.static = wanted and not self.plain & WITHOUT_GRAPHS
+        if graphs == "always" and not self.static:
             raise ValueError(
                 "engine.graphs=always: graphs need engine.attention=meta, Triton's kernels (engine.kernels) and "
                 "parallel.tensor=1"
             )
-        self.static = possible and (graphs == "always" or (graphs == "auto" and device.type == "cuda"))
         self.network = merged(model)  # before anyone asks how much memory is free
         if reproducible and device.type == "cuda" and shape.experts is not None:
             raise ValueError(
@@ -99,10 +110,6 @@ class Runners:
                 "engine.reproducible=true on a GPU needs engine.attention=meta, engine.graphs=auto, Triton's kernels "
                 "(engine.kernels), parallel.tensor=1"
             )
-
-    def hidden_rows(self, rows: int) -> int:
-        """Return how many rows a runner's buffer of hidden states has if no forward exceeds `rows`; 0: it has none."""
-        return hidden_rows(rows, self.options.reproducible) if self.static else 0
 
     def make(
         self, pool: KVPool, sampling: Sampling, sequences: int, longest_prompt: int, scratch: int | None = None

@@ -157,8 +157,11 @@ class Failures:
 
     def announce(self, error: BaseException) -> None:
         """Tell the others what went wrong here."""
-        own, message = f"rank {self.world.rank}", str(error)
-        self._announce(message if message.startswith(f"{own} ") else f"{own}: {in_words(error)}")
+        own, message, where = f"rank {self.world.rank}", str(error), ""
+        with contextlib.suppress(RuntimeError):  # the store's host may be gone
+            if len({*(host_of := hosts(self.store)).values()}) > 1:
+                where = f" on {host_of.get(self.world.rank)}"
+        self._announce(message if message.startswith(f"{own} ") else f"{own}{where}: {in_words(error)}")
         self._linger()
 
     def _linger(self) -> None:
@@ -300,16 +303,17 @@ def in_words(error: BaseException) -> str:
     return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
 
 
-def announce_before_joining(world: World, error: Exception, limit_s: float) -> None:
+def announce_before_joining(world: World, error: Exception, limit_s: float, meeting: int = 0) -> None:
     """Tell the others, who join or will, of an error of this rank because of which it cannot.
 
     Args:
         limit_s: seconds that rank 0, which may keep the store, waits for the others to hear of it.
+        meeting: as for `Group`.
     """
     if world.size == 1:
         return
     with contextlib.suppress(Exception):  # the store cannot be reached either
-        store = rendezvous(world)
+        store = rendezvous(world, meeting=meeting)
         announce_first(store, f"rank {world.rank}: {in_words(error)}")
         store.add(keys.JOINED, 1)
         if world.rank == 0:
@@ -328,6 +332,8 @@ def main_thread() -> str:
 
 def broken(error: BaseException) -> bool:
     """Return whether an exception comes from a collective rather than from this rank's own work."""
+    if isinstance(error, OSError) and error.errno is not None:  # of the system: a file server may time out, too
+        return False
     if isinstance(error, (TimeoutError, dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)):
         return True
     text = str(error)

@@ -102,6 +102,8 @@ class Group:
             if mesh.tensor > 1:
                 self.tensor = MpiCommunicator(tensors, timeout_s)
         elif world.size > 1:
+            if dist.is_initialized():  # of an earlier meeting, which ended with an error
+                dist.destroy_process_group()
             timeout = timedelta(seconds=timeout_s + NCCL_GRACE_S * (self.backend == "nccl"))
             dist.init_process_group(
                 self.backend, store=self.failures.store, rank=world.rank, world_size=world.size, timeout=timeout

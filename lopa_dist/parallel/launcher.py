@@ -8,7 +8,7 @@ import socket
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -59,17 +59,6 @@ def start_ticks(process: int) -> int | None:
         return int(Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
     except (OSError, ValueError):
         return None
-
-
-def process_start(process: int) -> datetime | None:
-    """The same as a time of day."""
-    ticks = start_ticks(process)
-    if ticks is None:
-        return None
-    boot = next(
-        int(line.split()[1]) for line in Path("/proc/stat").read_text(encoding="utf-8").splitlines() if "btime" in line
-    )
-    return datetime.fromtimestamp(boot + ticks / os.sysconf("SC_CLK_TCK"))
 
 
 VARIABLES = {  # launcher: what it always sets, then rank, size, local rank, local size

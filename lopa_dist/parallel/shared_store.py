@@ -16,6 +16,7 @@ from lopa_dist.parallel.launcher import JOIN, World
 from lopa_dist.parallel.neighbours import pause_s, wait_until
 
 NAMED = 5  # differences, or ranks, that a message lists
+SAME = "Give all ranks the same command line, input, checkpoint and packages"
 PART = 1 << 20  # characters of a value in the store, which refuses long ones
 
 
@@ -79,7 +80,7 @@ class SharedStore:
             self.look_around()
         return str(self.store.get(key).decode())
 
-    def agree(self, name: str, own: Mapping[str, Any]) -> None:
+    def agree(self, name: str, own: Mapping[str, Any], remedy: str = SAME) -> None:
         """Return when every rank has said that it would do the same as rank 0; all ranks call this.
 
         Rank 0's statement is one value in the store, and every rank compares its own with it, so a thousand ranks take
@@ -88,6 +89,7 @@ class SharedStore:
         Args:
             name: of the statement; no other one has it.
             own: what this rank would do. Its values can be written as JSON.
+            remedy: what to do if not.
 
         Raises:
             ValueError: this rank would do something else; the message says what. The other ranks get it as a RankError.
@@ -100,10 +102,7 @@ class SharedStore:
         if differing:
             named = "; ".join(f"{key} is {mine.get(key)!r}, on rank 0 {first.get(key)!r}" for key in differing[:NAMED])
             more = f"; and {len(differing) - NAMED} more" if len(differing) > NAMED else ""
-            raise ValueError(
-                f"rank {self.world.rank} would not do the same as rank 0: {named}{more}. Give all ranks the same "
-                "command line, input, checkpoint and packages"
-            )
+            raise ValueError(f"rank {self.world.rank} would not do the same as rank 0: {named}{more}. {remedy}")
         self.barrier(keys.AGREED.format(name))
 
     def sum(self, amounts: dict[str, int]) -> dict[str, int]:

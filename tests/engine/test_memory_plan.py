@@ -221,7 +221,7 @@ def test_ranks_plan_alike(small_model: Transformer, monkeypatch: pytest.MonkeyPa
 
 
 def test_growing_is_what_these_tests_would_notice(small_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lopa_dist.engine.loop.most_rows", lambda *of: 1)
+    monkeypatch.setattr("lopa_dist.engine.memory.most_rows", lambda *of: 1)
     monkeypatch.setattr(memory, "MOST_ROWS", 1)
     with pytest.raises(AssertionError, match="have not grown"):
         watched(small_model, replace(BASE, branches=15, tau_conf=0.99), monkeypatch, GIB)

@@ -12,6 +12,7 @@ from torch import Tensor
 from lopa_dist.kernels.exact_attention import Room, attend_exact, in_order, plan
 from lopa_dist.kernels.segment_attention import Segments, attend_plain
 from lopa_dist.ragged import Ints, begins
+from tests.bits import same_row_bits
 from tests.kernels.mixes import Mix, mixes, tensors
 
 CPU, KV_HEADS = torch.device("cpu"), 2
@@ -40,6 +41,7 @@ def rows_of(first: int, count: int, base: int, cut: int, cut_base: int) -> Segme
     return Segments(start, rows, shared_base, shared, own, hi, (tail_base, tail), seen)
 
 
+@same_row_bits
 @given(first=st.integers(0, 150), count=st.integers(2, 40), cut=st.integers(0, 60), group=st.sampled_from([1, 2, 5]))
 @settings(max_examples=60, deadline=None)
 def test_a_row_has_the_same_bits_alone(first: int, count: int, cut: int, group: int) -> None:

@@ -21,6 +21,7 @@ from lopa_dist.models.quantize import KINDS
 from lopa_dist.models.tensor_parallel import check
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator
+from tests.bits import same_row_bits
 from tests.engine.ranks import on_mesh
 from tests.models.small_checkpoints import MOE_KINDS, reference, weights_of, write
 from tests.models.test_adapter import adapter_for, write_adapter
@@ -60,6 +61,7 @@ def test_softmax_routers_choose_the_most_probable_experts() -> None:
             assert shares == pytest.approx([float(probability[e]) / total for e in best], abs=1e-6)
 
 
+@same_row_bits
 @torch.inference_mode()
 def test_engines_form_is_the_modules_and_parts_change_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load_model(folder, torch.float32, CPU)

@@ -14,6 +14,7 @@ from benchmarks.roofline import projections
 from lopa_dist.models.checkpoint import load_model
 from lopa_dist.models.fused import Cache, FusedTransformer
 from lopa_dist.models.transformer import Transformer
+from tests.bits import same_row_bits
 from tests.models.small_checkpoints import KINDS, reference, weights_of, write
 
 CPU = torch.device("cpu")
@@ -80,6 +81,7 @@ def test_the_products_of_a_model_follow_from_its_shape(folder: Path) -> None:
     assert not fused.real_rows_only, "others share the weights"
 
 
+@same_row_bits
 @torch.inference_mode()
 def test_asked_for_some_rows_it_gives_these_with_the_bits_of_all(
     small_model: Transformer, monkeypatch: pytest.MonkeyPatch

@@ -17,6 +17,7 @@ from lopa_dist.models.files import CheckpointError
 from lopa_dist.models.fused import Cache, FusedTransformer
 from lopa_dist.models.transformer import Attend, Transformer, rope_of
 from lopa_dist.parallel.communicator import Communicator
+from tests.bits import same_row_bits
 from tests.engine.ranks import on_mesh
 from tests.models.small_checkpoints import CAUSAL_KINDS, KINDS, reference, weights_of, write
 from tests.models.test_adapter import adapter_for, write_adapter
@@ -122,6 +123,7 @@ def test_rows_of_tokens_have_the_base_models_bits(base: Path, adapter: Path) -> 
         assert (some - rows[wanted]).abs().max() <= 1e-5
 
 
+@same_row_bits
 def test_the_feed_forward_may_take_rows_in_parts(base: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = loaded(base, adapter)
     every = fused_rows(copy.deepcopy(model))

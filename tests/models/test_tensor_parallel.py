@@ -22,6 +22,7 @@ from lopa_dist.models.fused import Cache, FusedTransformer
 from lopa_dist.models.tensor_parallel import check, head_shard, split
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator
+from tests.bits import same_row_bits
 from tests.conftest import SMALL
 from tests.engine.ranks import on_mesh
 
@@ -61,6 +62,7 @@ def outcome(model: Transformer, rows: int, tensor: Communicator | None = None) -
         return [hidden] + [record_head(hidden, model.head_weight, 1, keys, rule, **shard) for rule in RULES]
 
 
+@same_row_bits
 @pytest.mark.parametrize("rows", [16, 80, 272])
 def test_hidden_rows_and_records_have_the_bits_of_one_rank(embedded_model: Transformer, rows: int) -> None:
     whole = outcome(copy.deepcopy(embedded_model), rows)

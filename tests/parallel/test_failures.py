@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -47,6 +48,15 @@ def test_a_message_for_people_is_announced_without_its_class(store: HashStore, f
     with pytest.raises(UserError), failures.guard():
         raise UserError("the disk of /results is full")
     assert store.get(keys.FAILED) == b"rank 1: the disk of /results is full"
+
+
+def test_an_error_on_one_of_several_hosts_is_announced_with_the_host(store: HashStore, failures: Failures) -> None:
+    """A disk that is full may be that host's own."""
+    for entry in ("1@n1 ", "0@n7 "):
+        store.append(keys.HERE, entry)
+    with pytest.raises(UserError), failures.guard():
+        raise UserError("No space left on device in /tmp/spool")
+    assert store.get(keys.FAILED) == b"rank 1 on n1: No space left on device in /tmp/spool"
 
 
 def test_a_lost_rank_is_named_with_its_host(store: HashStore, failures: Failures) -> None:
@@ -135,4 +145,5 @@ def test_errors_of_collectives_are_known() -> None:
         HashStore().wait(["what no rank wrote"], timedelta(seconds=0.01))
     assert broken(caught.value)
     assert not broken(RuntimeError("shapes do not match"))
+    assert not broken(TimeoutError(errno.ETIMEDOUT, "Connection timed out", "/nfs/prompts.jsonl"))
     assert first_line(RuntimeError("[enforce at x.cc:12] it broke\nand more")) == "it broke"

@@ -100,7 +100,7 @@ def test_who_is_awaited_is_said_now_and_then(monkeypatch: pytest.MonkeyPatch, ca
 def test_an_error_before_joining_ends_the_others_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where one node cannot read the input."""
     store = HashStore()
-    monkeypatch.setattr(failures, "rendezvous", lambda world: store)
+    monkeypatch.setattr(failures, "rendezvous", lambda world, meeting: store)
     announce_before_joining(World("torchrun", 1, 2), ValueError("task.input=x: no such file"), 5.0)
     with joined(store, 0, 2) as shared, pytest.raises(RankError, match=r"^rank 1: ValueError: task\.input=x: no such"):
         shared.join(60.0)

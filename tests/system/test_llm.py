@@ -53,9 +53,38 @@ assert max(threads for _, threads in held) < min(threads for _, threads in held)
 """
 
 
-def ranks(folder: Path, count: int, *settings: str) -> list[Any]:
+REFUSED = """
+import json, sys, time
+from lopa_dist import LLM
+from lopa_dist.jobs.setup.build import EngineBuilder
+folder, prompts, *settings = json.loads(sys.argv[1])
+llm = LLM("embedded", *settings)
+rank, told, texts = llm.world.rank, [], []
+bad = [
+    lambda: llm.generate(prompts[rank:], max_new_tokens=4),
+    lambda: llm.generate(prompts, max_new_tokens=4, tau_conf=[0.9, 7][rank]),
+    lambda: llm.generate([prompts[0], ["x", ""][1 - rank]], max_new_tokens=4),
+    lambda: llm.score(prompts, [" x"] * 6, samples=1) if rank else llm.generate(prompts, max_new_tokens=4),
+]
+for call in bad:
+    began = time.monotonic()
+    try:
+        call()
+    except Exception as error:
+        told.append([type(error).__name__, str(error)])
+    texts.append([one.text for one in llm.generate(prompts, max_new_tokens=4)])
+make, taken = EngineBuilder.scoring_engine, []
+EngineBuilder.scoring_engine = lambda self, decode, options, *rest: (
+    taken.append(options.max_sequences), make(self, decode, options, *rest)
+)[1]
+llm.score(prompts[:5], [" x"] * 5, samples=1)
+open(f"{folder}/{rank}.json", "w").write(json.dumps([told, texts, taken]))
+"""
+
+
+def ranks(folder: Path, count: int, *settings: str, program: str = PROGRAM) -> list[Any]:
     """What each rank got."""
-    (folder / "program.py").write_text(PROGRAM)
+    (folder / "program.py").write_text(program)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
     arguments = json.dumps([str(folder), PROBLEMS[:6], "parallel.threads=1", *settings])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -83,3 +112,19 @@ def test_two_ranks_give_what_one_gives(tmp_path: Path, alone: list[Any], axis: s
         assert outputs == alone[:-1]
         for found, wanted in zip(scores, alone[-1], strict=True):
             assert found == pytest.approx(wanted, rel=1e-5)
+
+
+def test_after_a_call_that_some_ranks_refuse_there_may_be_another(tmp_path: Path) -> None:
+    """Each rank is told at once what was wrong with its own call, or with the other rank's."""
+    [told_0, texts_0, taken_0], [told_1, texts_1, taken_1] = ranks(tmp_path, 2, "parallel.branch=1", program=REFUSED)
+    assert all(texts == texts_0[0] and any(texts) for texts in texts_0 + texts_1)
+    for (kind, own), (other, heard), words in zip(
+        [told_1[0], told_1[1], told_0[2], told_1[3]],
+        [told_0[0], told_0[1], told_1[2], told_0[3]],
+        ["would not do the same as rank 0", "decode.tau_conf=7", "prompts[1]", "would not do the same as rank 0"],
+        strict=True,
+    ):
+        assert (kind, other) == ("ValueError", "RankError")
+        assert words in own
+        assert words in heard
+    assert taken_0 == taken_1 == [3], "each replica takes its share of five"

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from array import array
 from collections.abc import Iterator
 from heapq import merge
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lopa_dist.atomic import write_lines
 from lopa_dist.jobs.commands.status import shards_in_words
 from lopa_dist.jobs.folder.batch_output import Line, read_batch_lines, write_batch_output
-from lopa_dist.jobs.folder.journal import difference
-from lopa_dist.jobs.folder.results import result_lines, results, write_errors
+from lopa_dist.jobs.folder.journal import Merged, difference
+from lopa_dist.jobs.folder.results import AGAIN, FIGURES, result_lines, results, write_errors
+from lopa_dist.jobs.folder.shard_figures import read_figures
 from lopa_dist.jobs.run.output import write_output
-from lopa_dist.jobs.show.metrics import mean, ratio, wilson
-from lopa_dist.jobs.show.report import config_of, is_rule, judged, read_report, write_report
+from lopa_dist.jobs.show.made_on import made_together
+from lopa_dist.jobs.show.metrics import counted, failures
+from lopa_dist.jobs.show.report import config_of, read_report, write_report
 from lopa_dist.jobs.show.run_state import runs_below
 from lopa_dist.tasks.registry import make_task
 from lopa_dist.tasks.task import TotallingTask
@@ -57,12 +61,19 @@ def merge_shards(folder: Path) -> dict[str, Any]:
             count = sum(1 for _ in lines)
         if count != report["requests"]:
             raise ValueError(f"{part}: {count} result lines of {report['requests']}; run it again to finish it")
+        if not (part / FIGURES).exists():
+            raise ValueError(f"{part}: no {FIGURES}, which earlier versions did not write; {AGAIN}")
+    places = {part: array("q") for part in reports}  # of finished requests in the whole input
     # each shard has its lines in order
-    write_lines(folder / "results.jsonl", (line for _, line in merge(*map(numbered, reports))))
-    write_errors(folder, sum(report["errors"] for report in reports.values()))
+    write_lines(folder / "results.jsonl", (line for _, line in merge(*(numbered(*shard) for shard in places.items()))))
+    errors = sum(report["errors"] for report in reports.values())
+    write_errors(folder, errors)
     shards = [parts[shard] for shard in range(total)]
     write_batch_output(folder, lambda: in_turn(shards), first["model"]["path"])
-    report = summed(list(reports.values()))
+    merged = read_figures((part, np.array(found, dtype=np.int64)) for part, found in places.items())
+    report = report_of(list(reports.values()), merged, errors)
+    if errors:
+        report["failures"] = failures(results(folder))
     if any("metrics" in one for one in reports.values()):
         task = make_task(config_of(first).task)
         assert isinstance(task, TotallingTask)
@@ -72,9 +83,13 @@ def merge_shards(folder: Path) -> dict[str, Any]:
     return report
 
 
-def numbered(part: Path) -> Iterator[tuple[int, str]]:
-    """A shard's result lines, each with its place in the whole input."""
-    yield from ((int(line["index"]), text) for text, line in result_lines(part / "results.jsonl"))
+def numbered(part: Path, finished: array[int]) -> Iterator[tuple[int, str]]:
+    """Yield a shard's result lines, each with its place in the whole input; add to `finished` those of answers."""
+    for text, line in result_lines(part / "results.jsonl"):
+        place = int(line["index"])
+        if line["finish_reason"] != "error":
+            finished.append(place)
+        yield place, text
 
 
 def in_turn(shards: list[Path]) -> Iterator[Line]:
@@ -90,37 +105,20 @@ def settings(report: dict[str, Any]) -> dict[str, Any]:
     return {key: report.get(key) for key in ("decode", "model", "weights", "seed")} | {"task": task}
 
 
-def summed(reports: list[dict[str, Any]]) -> dict[str, Any]:
-    """Figures of all shards together; speed is as if they had run side by side."""
-    first, seconds = reports[0], max(r["decode_s"] for r in reports)
-    total = {key: sum(r[key] for r in reports) for key in ("requests", "errors", "completion_tokens", "forwards")}
-    rows, tries = sum(r.get("rows", 0) for r in reports), Counter[str]()
-    for report in reports:
-        tries.update(report.get("tries", {}))
-    merged: dict[str, Any] = {"schema": 1, **total}
-    if tries:
-        merged["tries"] = dict(tries)
-    if "masks" in first:
-        merged["masks"] = first["masks"]
-    if unjudged := sum(r.get("unjudged", 0) for r in reports):
-        merged["unjudged"] = unjudged
-    for rule in sorted({key for report in reports for key in report if key == "accuracy" or is_rule(key)}):
-        shares = [(r[rule], judged(r)) for r in reports if rule in r]
-        merged[rule] = ratio(sum(share * count for share, count in shares), sum(count for _, count in shares))
-    if "accuracy" in merged:
-        merged["judged"] = sum(judged(r) for r in reports if "accuracy" in r)
-        merged["accuracy_95"] = [*wilson(merged["accuracy"], merged["judged"])]
-    return merged | {
-        "tpf": ratio(total["completion_tokens"], total["forwards"]),
-        "rows": rows,
-        "rows_per_token": ratio(rows, total["completion_tokens"]),
-        "tokens_per_s": {
-            "mean": mean([r["tokens_per_s"]["mean"] for r in reports]),
-            "job": ratio(total["completion_tokens"], seconds),
-        },
-        "shards": len(reports),
-        **settings(first),
-        "engine": first["engine"],  # for `lopa-dist trace`
-        "decode_s": seconds,
-        "wall_s": max(r["wall_s"] for r in reports),
-    }
+def report_of(reports: list[dict[str, Any]], merged: Merged, errors: int) -> dict[str, Any]:
+    """Return the report of all shards together; speed is as if they had run side by side.
+
+    Args:
+        reports: of the shards.
+        merged: what they have finished.
+        errors: requests that could not run, or failed.
+    """
+    first = reports[0]
+    decode_s, wall_s = (max(report[key] for report in reports) for key in ("decode_s", "wall_s"))
+    report = counted(config_of(first), merged, errors, decode_s, wall_s)
+    kept: dict[str, Any] = {key: first[key] for key in ("masks", "whole_input", "chat_template") if key in first}
+    if all("made" in one for one in reports):
+        kept["made"] = made_together([one["made"] for one in reports])
+    versions = {name: ", ".join(dict.fromkeys(r["versions"][name] for r in reports)) for name in first["versions"]}
+    own = {"shards": len(reports), "expected": sum(r["expected"] for r in reports), "versions": versions}
+    return report | own | kept | settings(first)

@@ -62,6 +62,8 @@ class Trace:
     steps: list[TraceStep]
     same: bool  # as the run's own text
     verdict: str = ""  # in words
+    forwards: int = 0  # that the run took
+    by_load: bool = False  # whether drafts, and so the steps, depend on the other requests
 
     @property
     def order(self) -> dict[int, int]:
@@ -175,7 +177,9 @@ def trace(folder: Path, which: str) -> Trace:
     prompt = tokenizer.decode(request.prompt)
     shown = zip(recorder.tokens, pieces(tokenizer, recorder.tokens), strict=True)
     texts = [END if token in builder.shape.eos_ids else piece for token, piece in shown]
-    return Trace(line["custom_id"], prompt, texts, recorder.steps, text == line["text"], verdict_of(line))
+    forwards, by_load = line["usage"]["forwards"], config.decode.drafts == "auto" or config.decode.drafts_text
+    same, verdict = text == line["text"], verdict_of(line)
+    return Trace(line["custom_id"], prompt, texts, recorder.steps, same, verdict, forwards, by_load)
 
 
 def verdict_of(line: dict[str, Any]) -> str:
@@ -256,8 +260,20 @@ def show(trace: Trace, console: Console) -> None:
     console.print(f"\n{tokens} tokens of text in {steps} forwards: {tokens / steps:.2f} a forward{filler}")
     if trace.verdict:
         console.print(Text(trace.verdict))
+    if said := differs(trace):
+        console.print(said)
     if not trace.same:
         console.print("[red]This is not the text of the run: another version, machine or device made it.[/red]")
+
+
+def differs(trace: Trace) -> str:
+    """Return a sentence on how the run's own steps may differ from the shown ones; empty where they are the same."""
+    if not trace.by_load:
+        return ""
+    return (
+        f"These are the steps of the request alone. The run took {trace.forwards} forwards: there, drafts also "
+        "depended on the other requests, though no text does."
+    )
 
 
 def write_trace_page(trace: Trace, file: Path) -> None:
@@ -269,4 +285,5 @@ def write_trace_page(trace: Trace, file: Path) -> None:
         asdict(s) | {"filled": len(s.filled), "rejected": s.rejected[1] if s.rejected else ""} for s in trace.steps
     ]
     data = {"prompt": trace.prompt, "tokens": tokens, "steps": steps}
-    write_page(file, "trace.html", custom_id=trace.custom_id, steps=len(steps), data=data, verdict=trace.verdict)
+    said = {"verdict": trace.verdict, "differs": differs(trace)}
+    write_page(file, "trace.html", custom_id=trace.custom_id, steps=len(steps), data=data, **said)

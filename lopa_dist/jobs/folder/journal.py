@@ -25,10 +25,10 @@ from lopa_dist.engine.work import Work
 from lopa_dist.jobs.folder.batch_output import LINES, NAME
 from lopa_dist.jobs.folder.open_files import mapped_files
 from lopa_dist.jobs.folder.packed import Columns, RequestIds
-from lopa_dist.jobs.folder.results import ERRORS
+from lopa_dist.jobs.folder.results import ERRORS, FIGURES
 from lopa_dist.parallel.launcher import Start
 
-RESULTS = ("report.json", "report.html", "results.jsonl", ERRORS, NAME, LINES)
+RESULTS = ("report.json", "report.html", "results.jsonl", ERRORS, FIGURES, NAME, LINES)
 FORMAT = 2  # of the entries; a journal in another format lacks figures, and is not gone on with
 ANEW = "give job.resume=new to start over (what there is is set aside)"
 MAY_CHANGE = ("model.dtype was ", "model.quantization was ")  # where what had failed is run again
@@ -58,22 +58,23 @@ class Journal:
         Args:
             settings: what the texts depend on besides the requests.
             resume: ``auto``, or ``new``, which sets earlier attempts and their results aside. A launcher that restarts
-                a job repeats its command line: then those since the first `start` are kept.
+                a job repeats its command line: then those since the first `start` are kept. Attempts without a single
+                result are set aside, too, where they ran under other settings.
             start: this attempt's.
             retry: whether the attempt is one at what had failed, which may be with other numerics (`MAY_CHANGE`).
 
         Raises:
-            ValueError: earlier attempts ran under other settings; the message shows the difference.
+            ValueError: results of earlier attempts were made under other settings; the message shows the difference.
         """
-        if resume == "new" and self.folder.exists() and not start.again(self.first_start()):
+        anew = resume == "new" and self.folder.exists() and not start.again(self.first_start())
+        if anew or (not self.has_results() and self.differs(settings)):
             old = free_name(self.folder)
             self.folder.rename(old)
             for result in filter(Path.exists, map(self.folder.with_name, RESULTS)):
                 result.rename(old / result.name)
         self.folder.mkdir(parents=True, exist_ok=True)
-        file = self.folder / "settings.json"
-        if file.exists():
-            changes = difference(without_rule(read(file)), without_rule(settings))
+        if (self.folder / "settings.json").exists():
+            changes = self.differs(settings)
             if any(not (retry and change.startswith(MAY_CHANGE)) for change in changes):
                 raise ValueError(
                     f"{self.folder.parent} has results of other settings: {'; '.join(changes)}. Set them as they were "
@@ -83,6 +84,15 @@ class Journal:
         for name, content in (("start.json", asdict(start)), ("settings.json", settings)):
             write_lines(self.folder / name, [json.dumps(content, indent=1), "\n"])
         return []
+
+    def has_results(self) -> bool:
+        """Return whether any request has ended."""
+        return any("id" in entry for entry, _ in self.entries())
+
+    def differs(self, settings: dict[str, Any]) -> list[str]:
+        """Return what differs from the settings of the first attempt, rules of judging aside; nothing without one."""
+        file = self.folder / "settings.json"
+        return difference(without_rule(read(file)), without_rule(settings)) if file.exists() else []
 
     def retried_from(self, asked: bool, attempt: int, start: Start) -> int:
         """The first attempt whose failures count: earlier ones are run again. 0: all count.
@@ -95,19 +105,15 @@ class Journal:
         """
         file = self.folder / "retry.json"
         known: dict[str, Any] = read(file) if file.exists() else {"attempt": 0, "start": {}}
-        if asked and not start.again(Start(**known["start"])):
+        if asked and not start.again(start_in(file, known["start"])):
             known = {"attempt": attempt, "start": asdict(start)}
             write_lines(file, [json.dumps(known), "\n"])
         return int(known["attempt"])
 
     def first_start(self) -> Start:
         """How the first attempt was started."""
-        try:
-            return Start(**read(self.folder / "start.json"))
-        except FileNotFoundError:
-            return Start()
-        except TypeError as error:
-            raise ValueError(f"{self.folder / 'start.json'}: damaged ({error}); {ANEW}") from error
+        file = self.folder / "start.json"
+        return start_in(file, read(file)) if file.exists() else Start()
 
     def parts(self) -> list[Path]:
         """The files of all attempts and replicas, oldest attempt first."""
@@ -274,6 +280,14 @@ def read(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{file}: damaged (not a JSON object); {ANEW}")
     return content
+
+
+def start_in(file: Path, entries: dict[str, Any]) -> Start:
+    """Return the start that a file of the journal tells of; a ValueError where this version does not know it."""
+    try:
+        return Start(**entries)
+    except TypeError as error:
+        raise ValueError(f"{file}: damaged ({error}); {ANEW}") from error
 
 
 def without_rule(settings: dict[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from lopa_dist.parallel.launcher import Start
 log = logging.getLogger("lopa_dist")
 NAME = "job.lock"
 PATIENCE_S = 10.0  # for a job that is about to end
+LOOKED_AT = 1000  # run folders, the latest ones, of which one may be that of a restarted job
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # of a file system that has none
 
 
@@ -68,21 +69,24 @@ def own_folder(wanted: str, start: Start | None = None) -> str:
     """Make the folder `wanted` for this job alone, or one with a number behind its name, and return its name.
 
     Jobs that begin in the same second would else share a folder, and the last one's results replace the others'. A job
-    that its launcher has restarted gets the folder that it had.
+    that its launcher has restarted gets the folder that it had, which is found by its lock: a clock may be set
+    meanwhile.
 
     Args:
-        wanted: the folder.
+        wanted: the folder, which has the date and the time of day as its last two parts.
         start: of this job; None: of this process.
     """
+    start = start or Start.read()
+    if start.agent or start.requeued:
+        latest = sorted(Path(wanted).parents[1].glob(f"*/*/{NAME}"), reverse=True)[:LOOKED_AT]
+        for place in latest:
+            if (holder := read(place)) and start.again(Start(**holder["start"])):
+                return str(place.parent)
     for number in count(1):
         folder = Path(wanted if number == 1 else f"{wanted}-{number}")
-        try:
+        with suppress(FileExistsError):
             folder.mkdir(parents=True)
-        except FileExistsError:
-            holder = read(folder / NAME)
-            if not holder or not (start or Start.read()).again(Start(**holder["start"])):
-                continue
-        return str(folder)
+            return str(folder)
     raise AssertionError
 
 
@@ -113,10 +117,11 @@ def at_work(folder: Path) -> bool | None:
 
 
 def read(place: Path) -> dict[str, Any]:
-    """What the last holder of a lock wrote; empty if there was none, or if it was killed while writing."""
-    with suppress(OSError, ValueError):
+    """What the last holder of a lock wrote; empty if there was none, or if this version does not know all of it."""
+    with suppress(OSError, ValueError, TypeError):
         holder = json.loads(place.read_text(encoding="utf-8"))
         if isinstance(holder, dict) and {"host", "process", "since", "start"} <= holder.keys():
+            Start(**holder["start"])  # a TypeError where another version wrote it, or a kill tore it
             return holder
     return {}
 

@@ -11,6 +11,7 @@ from lopa_dist.atomic import write_lines
 from lopa_dist.jobs.folder.open_files import lines_of
 
 ERRORS = "errors.jsonl"
+FIGURES = "figures.npz"  # of a shard (`shard_figures`)
 AGAIN = "start its job again with this run folder, which writes the file anew"
 
 

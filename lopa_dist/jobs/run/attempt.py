@@ -118,7 +118,7 @@ def work(config: Config, builder: EngineBuilder) -> dict[str, Any]:
 
 
 def journal_settings(config: Config, builder: EngineBuilder) -> dict[str, Any]:
-    """Return what the texts depend on besides the requests."""
+    """Return what the lines of results depend on besides the requests."""
     task = config.task
     model: dict[str, Any] = {"revision": builder.revision, "lora": builder.adapter_revision, "dtype": builder.dtype}
     model |= {key: getattr(config.model, key) for key in ("lora_rows", "quantization", "chat_template")}
@@ -140,6 +140,8 @@ def journal_settings(config: Config, builder: EngineBuilder) -> dict[str, Any]:
         settings["score"] = task.score
     if task.masks != TaskConfig.masks:
         settings["masks"] = task.masks
+    if config.logging.token_ids:  # lines without them are not what is asked for
+        settings["logging.token_ids"] = True
     return settings | own_sources(config)
 
 

@@ -27,6 +27,7 @@ from lopa_dist.jobs.folder.batch_output import line_of, write_batch_lines, write
 from lopa_dist.jobs.folder.journal import Merged, Writer, merge
 from lopa_dist.jobs.folder.one_job import only_job
 from lopa_dist.jobs.folder.results import results, write_errors
+from lopa_dist.jobs.folder.shard_figures import write_figures
 from lopa_dist.jobs.run.answers import NOT_NUMBERS, Pieces, answer_of, error_line, generation_line
 from lopa_dist.jobs.run.attempt import Attempt, begin_attempt
 from lopa_dist.jobs.run.crashes import Begun, in_turn
@@ -397,7 +398,10 @@ class Job:
         last = task.shard + task.shards * len(inputs)
         numbers = range(task.shard, last, task.shards)  # places in the whole input, of which this job may have a share
         journal = self.attempt.journal
-        return merge(journal, self.folder, inputs.ids, inputs.rejection, numbers, inputs.carried, rule)
+        merged = merge(journal, self.folder, inputs.ids, inputs.rejection, numbers, inputs.carried, rule)
+        if task.shards > 1:
+            write_figures(self.folder, merged)
+        return merged
 
     def write_page(self, report: dict[str, Any]) -> None:
         """Write `report.html`; a job goes on if it cannot."""

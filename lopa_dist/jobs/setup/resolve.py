@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from lopa_dist.checks import check_read
 from lopa_dist.config import Config
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.context import CONTEXTS
@@ -37,8 +38,8 @@ def resolve_decode(decode: DecodeConfig, pattern: TrainingPattern) -> DecodeConf
     """Return the options with every ``auto`` replaced by the value of `pattern`, or of the context that was chosen.
 
     Raises:
-        ValueError: a context for causal models and another kind of model, or the other way round; editing, where the
-            model was not trained for it or in another context than `blocks`.
+        ValueError: a context for causal models and another kind of model, or the other way round; an option that
+            nothing reads there; editing, where the model was not trained for it or in another context than `blocks`.
     """
     values = {f.name: getattr(decode, f.name) for f in fields(DecodeConfig)}
     context = pattern.context if values["context"] == "auto" else values["context"]
@@ -49,6 +50,7 @@ def resolve_decode(decode: DecodeConfig, pattern: TrainingPattern) -> DecodeConf
     if context != "blocks":
         trained["sub_block_size"] = None
     resolved = DecodeConfig(**{key: trained[key] if v == "auto" and key in trained else v for key, v in values.items()})
+    check_read("decode", decode, resolved)
     if resolved.tau_edit is not None:
         if not pattern.edits:
             raise ValueError(
@@ -92,6 +94,11 @@ def by_model(config: Config, shape: ModelConfig, device: torch.device) -> Resolv
         # drafts and their sources are chosen anew in every step
         if getattr(config.decode, entry.name) == "auto" and entry.name not in ("drafts", "draft_from"):
             values[f"decode.{entry.name}"] = getattr(decode, entry.name), reason
+    if config.engine.attention == "plain" and decode.causal:
+        raise ValueError(
+            "engine.attention=plain: with a causal model its bits depend on the number of drafts, and so texts might; "
+            "leave it at auto"
+        )
     if config.engine.attention == "auto":
         reason = f"the device, {device.type}, and the size of the model's heads"
         values["engine.attention"] = suited(device, shape.head_dim, config.engine.kernels), reason

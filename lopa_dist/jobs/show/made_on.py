@@ -23,6 +23,13 @@ def made_on(device: torch.device) -> dict[str, Any]:
     }
 
 
+def made_together(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the same of several jobs as of one: the first date, all hosts and devices, the highest load."""
+    loads = [part["load"] for part in parts if part["load"] is not None]
+    together = {key: ", ".join(dict.fromkeys(part[key] for part in parts)) for key in ("host", "device")}
+    return {"date": min(part["date"] for part in parts), **together, "load": max(loads, default=None)}
+
+
 def device_name(device: torch.device) -> str:
     """Return what a device is called, a CPU with the cores that the process may use."""
     if device.type == "cuda":

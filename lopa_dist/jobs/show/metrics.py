@@ -73,17 +73,39 @@ def build_report(
     group: Group,
     wall_s: float,
 ) -> dict[str, Any]:
-    """Return `report.json`.
+    """Return `report.json` of a job: what is `counted`, and what only its last attempt knows.
 
-    Counts are of all attempts: for each finished request, the forwards of the attempt that finished it. Times and steps
-    are of the last attempt (`statistics`, `traffic`, `wall_s`), except `decode_s`.
+    Times and steps are of the last attempt (`statistics`, `traffic`, `wall_s`), except `decode_s`.
+    """
+    steps, world = max(1, statistics.steps), group.world
+    own = {"python": platform.python_version(), "lopa_dist": __version__}
+    return counted(config, merged, errors, generation_s(merged), wall_s) | {
+        "step_ms": statistics.milliseconds(),
+        "steps": statistics.steps,
+        "comm_bytes_per_step": {what: amount / steps for what, amount in traffic.items()},
+        "world": {"size": world.size, **asdict(group.mesh), "backend": group.backend, "launcher": world.launcher},
+        "versions": own | {package: version(package) for package in PACKAGES},
+    }
+
+
+def counted(config: Config, merged: Merged, errors: int, decode_s: float, wall_s: float) -> dict[str, Any]:
+    """Return the figures of `report.json` that follow from finished requests, and the settings.
+
+    Counts are of all attempts: for each finished request, the forwards of the attempt that finished it.
 
     `completion_tokens` end at the first EOS; a forward is every pass of a sequence through the model, prefill
     included; `rows` are those computed for windows, with the rows of branches and drafts; time runs from admission to
     finish. `reference_counting` counts as the LoPA code does: filler included, one more step a sample, the first
     round's time left out.
+
+    Args:
+        config: of the job.
+        merged: the finished requests.
+        errors: requests that could not run, or failed.
+        decode_s: seconds of generation.
+        wall_s: seconds of all.
     """
-    figures, work, decode_s = merged.figures, merged.work, generation_s(merged)
+    figures, work = merged.figures, merged.work
     tokens, forwards, seconds, filled = (figures[name] for name in ("tokens", "forwards", "seconds", "filled"))
     later = seconds - figures["first_step_seconds"]
     rates = tokens / np.maximum(seconds, 1e-9)
@@ -139,18 +161,11 @@ def build_report(
             name: {"verified": work.verified_from[number], "accepted": work.accepted_from[number]}
             for number, name in enumerate(SOURCES)
         }
-    steps, world = max(1, statistics.steps), group.world
-    own = {"python": platform.python_version(), "lopa_dist": __version__}
     return report | {
         "rows": work.rows,
         "rows_per_token": ratio(work.rows, tokens.sum()),
-        "step_ms": statistics.milliseconds(),
-        "steps": statistics.steps,
-        "comm_bytes_per_step": {what: amount / steps for what, amount in traffic.items()},
-        "world": {"size": world.size, **asdict(group.mesh), "backend": group.backend, "launcher": world.launcher},
         **{section: asdict(getattr(config, section)) for section in ("model", "task", "decode", "engine")},
         "seed": config.seed,
-        "versions": own | {package: version(package) for package in PACKAGES},
         "decode_s": decode_s,
         "wall_s": wall_s,
     }

@@ -85,7 +85,7 @@ def known(section: type[Any], given: dict[str, Any]) -> dict[str, Any]:
 
 
 def figures(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The figures in words; the report of merged shards has fewer."""
+    """The figures in words."""
     scored = "masks" in report
     yield "requests", f"{report['requests']} ({report['errors']} with errors)"
     if report.get("unjudged"):

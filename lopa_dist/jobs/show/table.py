@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path, PurePosixPath
@@ -24,7 +24,6 @@ from lopa_dist.tasks.task import Item
 
 AT_ONCE = 1000  # rows in memory
 FIRST = ("id", "sample", "prompt", "text", "correct", "extracted", "finish_reason", "error")
-FIGURES = ("prompt_tokens", "completion_tokens", "forwards", "latency_s", "tokens_per_forward")  # not in errors' rows
 ELSEWHERE = ("custom_id", "index", "sample", "usage", "tpf", "metadata")  # of a line, which have another form here
 
 
@@ -55,22 +54,25 @@ def write_table(folder: Path, out: str | Path, key: str = "--out") -> tuple[int,
         raise ValueError(why_no_results(folder, "no results.jsonl; name the folder of a run"))
     missing = why_without_prompts(folder)
     types = input_types(folder) if ending == ".parquet" and not missing else {}
+    taken = {name for _, line in result_lines(folder / "results.jsonl") for name in own_columns(line)} | {*FIRST}
     kinds: dict[str, set[type]] = {}
     own: dict[str, Any] = {}
     count = 0
-    for row in rows(folder, not missing, types, own):
+    for row in rows(folder, not missing, taken, types, own):
         for name, value in row.items():
             kinds.setdefault(name, set()).add(Large if isinstance(value, int) and not fits(value) else type(value))
         count += 1
     names = [name for name in FIRST if name in kinds] + [name for name in kinds if name not in FIRST]
     with to_be_written(out, key) as file:
         if ending == ".parquet":
-            write_parquet(file, rows(folder, not missing, types, own), {name: kinds[name] for name in names}, own)
+            write_parquet(
+                file, rows(folder, not missing, taken, types, own), {name: kinds[name] for name in names}, own
+            )
         else:
             with file.open("w", encoding="utf-8", newline="") as opened:
                 writer = csv.DictWriter(opened, names)
                 writer.writeheader()
-                writer.writerows(rows(folder, not missing, {}, {}))
+                writer.writerows(rows(folder, not missing, taken, {}, {}))
     return count, names, missing
 
 
@@ -157,12 +159,21 @@ def why_without_prompts(folder: Path) -> str:
     return ""
 
 
-def rows(folder: Path, prompts: bool, types: Mapping[str, Any], own: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The results of a run, each by the names of the columns; columns of the input keep their names where they can.
+def own_columns(line: dict[str, Any]) -> dict[str, Any]:
+    """Return the columns of a result line that are not of its input, without its names."""
+    columns = {key: value for key, value in line.items() if key not in ELSEWHERE} | line.get("usage", {})
+    return columns | ({"tokens_per_forward": line["tpf"]} if "tpf" in line else {})
+
+
+def rows(
+    folder: Path, prompts: bool, taken: Collection[str], types: Mapping[str, Any], own: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """Yield the results of a run, each by the names of the columns.
 
     Args:
         folder: of the run.
-        prompts: whether the input is read once more.
+        prompts: whether the input can be read again.
+        taken: names of which no column of the input is called; one that has such a name gets ``input.`` in front.
         types: of the input's columns whose values are as they were there, not as JSON has them.
         own: gets the types of these columns by the names that they have here.
     """
@@ -176,11 +187,9 @@ def rows(folder: Path, prompts: bool, types: Mapping[str, Any], own: dict[str, A
             row = {"id": line["custom_id"].removesuffix(f"#{sample}"), "sample": sample}
         if item is not None:
             row["prompt"] = question(item)
-        row |= {key: cell for key, cell in line.items() if key not in ELSEWHERE} | line.get("usage", {})
-        if "tpf" in line:
-            row["tokens_per_forward"] = line["tpf"]
+        row |= own_columns(line)
         fields = line.get("metadata", {})
-        names = {key: key if key not in row and key not in (*FIRST, *FIGURES) else f"input.{key}" for key in fields}
+        names = {key: f"input.{key}" if key in taken else key for key in fields}
         row |= {names[key]: cell for key, cell in fields.items()}
         row = {name: plain(cell) for name, cell in row.items()}
         if types and item is not None and item.origin is not None:

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from lopa_dist.config import JobConfig, TaskConfig
-from lopa_dist.jobs.commands.shards import merge_shards, summed
+from lopa_dist.jobs.commands.shards import merge_shards
 from lopa_dist.jobs.commands.trace import trace
+from lopa_dist.jobs.folder.results import FIGURES
 from lopa_dist.jobs.run.job import run
+from lopa_dist.jobs.show.report import figures
 from lopa_dist.parallel.launcher import World
 from tests.jobs.run.test_job import config, lines
 
@@ -156,9 +158,59 @@ def test_the_input_s_digest_tells_what_other_shards_have(tmp_path: Path) -> None
     assert len(set(found)) == 3
 
 
-def test_a_shard_without_verdicts_takes_none_from_the_others(folder: Path) -> None:
-    without = json.loads((folder / "whole" / "report.json").read_text())
-    judged = without | {"accuracy": 0.75}
-    for reports in ([without, judged], [judged, without]):
-        assert summed(reports)["accuracy"] == 0.75
-    assert "accuracy" not in summed([without, without])
+OF_ONE_JOB = {"step_ms", "steps", "comm_bytes_per_step", "world", "attempts", "input"}
+TIMES = {"made", "tokens_per_s", "latency_s", "decode_s", "wall_s"}
+
+
+def without_chance(report: dict[str, Any]) -> dict[str, Any]:
+    """A report without what depends on times and on what ran beside what."""
+    kept = {key: value for key, value in report.items() if key not in TIMES | OF_ONE_JOB | {"shards"}}
+    kept["reference_counting"] = {k: v for k, v in kept["reference_counting"].items() if k != "tokens_per_s"}
+    kept["prompt_tokens"] = kept["prompt_tokens"]["total"]
+    kept["task"] = {key: value for key, value in kept["task"].items() if key not in ("shard", "shards")}
+    return kept
+
+
+@pytest.mark.parametrize("kind", ["judged", "scored", "tries"])
+def test_the_report_of_shards_is_that_of_one_job(tmp_path: Path, kind: str) -> None:
+    """All of it: accuracy, reliability, drafts, branches, prompt tokens, tries, versions, and errors."""
+    drafts = {"verify": "agreement", "drafts": 3, "branches": 2, "max_new_tokens": 48}
+    task = TaskConfig(limit=23)
+    if kind != "judged":
+        body: dict[str, Any] = {"prompt": "Ann has 3 books .", "reference": "7"}
+        if kind == "tries":
+            body |= {"response_format": {"type": "json_object"}, "temperature": 1.0}
+        given = [body | {"max_tokens": 3 + number} for number in range(6)] + [{"prompt": ""}]
+        (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in given))
+        task = TaskConfig("batch", None, str(tmp_path / "in.jsonl"), score="exact" if kind == "scored" else None)
+    job = config(task, **drafts)
+    job = replace(job, logging=replace(job.logging, token_steps=True))
+    whole = run(job, tmp_path / "whole", World("python"))
+    for shard in range(3):
+        part = replace(job, task=replace(task, shard=shard, shards=3))
+        run(part, tmp_path / "array" / str(shard), World("python"))
+    merged = merge_shards(tmp_path / "array")
+    assert without_chance(merged) == without_chance(whole)
+    assert {key: merged["made"][key] for key in ("host", "device")} == {
+        key: whole["made"][key] for key in ("host", "device")
+    }
+    assert whole.keys() - merged.keys() == OF_ONE_JOB
+    assert {key: list(merged[key]) for key in ("tokens_per_s", "latency_s")} == {
+        key: list(whole[key]) for key in ("tokens_per_s", "latency_s")
+    }
+    assert merged["drafts"]["accepted_per_forward"] > 0
+    assert [name for name, _ in figures(merged)] == [name for name, _ in figures(whole)]
+    again = run(job, tmp_path / "whole", World("python"))
+    assert again == whole, "a job that was done before has the same report"
+
+
+def test_figures_are_written_anew_by_a_shard_that_is_done(folder: Path, tmp_path: Path) -> None:
+    """As one of an older version is, which wrote none."""
+    shutil.copytree(folder / "array", tmp_path / "array")
+    wanted = merge_shards(tmp_path / "array")
+    (tmp_path / "array" / "b" / FIGURES).unlink()
+    with pytest.raises(ValueError, match=r"b: no figures\.npz, .*; start its job again with this run folder"):
+        merge_shards(tmp_path / "array")
+    task = TaskConfig("batch", None, str(folder / "prompts.jsonl"), shard=1, shards=3)
+    run(config(task, max_new_tokens=32), tmp_path / "array" / "b", World("python"))
+    assert merge_shards(tmp_path / "array") == wanted

@@ -6,13 +6,14 @@ import io
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from lopa_dist import cli
-from lopa_dist.config import TaskConfig
+from lopa_dist.config import ModelOptions, TaskConfig
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
@@ -108,6 +109,36 @@ def test_every_position_is_filled_once_and_gives_the_text(folder: Path, found: T
         assert len(lookaheads) == (1 if step.winner else 0)
         assert all(found.order[p] == number for p in step.filled)
         assert max(step.filled) < step.end
+
+
+def test_steps_that_the_run_need_not_have_taken_are_called_that(folder: Path, found: Trace, tmp_path: Path) -> None:
+    """Where drafts depend on the load and on what was written before, though no text does."""
+
+    def printed(trace: Trace) -> str:
+        out = io.StringIO()
+        show(trace, Console(file=out, width=300))
+        write_trace_page(trace, tmp_path / "page.html")
+        said = [
+            text
+            for text in (out.getvalue(), (tmp_path / "page.html").read_text())
+            if "steps of the request alone" in text
+        ]
+        return f"{len(said)} {out.getvalue()}"
+
+    assert printed(found).startswith("0 ")
+    asked = config(TaskConfig("batch", None, str(folder / "prompts.jsonl")))
+    for name, drafts, source in (("auto", "auto", "masks"), ("text", 4, "auto"), ("masks", 4, "masks")):
+        causal = DecodeConfig(context="causal", max_new_tokens=24, drafts=drafts, draft_from=source)
+        asked = replace(asked, model=ModelOptions(path="causal"), decode=causal)
+        run(asked, tmp_path / name, World("python"))
+        traced, forwards = trace(tmp_path / name, "<b>&"), result(tmp_path / name, "<b>&")["usage"]["forwards"]
+        assert traced.same
+        said = printed(traced)
+        if name == "masks":
+            assert (said[0], len(traced.steps)) == ("0", forwards)
+        else:
+            assert said[0] == "2"
+            assert f"The run took {forwards} forwards" in said
 
 
 def test_index_and_custom_id_name_the_same(folder: Path, found: Trace) -> None:

@@ -85,6 +85,20 @@ def test_what_was_written_twice_counts_once(tmp_path: Path) -> None:
     assert journal.next_attempt() == 11
 
 
+def test_without_a_result_a_folder_holds_nobody_to_its_settings(tmp_path: Path) -> None:
+    """As where the first try ended for want of memory; what it left is set aside."""
+    started(tmp_path)
+    append(tmp_path, 1, 0, {"statistics": {}, "replica": 0, "at": 0.5})
+    changed = {"decode": {"branches": 7}, "seed": 0}
+    journal = Journal(tmp_path)
+    assert journal.open(changed, "auto", Start()) == []
+    assert (json.loads((journal.folder / "settings.json").read_text()), journal.next_attempt()) == (changed, 1)
+    assert (tmp_path / "journal.old" / "001-0.jsonl").exists()
+    append(tmp_path, 1, 0, entry("a"))
+    with pytest.raises(ValueError, match=r"decode\.branches was 7, is 3"):
+        Journal(tmp_path).open(SETTINGS, "auto", Start())
+
+
 def test_other_settings_are_refused_with_the_difference(tmp_path: Path) -> None:
     started(tmp_path)
     append(tmp_path, 1, 0, entry("a"))

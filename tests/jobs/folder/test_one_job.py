@@ -70,6 +70,18 @@ def test_a_lock_that_a_dead_node_left_does_not_stop_the_same_job_from_going_on(t
     process.communicate()
 
 
+@pytest.mark.parametrize("start", [{"agent": "a 1 2", "since": 3}, {"agents": []}, ["a"], None])
+def test_a_lock_of_another_version_is_no_hindrance(tmp_path: Path, start: Any) -> None:
+    holder = {"host": "h", "process": 1, "since": "then", "start": start}
+    (tmp_path / NAME).write_text(json.dumps(holder))
+    with only_job(tmp_path, Start(), 0.0):
+        assert json.loads((tmp_path / NAME).read_text())["process"] == os.getpid()
+    (tmp_path / "2026-01-01" / "12-00-00").mkdir(parents=True)
+    (tmp_path / "2026-01-01" / "12-00-00" / NAME).write_text(json.dumps(holder))
+    wanted = str(tmp_path / "2026-01-01" / "12-00-00")
+    assert own_folder(wanted, Start("a 1 2")) == f"{wanted}-2"
+
+
 def test_without_locks_a_job_runs_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -90,5 +102,6 @@ def test_a_default_folder_is_a_job_s_own(tmp_path: Path) -> None:
     assert own_folder(wanted, second) == f"{wanted}-2"
     with only_job(Path(wanted), first):
         assert own_folder(wanted, second) == f"{wanted}-3"
-        assert own_folder(wanted, first) == wanted
+        for set_to in ("2026-01-01/12-00-00", "2026-01-01/11-59-59", "2026-01-02/00-00-01"):  # the clock
+            assert own_folder(str(tmp_path / set_to), first) == wanted
     assert own_folder(wanted, Start()) == f"{wanted}-4"

@@ -63,6 +63,16 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     return folder, run(config(TaskConfig(limit=12), "offline"), folder, World("python"))
 
 
+def test_lines_without_token_ids_are_not_passed_off_for_lines_with_them(tmp_path: Path) -> None:
+    asked = config(TaskConfig(limit=2))
+    without = replace(asked, logging=replace(asked.logging, token_ids=False))
+    run(without, tmp_path, World("python"))
+    with pytest.raises(ValueError, match=r"other settings: logging\.token_ids was None, is True\..* job\.resume=new"):
+        run(asked, tmp_path, World("python"))
+    run(replace(asked, job=JobConfig(resume="new")), tmp_path, World("python"))
+    assert all(line["token_ids"] for line in lines(tmp_path))
+
+
 def test_results_hold_the_contract(finished: tuple[Path, dict[str, Any]]) -> None:
     folder, _ = finished
     found = lines(folder)

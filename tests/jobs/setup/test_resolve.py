@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
 
 from lopa_dist.config import Config, composed
+from lopa_dist.decode import DecodeConfig
 from lopa_dist.jobs.setup.resolve import by_model, resolve, sequences_of_replica
 from lopa_dist.models.checkpoint import read_config
-from lopa_dist.models.files import EMBEDDED
+from lopa_dist.models.files import EMBEDDED, find
 
 CPU = torch.device("cpu")
 
@@ -34,11 +35,43 @@ def test_no_auto_is_left_and_the_rest_stays() -> None:
             assert getattr(getattr(resolved, section), name) == value
 
 
+def test_attention_whose_bits_depend_on_drafts_is_refused_where_texts_must_not() -> None:
+    shape, causal = read_config(EMBEDDED), read_config(find("causal"))
+    with pytest.raises(ValueError, match=r"engine\.attention=plain: .* causal model .* drafts"):
+        resolve(config("model=causal", "engine.attention=plain"), causal, CPU)
+    assert resolve(config("engine.attention=plain"), shape, CPU).engine.attention == "plain"
+    assert resolve(config("model=causal"), causal, CPU).engine.attention == "torch"
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "verify=confidence", "block_size=16", "max_active_blocks=2", "sub_block_size=8", "tau_add=0.5", "tau_act=0.5",
+        "tau_conf=0.7", "tau_entropy=0.5", "tau_edit=0.5", "tau_look=0.3", "confidence=margin", "fill=rule.py:mine",
+    ],
+)  # fmt: skip
+def test_what_fills_masks_is_refused_where_none_are_filled(setting: str) -> None:
+    asked = config("model=causal", "decode.drafts=0", f"decode.{setting}")
+    with pytest.raises(ValueError, match=rf"^decode\.{setting}: has no effect here, for only models that fill masks"):
+        resolve(asked, read_config(find("causal")), CPU)
+
+
+def test_where_drafts_come_from_is_refused_where_masks_alone_give_them() -> None:
+    with pytest.raises(ValueError, match=r"^decode\.draft_from=text: .* only causal models read it; .* or at auto"):
+        resolve(config("decode.draft_from=text"), read_config(EMBEDDED), CPU)
+
+
+def test_every_decode_option_that_a_rule_alone_reads_says_so() -> None:
+    """Those that both read: lookahead, length, sampling, and what rows see."""
+    both = {"branches", "drafts", "max_new_tokens", "context", "stop_at_eos", "temperature", "top_p", "top_k"}
+    assert {entry.name for entry in fields(DecodeConfig) if entry.metadata["reader"] is None} == both
+
+
 def test_causal_models_are_not_decoded_as_masked_ones() -> None:
     """And one without masks drafts from text."""
     shape = replace(read_config(EMBEDDED), family="qwen3")
     shape = replace(shape, mask_id=shape.vocab_size)
-    plain = resolve(config("model=local", "model.path=x", "decode=lopa", "decode.branches=0"), shape, CPU)
+    plain = resolve(config("model=local", "model.path=x", "decode.drafts=0"), shape, CPU)
     assert plain.decode.causal
     for name in ("qwen3_8b", "qwen2_5_7b", "llama_3_1_8b"):
         asked = resolve(config(f"model={name}"), shape, CPU).decode

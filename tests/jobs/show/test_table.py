@@ -76,6 +76,19 @@ def test_a_row_a_result(folder: Path, tmp_path: Path, ending: str) -> None:
     assert rows[2]["error"].startswith("line 2: prompt must be a non-empty string")
 
 
+def test_a_column_of_the_input_has_one_name_in_all_rows(folder: Path, tmp_path: Path) -> None:
+    """Also in those of errors, which have no figures whose names it could take."""
+    own = {"forwards": "mine", "latency_s": "mine, too", "note": "n"}
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"prompt": p, **own}) + "\n" for p in ("Sam has 3 .", " ")))
+    run(config(TaskConfig("batch", input=str(tmp_path / "in.jsonl"))), tmp_path / "run", World("python"))
+    write_table(tmp_path / "run", tmp_path / "t.csv")
+    with (tmp_path / "t.csv").open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert [(row["input.forwards"], row["input.latency_s"], row["note"]) for row in rows] == [tuple(own.values())] * 2
+    assert rows[0]["forwards"].isdigit()
+    assert (rows[1]["forwards"], rows[1]["latency_s"]) == ("", "")
+
+
 def test_without_its_input_a_table_has_no_prompts(folder: Path, tmp_path: Path) -> None:
     text = (folder / "in.jsonl").read_text()
     (folder / "in.jsonl").write_text("\n" + "\n".join(text.splitlines()[1:]))

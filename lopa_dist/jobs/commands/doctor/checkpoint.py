@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from lopa_dist.engine import memory
-from lopa_dist.engine.buckets import hidden_rows
+from lopa_dist.engine.request import Request
+from lopa_dist.engine.runners import wants_graphs
 from lopa_dist.jobs.commands.doctor.finding import GIB, Finding, Machine, broken, fine, slow
 from lopa_dist.jobs.commands.explain import in_cache
 from lopa_dist.jobs.run.prompts import check_template
@@ -20,8 +19,10 @@ from lopa_dist.models.checkpoint import DTYPES
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.files import find, local
 from lopa_dist.models.quantize import linears, mixtures
+from lopa_dist.models.tensor_parallel import split
 from lopa_dist.models.tokenizer import load_tokenizer
 from lopa_dist.models.transformer import Transformer
+from lopa_dist.parallel.communicator import Solo
 
 PROMPT = 1024  # tokens, where memory is planned: the doctor reads no input
 
@@ -42,16 +43,20 @@ def parameters(shape: ModelConfig) -> int:
     return weight_bytes(shape, "none", 1)
 
 
-def weight_bytes(shape: ModelConfig, kind: str, element: int) -> int:
-    """Return the bytes of a model's weights, from its configuration alone.
+def weight_bytes(shape: ModelConfig, kind: str, element: int, tensor: int = 1) -> int:
+    """Return the bytes of a model's weights on one rank, from its configuration alone.
 
     Args:
         shape: the configuration.
         kind: `model.quantization`.
         element: bytes of a number that is not quantised.
+        tensor: ranks that the model is split over.
     """
     with torch.device("meta"):
         model = Transformer(shape)
+    first = Solo()
+    first.size = tensor
+    split(model, first)
     eight: set[int] = set()
     if kind != "none":
         eight = {id(linear.weight) for _, _, linear in linears(model)}
@@ -63,25 +68,27 @@ def memory_needed(machine: Machine) -> Finding:
     """The memory that is free, against weights, K/V and rows of the sequences that are to run at once."""
     if machine.shape is None:
         return fine("not planned: it follows from the model's configuration, which is not here yet")
-    config = resolve(machine.config, machine.shape, machine.device)
-    free = memory.free_bytes(machine.device) or available_memory()
-    element = DTYPES[choose_dtype(config.model, machine.device)].itemsize
-    weights = weight_bytes(machine.shape, config.model.quantization, element)
+    config, device = resolve(machine.config, machine.shape, machine.device), machine.device
+    # what is auto depends on the ranks of the job: a rank has most where it has all branches and all weights
+    branch, tensor = (1 if axis == "auto" else int(axis) for axis in (config.parallel.branch, config.parallel.tensor))
+    free = memory.free_bytes(device) or available_memory()
+    element = DTYPES[choose_dtype(config.model, device)].itemsize
+    weights = weight_bytes(machine.shape, config.model.quantization, element, tensor)
     what = f"{free / GIB:.1f} GiB free, {weights / GIB:.1f} for weights"
     if free <= weights:
         return broken(what, "take a GPU with more, model.quantization, model.dtype=bf16 or parallel.tensor")
-    each, asked = PROMPT + config.decode.max_new_tokens, config.engine.max_sequences
-    needs = np.full(asked, each if config.decode.stores_kv else 0)
-    longest, engine = each + config.decode.block_size, config.engine
+    asked, new = config.engine.max_sequences, config.decode.max_new_tokens
+    requests = memory.sizes([Request(0, [0] * PROMPT, new, 0)] * asked, config.decode.stores_kv)
+    static = wants_graphs(config.engine.graphs, config.engine.attention == "meta", device, tensor)
     try:
-        plan = memory.plan(
-            machine.shape, element, free - weights, needs, asked, engine.max_rows, engine.kv_tokens, longest,
-            partial(hidden_rows, real_rows_only=engine.reproducible),
+        plan = memory.plan_for(
+            machine.shape, config.decode, config.engine, requests, asked, element, free - weights, branch, tensor,
+            static,
         )  # fmt: skip
     except memory.TooLarge:
-        what += f", too little is left for one sequence of {each} tokens"
+        what += f", too little is left for one sequence of {PROMPT + new} tokens"
         return broken(what, "shorten decode.max_new_tokens, or model.quantization")
-    what += f", {plan.bytes / GIB:.1f} for {plan.sequences} sequences of {each} tokens"
+    what += f", {plan.bytes / GIB:.1f} for {plan.sequences} sequences of {PROMPT + new} tokens"
     if plan.sequences < asked:
         return slow(f"{what}, not engine.max_sequences={asked}")
     return fine(what)

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
+import torch
 
 from lopa_dist.config import composed
+from lopa_dist.engine import memory
+from lopa_dist.engine.memory import Plan
+from lopa_dist.engine.request import Request
 from lopa_dist.jobs.commands.doctor import checkpoint
 from lopa_dist.jobs.commands.doctor.doctor import examine
 from lopa_dist.jobs.commands.doctor.finding import Finding, Machine, State
+from lopa_dist.jobs.setup.build import EngineBuilder
+from lopa_dist.jobs.setup.resolve import resolve
+from lopa_dist.models.checkpoint import read_config
+from lopa_dist.models.files import EMBEDDED
+from lopa_dist.parallel.communicator import Solo
 from tests.jobs.commands.doctor.machines import CPU_ONLY, machine, shown
 
 
@@ -41,3 +51,60 @@ def test_memory_is_held_against_the_plan(monkeypatch: pytest.MonkeyPatch) -> Non
         assert checkpoint.memory_needed(machine("engine.max_sequences=128")).state == state, free
     monkeypatch.setattr(checkpoint, "available_memory", lambda: 600 << 20)
     assert "too little is left for one sequence" in checkpoint.memory_needed(machine()).text
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["model=embedded"],
+        ["model=embedded", "decode.branches=7", "decode.context=dual", "engine.max_rows=3000"],
+        ["model=embedded", "decode.branches=3", "decode.context=vanilla"],
+        ["model=embedded", "engine.attention=meta", "engine.graphs=always", "decode.max_active_blocks=1"],
+        ["model=embedded", "engine.kv_tokens=9000", "engine.prefix_cache=none", "model.quantization=int8"],
+        ["model=causal", "decode.branches=4", "engine.prefill_chunk=100"],
+    ],
+    ids=lambda overrides: " ".join(overrides),
+)
+def test_the_memory_plan_is_the_engine_s(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of requests with prompts as long as the doctor assumes, on a device with so much free memory."""
+    plans: list[Plan] = []
+    plan = memory.plan
+
+    def seen(*given: object) -> Plan:
+        plans.append(plan(*given))  # type: ignore[arg-type]
+        return plans[-1]
+
+    monkeypatch.setattr(memory, "plan", seen)
+    looked_at = machine(*overrides, "parallel.threads=1")
+    assert looked_at.shape is not None
+    config = resolve(looked_at.config, looked_at.shape, torch.device("cpu"))
+    model = EngineBuilder(config.model, torch.device("cpu"))
+    engine = model.engine(config.decode, config.engine)
+    weights = checkpoint.weight_bytes(looked_at.shape, config.model.quantization, 4)
+    for free in (2 << 30, 1 << 30, 760 << 20):
+        monkeypatch.setattr(memory, "free_bytes", lambda device, free=free: free + weights)
+        checkpoint.memory_needed(looked_at)
+        monkeypatch.setattr(memory, "free_bytes", lambda device, free=free: free)
+        new, count = config.decode.max_new_tokens, config.engine.max_sequences
+        requests = [Request(i, [0] * checkpoint.PROMPT, new, i) for i in range(count)]
+        engine.plan(memory.sizes(requests, config.decode.stores_kv), count)
+        assert plans[-2] == plans[-1], free
+    assert len(plans) == 6
+
+
+def test_tensor_ranks_share_weights_and_keys_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one GPU is too small for may fit on two."""
+    shape = read_config(EMBEDDED)
+    second = Solo()
+    second.rank, second.size = 1, 2
+    builder = EngineBuilder(composed([]).model, torch.device("cpu"))
+    held = sum(weight.numel() for weight in builder.load(tensor=second).parameters())
+    assert checkpoint.weight_bytes(shape, "none", 4, 2) == 4 * held < checkpoint.weight_bytes(shape, "none", 4)
+    big = replace(shape, layers=400, hidden_size=1024, intermediate_size=4096)
+    found = {}
+    for ranks in (1, 2):
+        looked_at = machine(f"parallel.tensor={ranks}", "model.dtype=bf16")
+        looked_at.__dict__["shape"] = big
+        monkeypatch.setattr(checkpoint, "available_memory", lambda: 10 << 30)
+        found[ranks] = checkpoint.memory_needed(looked_at)
+    assert (found[1].state, found[2].state) == (State.BROKEN, State.FINE), found
