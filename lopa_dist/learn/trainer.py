@@ -1,7 +1,7 @@
 """Training of drafts: batches of groups, gradients that all ranks add up, and a schedule that follows the clock.
 
-Matrices are trained with Muon, which took a quarter of AdamW's time to the same acceptance (docs/drafts-that-learn.md),
-the mask's embedding with AdamW.
+Matrices are trained with Muon, which took half of AdamW's time to the same acceptance or less (docs/tried.md), and the
+mask's embedding with AdamW.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -50,6 +50,7 @@ from lopa_dist.jobs.show.report import read_report, write_report
 from lopa_dist.jobs.show.run_page import NAME as RUN_PAGE
 from lopa_dist.jobs.show.run_page import write_run_page
 from lopa_dist.jobs.show.wandb_log import WandbLog
+from lopa_dist.learn.config import LearnConfig
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.failures import announce_before_joining
 from lopa_dist.parallel.group import Group
@@ -91,6 +92,7 @@ def run(config: Config, folder: Path, world: World, stop: Stop | None = None) ->
         parallel = config.parallel
         if scored_masks(task) and parallel.branch not in ("auto", 1):
             raise ValueError(f"parallel.branch={parallel.branch}: texts are scored without branches; leave it out")
+        check_learning(config, task)
         branches = 1 if scored_masks(task) else config.decode.max_branches
         mesh = choose_mesh(parallel.data, parallel.branch, parallel.tensor, world.size, len(first), branches)
     except Exception as error:
@@ -432,6 +434,16 @@ def parameters(model: Transformer) -> int:
     """Return how many numbers a model's weights have; what the head shares with the embeddings counts once."""
     shared = {tensor.data_ptr(): tensor.numel() for tensor in model.state_dict().values()}
     return sum(shared.values())
+
+
+def check_learning(config: Config, task: Task) -> None:
+    """Raise a ValueError for options of learning that would have no effect."""
+    if config.job.learn is not None and scored_masks(task):
+        raise ValueError(f"job.learn={config.job.learn}: texts are scored, and nothing is drafted; leave it out")
+    for entry in fields(LearnConfig):
+        value = getattr(config.learn, entry.name)
+        if config.job.learn is None and value != entry.default:
+            raise ValueError(f"learn.{entry.name}={value}: has no effect without job.learn (auto, or a number)")
 
 
 def scored_masks(task: Task) -> int:

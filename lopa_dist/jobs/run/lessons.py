@@ -114,6 +114,7 @@ class Lessons:
         folder = self.folder / FOLDER
         has = self.group.world.rank == 0 and (folder / "adapter_model.safetensors").exists()
         if self.group.store.broadcast("drafts", "yes" if has else "no") == "yes":
+            self.group.store.barrier(keys.LESSON.format("begin"))  # a rank may have loaded for minutes longer
             with self.without_harm():
                 if self.begun().load(folder, self.revision):
                     self.take()

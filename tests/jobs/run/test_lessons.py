@@ -30,6 +30,10 @@ def learning(tmp_path: Path, learn: int | str | None, questions: list[str] = QUE
     return replace(found, job=JobConfig(learn=learn), learn=LearnConfig(minutes=0.03, rank=4))
 
 
+def never(tmp_path: Path, questions: list[str] = QUESTIONS) -> Config:
+    return replace(learning(tmp_path, None, questions), learn=LearnConfig())
+
+
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     folder = tmp_path_factory.mktemp("plain")
@@ -58,7 +62,7 @@ def test_texts_are_those_of_a_job_that_never_learns(
     run(learning(tmp_path, 5, more), tmp_path / "run", ONE)
     assert loaded == [True]
     assert texts(tmp_path / "run")[:-1] == plain
-    run(learning(tmp_path, None, more), tmp_path / "again", ONE)
+    run(never(tmp_path, more), tmp_path / "again", ONE)
     assert texts(tmp_path / "again") == texts(tmp_path / "run")
 
 
@@ -123,10 +127,16 @@ def test_models_that_are_not_causal_do_not_learn(tmp_path: Path) -> None:
         run(asked, tmp_path / "run", ONE)
 
 
+def test_options_of_learning_without_effect_are_refused(tmp_path: Path) -> None:
+    asked = learning(tmp_path, None)
+    with pytest.raises(ValueError, match=r"learn\.minutes=0\.03: has no effect without job\.learn"):
+        run(asked, tmp_path / "run", ONE)
+
+
 def test_an_adapter_of_drafts_is_no_setting_that_texts_depend_on(tmp_path: Path, plain: list[str]) -> None:
     folder = tmp_path / "run"
-    run(learning(tmp_path, None, QUESTIONS[:4]), folder, ONE)
-    asked = learning(tmp_path, None)
+    run(never(tmp_path, QUESTIONS[:4]), folder, ONE)
+    asked = never(tmp_path)
     builder = EngineBuilder(asked.model, torch.device("cpu"))
     Learning(builder.load(), builder.shape.mask_id, 4).save(tmp_path / "drafts", "causal", builder.revision)
     asked = replace(asked, model=replace(asked.model, lora=str(tmp_path / "drafts"), lora_rows="masks"))
