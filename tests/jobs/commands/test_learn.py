@@ -1,0 +1,78 @@
+"""`lopa-dist learn RUN`: an adapter, figures and a page from a run's answers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lopa_dist.commands import perform
+from lopa_dist.jobs.commands import learn as command
+from lopa_dist.jobs.run.job import run
+from lopa_dist.learn.config import LearnConfig
+from lopa_dist.parallel.launcher import World
+from tests.jobs.run.test_lessons import never
+from tests.jobs.run.test_recall import QUESTIONS, texts
+
+QUICK = ["learn.minutes=0.02", "learn.rank=4", "parallel.threads=1"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("learn")
+    run(never(made), made / "run", World("python"))
+    return made / "run"
+
+
+def test_a_run_is_learned_from(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "DRAFTS", (2,))
+    monkeypatch.setattr("lopa_dist.learn.learning.HELD_OUT", 3)
+    perform("learn", [str(folder), *QUICK])
+    said = capsys.readouterr().out
+    assert "tokens a forward by drafts: 2: " in said
+    assert f"model.lora={folder}/drafts model.lora_rows=masks" in said
+    drafts = folder / "drafts"
+    learned: dict[str, Any] = json.loads((drafts / "learn.json").read_text())
+    assert learned["answers"] == len(QUESTIONS)
+    assert learned["steps"] > 0
+    assert learned["tokens_a_forward"].keys() == {"0", "2"}
+    page = (drafts / "learn.html").read_text()
+    assert f"<b>{learned['held_out']['accepted']}</b>" in page
+    first = (drafts / "adapter_model.safetensors").read_bytes()
+
+    perform("learn", [str(folder), *QUICK])
+    assert "goes on with the drafts that are there" in capsys.readouterr().out
+    assert (drafts / "adapter_model.safetensors").read_bytes() != first
+
+    asked = never(tmp_path)
+    drafting = replace(asked, model=replace(asked.model, lora=str(drafts), lora_rows="masks"))
+    run(drafting, tmp_path / "run", World("python"))
+    assert texts(tmp_path / "run") == texts(folder)
+
+
+def test_what_learn_does_not_take_is_named(folder: Path, tmp_path: Path) -> None:
+    for arguments, message in (
+        ([str(folder), "decode.drafts=8"], r"decode\.drafts=8: has no effect here"),
+        ([str(folder), "learn.minute=8"], r"learn\.minute: no such key; did you mean learn\.minutes"),
+        ([str(tmp_path)], r"no report\.json; name the folder of a finished or stopped run"),
+        ([str(folder), "learn.minutes=0"], r"learn\.minutes=0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            perform("learn", arguments)
+
+
+def test_a_run_of_a_masked_model_has_nothing_to_learn(tmp_path: Path) -> None:
+    asked = replace(never(tmp_path, QUESTIONS[:2]), learn=LearnConfig())
+    asked = replace(
+        asked,
+        model=replace(asked.model, path="embedded"),
+        decode=replace(asked.decode, context="d2f", draft_from="auto", verify="agreement", max_new_tokens=32),
+    )
+    run(asked, tmp_path / "run", World("python"))
+    with pytest.raises(ValueError, match="not causal"):
+        perform("learn", [str(tmp_path / "run"), *QUICK])
