@@ -27,13 +27,13 @@ from lopa_dist.models.checkpoint import load_model
 from lopa_dist.models.files import EMBEDDED
 from lopa_dist.parallel.communicator import TorchCommunicator
 
-SECONDS = 40  # that two ranks may take
+SECONDS = {"cuda": 40, "cpu": 400}  # that two ranks may take; a toy on a busy CPU may take long
 LEAST = 0.97  # of tokens: on a GPU a rank stacks other branches, and so rounds otherwise
 
 
 def rank(number: int, store: Path, device: torch.device) -> None:
     """Solve the problems as one of two branch ranks; print the answers."""
-    limit = timedelta(seconds=SECONDS)
+    limit = timedelta(seconds=SECONDS[device.type])
     dist.init_process_group("gloo", store=FileStore(str(store), 2), rank=number, world_size=2, timeout=limit)
     assert dist.group.WORLD is not None
     comm = TorchCommunicator(dist.group.WORLD)
@@ -58,7 +58,7 @@ def two_ranks(device: torch.device) -> dict[str, Any]:
             for number in range(2)
         ]  # fmt: skip
         try:
-            outputs = [child.communicate(timeout=SECONDS) for child in children]
+            outputs = [child.communicate(timeout=SECONDS[device.type]) for child in children]
         finally:
             for child in children:
                 child.kill()
