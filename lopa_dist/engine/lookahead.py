@@ -210,7 +210,9 @@ class LookaheadPolicy:
             chunk: whether a chunk of a prompt was computed since the last step, whose time then does not count.
         """
         self.chosen[ahead.masks] = self.chosen.get(ahead.masks, 0) + 1
-        self.mask_rows += ahead.masks * int((host.branches > 0).sum())
+        running = host.branches > 0
+        groups = running if ahead.behind is None else ahead.behind[running]
+        self.mask_rows += ahead.masks * int(groups.sum())
         if self.auto:
             now = self.clock()
             if self.began is not None and not chunk:

@@ -134,10 +134,10 @@ def drafted(
         scores = torch.einsum("rhd,chd->hrc", q, k) * config.head_dim**-0.5
         return torch.einsum("hrc,chd->rhd", scores.masked_fill(~visible, -torch.inf).softmax(-1), v)
 
-    rows, of_block = model.mask_rows, row >= len(tokens) - 1
+    rows, of_block, begin = model.mask_rows, row >= len(tokens) - 1, MaskRows.begin
     with patch.object(MaskRows, "begin", lambda *_: None):
         if rows is not None:
-            rows.rows = of_block[:, None]
+            begin(rows, of_block)
         hidden = model(torch.tensor(tokens + [config.mask_id] * (masks + 1)), row, attend)[len(tokens) + 1 :]
     place = torch.arange(masks) + len(before) + 1
     keys = (torch.tensor(request.key) * 0x1_0000_0001 + place + 1) * 0x1_0000_0001  # wraps at 64 bits

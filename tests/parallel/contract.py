@@ -33,6 +33,7 @@ def check(comm: Communicator) -> None:
     assert 0 <= comm.rank < comm.size
     gathers_in_rank_order(comm)
     broadcasts_in_place(comm)
+    adds_up(comm)
     counts_what_it_gives(comm)
 
 
@@ -52,6 +53,15 @@ def gathers_in_rank_order(comm: Communicator) -> None:
     assert torch.equal(comm.all_gather(turned), torch.stack([own(rank, 4, 3).T for rank in range(comm.size)]))
     bits = torch.tensor([float("nan"), -0.0, float("inf")])
     assert torch.equal(comm.all_gather(bits)[-1].view(torch.int32), bits.view(torch.int32))
+
+
+def adds_up(comm: Communicator) -> None:
+    for dtype in (torch.float32, torch.float64):
+        for shape in ((1,), (50_000,)):
+            mine = own(comm.rank, *shape, dtype=dtype)
+            total = comm.sum(mine)
+            assert torch.equal(total, torch.stack([own(r, *shape, dtype=dtype) for r in range(comm.size)]).sum(0))
+            assert torch.equal(mine, own(comm.rank, *shape, dtype=dtype))
 
 
 def broadcasts_in_place(comm: Communicator) -> None:
