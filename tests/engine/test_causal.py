@@ -7,6 +7,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
+from lopa_dist.engine.gain import gain
 from lopa_dist.engine.lookahead import MASKS, Acceptance, Choice, LookaheadPolicy, StepTimes
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request, request_key
@@ -209,6 +211,54 @@ def test_acceptance_and_times_choose() -> None:
     policy.acceptance = accepted(0.3)
     best = max(policy.choices(), key=lambda choice: policy.tokens_a_second(choice, 16))
     assert best[:2] == (0, 1)
+
+
+def test_a_second_group_stands_where_a_fixed_chain_may_well_end() -> None:
+    ends = np.array([[0.1, 0.2, 0.7], [0.05, 0.9, 0.05], [0.5, 0.1, 0.4]])
+    fixed = LookaheadPolicy(causal(drafts=2))
+    behind = fixed.lookahead(ends).behind
+    assert behind is not None
+    assert behind.tolist() == [[False, True, True], [False, True, False], [True, False, True]]
+    auto = LookaheadPolicy(causal(drafts="auto"))
+    auto.choice = Choice(2, 1)
+    behind = auto.lookahead(ends).behind
+    assert behind is not None
+    assert behind.sum(1).tolist() == [1, 1, 1]  # auto knows what a group costs
+
+
+def test_rows_of_all_groups_count_against_masks_that_bring_nothing(small_model: Transformer) -> None:
+    engine = Engine(small_model, causal(drafts=3), Solo(), EngineConfig(max_sequences=3))
+    ran = []
+
+    def look(engine: Engine) -> None:
+        assert engine.ended is not None
+        step, rows = engine.ended.step, engine.ended.rows
+        counts = step.before.drafts + (step.before.branches > 0)
+        ran.append(int(rows.rows[rows.branch >= 0].sum() - counts.sum()))
+
+    engine.on_step.append(look)
+    list(engine.generate(requests_of(5, 8)))
+    assert 0 < sum(ran) <= engine.lookahead.mask_rows  # masks behind an answer's limit are counted, and do not run
+
+
+def test_what_other_masks_would_bring() -> None:
+    """By the tokens of a forward where the number of drafts is fixed, else by this job's acceptance and times."""
+    fixed = LookaheadPolicy(causal(drafts=2, draft_from="masks"))
+    fixed.acceptance = accepted(0.01)
+    assert gain(fixed, [0.9, 0.9], 1000) == pytest.approx(1 + 0.9 + 0.81, rel=0.05)
+    assert gain(fixed, [], 0) == 1.0
+    auto = LookaheadPolicy(causal(drafts="auto", draft_from="masks"))
+    auto.acceptance = accepted(0.01)
+    assert gain(auto, [0.9] * 4, 1000) > 1.5  # no step was measured yet: forwards count
+    for rows in (1, 64, 512, 4096):
+        auto.times.measured(rows, float(rows))
+    auto.times.fit()
+    assert gain(auto, [0.3] * 4, 1000) == pytest.approx(1.0, abs=0.02)  # where rows cost, such drafts bring nothing
+    auto.times = StepTimes()
+    for rows in (1, 64, 512, 4096):
+        auto.times.measured(rows, 1.0)
+    auto.times.fit()
+    assert gain(auto, [0.9] * 16, 1000) > 2
 
 
 def test_an_answer_begins_and_ends() -> None:
