@@ -38,7 +38,7 @@ from lopa_dist.engine.request import Request
 from lopa_dist.jobs.run.lessons import mask_token
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.learn.groups import Answer, GroupBatch, group_batches
-from lopa_dist.learn.learning import Answers, Learning, answers_of
+from lopa_dist.learn.learning import Answers, Learning
 from training.attention import dense
 from training.causal import hidden_rows
 
@@ -72,9 +72,11 @@ def written(builder: EngineBuilder, config: DecodeConfig, requests: list[Request
 
 def own_answers(builder: EngineBuilder, config: DecodeConfig, requests: list[Request]) -> Answers:
     """Return the model's answers to requests."""
-    engine, eos = builder.engine(replace(config, drafts=4, draft_from="text"), EngineConfig(64)), builder.shape.eos_ids
-    done = sorted(engine.generate(requests), key=lambda one: one.request.index)
-    return answers_of((one.request.prompt, [*one.tokens, *eos[: one.finish_reason == "stop"]]) for one in done)
+    engine = builder.engine(replace(config, drafts=4, draft_from="text"), EngineConfig(64))
+    answers = Answers()
+    for one in sorted(engine.generate(requests), key=lambda one: one.request.index):
+        answers.take(one, builder.shape.eos_ids[0])
+    return answers
 
 
 def measure(builder: EngineBuilder, arguments: argparse.Namespace) -> None:

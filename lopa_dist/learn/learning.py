@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lopa_dist.engine.request import Generation
+from lopa_dist.engine.request import Generation, Request
 from lopa_dist.learn.drafts_adapter import DraftsAdapter
 from lopa_dist.learn.groups import Answer
 from lopa_dist.learn.trainer import MASKS, LearningFailed, Lesson, Trainer
@@ -63,12 +63,16 @@ class Answers:
     def take(self, generation: Generation, eos: int) -> None:
         """Add what a request has generated, if a text came of it."""
         if generation.finish_reason in ("stop", "length") and generation.likelihoods is None:
-            request = generation.request
-            ends = generation.finish_reason == "stop" and not request.stop
-            self.add(request.prompt, [*generation.tokens, *([eos] * ends)])
+            request, reason = generation.request, generation.finish_reason
+            self.add(request.prompt, with_end(generation.tokens, reason, request, eos))
 
     def __len__(self) -> int:
         return len(self.learned) + len(self.held_out)
+
+
+def with_end(tokens: Sequence[int], finish_reason: str, request: Request, eos: int) -> list[int]:
+    """Return an answer's tokens with the end-of-text behind them, if that ended it and no stop string could."""
+    return [*tokens, *([eos] * (finish_reason == "stop" and not request.stop))]
 
 
 def is_held_out(prompt: Sequence[int]) -> bool:
@@ -177,14 +181,14 @@ class Learning:
         save_adapter(folder, pairs, self.mask_id, self.adapter.mask, base, revision)
 
     @torch.no_grad()
-    def load(self, folder: Path | None, revision: str) -> bool:
+    def load(self, folder: Path, revision: str) -> bool:
         """Go on with an adapter that was saved for this checkpoint; returns whether rank 0 could.
 
         Args:
-            folder: on rank 0; None: there is none.
+            folder: on rank 0, where there may be none.
             revision: of the checkpoint.
         """
-        found = self.read(folder, revision) if folder is not None and self.ranks.rank == 0 else False
+        found = self.ranks.rank == 0 and self.read(folder, revision)
         with self.watched(True):
             found = bool(self.ranks.sum(torch.tensor([float(found)], device=self.device)) > 0)
         if found:

@@ -50,6 +50,11 @@ def losses_of(hidden: Tensor, head: Tensor, tokens: Tensor) -> Tensor:
     return torch.cat([checkpoint(part, *one, use_reentrant=False) for one in parts])
 
 
+def tokens_of(hidden: Tensor, head: Tensor) -> Tensor:
+    """Return what each row predicts, ``[M]``; the arguments are those of `losses_of`."""
+    return torch.cat([F.linear(part, head.to(part.dtype)).argmax(-1) for part in hidden.split(ROWS)])
+
+
 def reach(losses: Tensor, real: Tensor) -> Tensor:
     """Return each mask's weight ``[M]``: the chance that all masks of its group before it are right, or `FLOOR`.
 

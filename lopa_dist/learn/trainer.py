@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lopa_dist.engine.memory import free_bytes
@@ -22,7 +21,7 @@ from lopa_dist.learn.drafts_adapter import DraftsAdapter
 from lopa_dist.learn.groups import Answer, GroupBatch, group_batches
 from lopa_dist.learn.memory import rows_that_fit
 from lopa_dist.learn.network import clean_forward, drafts_forward
-from lopa_dist.learn.predictions import Reached, losses_of, reach, reached, targets_of
+from lopa_dist.learn.predictions import Reached, losses_of, reach, reached, targets_of, tokens_of
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator
 from lopa_dist.parallel.failures import in_words
@@ -127,11 +126,15 @@ class Trainer:
 
     def endless(self, answers: list[Answer]) -> Iterator[GroupBatch | None]:
         """Yield batches of all answers, again and again; None if there are none."""
+        while True:
+            batches = self.batches(answers, self.rng)
+            yield from batches if batches else (None,)
+
+    def batches(self, answers: list[Answer], rng: np.random.Generator) -> list[GroupBatch]:
+        """Return all answers in batches, but those that are too short to draft in."""
         usable = [answer for answer in answers if len(answer.tokens) > 1]
         rows = self.rows_of_step(max((len(one.prompt) + len(one.tokens) for one in usable), default=1))
-        while True:
-            batches = group_batches(usable, self.masks, rows, self.rng, self.model.config.pad_id)
-            yield from batches if batches else (None,)
+        return group_batches(usable, self.masks, rows, rng, self.model.config.pad_id)
 
     def rows_of_step(self, longest: int) -> int:
         """Return how many masks this rank has in a step, with texts of at most `longest` tokens."""
@@ -220,17 +223,10 @@ class Trainer:
             LearningFailed: on any rank.
         """
         total, failure = np.zeros((3, self.masks)), ""
-        usable = [answer for answer in answers if len(answer.tokens) > 1]
         try:
-            rng = np.random.default_rng(0)
-            rows = self.rows_of_step(max((len(one.prompt) + len(one.tokens) for one in usable), default=1))
-            for batch in group_batches(usable, self.masks, rows, rng, self.model.config.pad_id):
+            for batch in self.batches(answers, np.random.default_rng(0)):
                 hidden, target, real = self.predicted(batch)
-                head = self.model.head_weight
-                right = torch.cat([
-                    F.linear(part, head.to(part.dtype)).argmax(-1) for part in hidden.split(ROWS)
-                ]) == target  # fmt: skip
-                found = reached(right, real)
+                found = reached(tokens_of(hidden, self.model.head_weight) == target, real)
                 total += np.stack([found.tried, found.accepted, np.full(self.masks, found.chains)])
         except Exception as error:  # the other ranks wait, whatever happened here
             failure = in_words(error)

@@ -134,6 +134,11 @@ class Group:
         self.stop.begin()
         self.store.barrier(keys.READY)
 
+    def stopped(self) -> bool:
+        """Return whether this rank or another one was asked to stop; asked where no step of an engine would notice."""
+        self.failures.check_in_passing()
+        return self.stop.asked
+
     def prepared(self) -> None:
         """Wait until every rank has made what it needs on its device."""
         self.store.barrier(keys.PREPARED)

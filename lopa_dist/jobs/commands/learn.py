@@ -6,7 +6,6 @@ Under torchrun, mpirun or srun all ranks learn together, each from a share of th
 from __future__ import annotations
 
 import json
-import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +27,7 @@ from lopa_dist.jobs.setup.device import choose_device
 from lopa_dist.jobs.setup.resolve import resolve
 from lopa_dist.jobs.show.page import bars, write_page
 from lopa_dist.jobs.show.report import config_of, read_report, why_no_results
-from lopa_dist.learn.learning import Answers, Learning, check_learnable, is_held_out
+from lopa_dist.learn.learning import Answers, Learning, answers_of, check_learnable, is_held_out, with_end
 from lopa_dist.learn.trainer import Lesson
 from lopa_dist.parallel import store_keys as keys
 from lopa_dist.parallel.group import Group
@@ -36,8 +35,6 @@ from lopa_dist.parallel.launcher import detect
 from lopa_dist.parallel.mesh import choose_mesh
 from lopa_dist.parallel.stop import Stop
 from lopa_dist.tasks.registry import make_task
-
-log = logging.getLogger("lopa_dist")
 
 SECTIONS = ("learn", "parallel", "model.device", "model.path", "task.input")
 DRAFTS = (2, 4, 8, 16)  # for which tokens a forward are measured
@@ -67,7 +64,7 @@ def learn(folder: Path, settings: Sequence[str]) -> dict[str, Any]:
     config = resolve(config, builder.shape, device)
     if not config.decode.causal:
         raise ValueError(f"{folder}: {builder.shape.family} models are not causal: what they draft changes their texts")
-    answered = list(answers_of(folder, config, builder))
+    answered = list(answered_requests(folder, config, builder))
     if len(answered) < 2:
         raise ValueError(f"{folder}: {len(answered)} answers of two tokens or more: there is nothing to learn from")
     mesh = choose_mesh("auto", 1, config.parallel.tensor, world.size, world.size, 1)
@@ -97,7 +94,7 @@ def settings_of(folder: Path, settings: Sequence[str]) -> Config:
     return replace(config, learn=given.learn, parallel=given.parallel, model=model, task=task)
 
 
-def answers_of(folder: Path, config: Config, builder: EngineBuilder) -> Iterator[Answered]:
+def answered_requests(folder: Path, config: Config, builder: EngineBuilder) -> Iterator[Answered]:
     """Yield the requests that a run has answered, and their answers.
 
     Tokens are those of the answer's text where the run did not keep them (`logging.token_ids`). Where the model wrote
@@ -116,8 +113,7 @@ def answers_of(folder: Path, config: Config, builder: EngineBuilder) -> Iterator
         request = encoder.encode(index, encoder.choose(item))
         if isinstance(request, Request):
             tokens = line.get("token_ids") or builder.tokenizer(line["text"], add_special_tokens=False).input_ids
-            ends = line["finish_reason"] == "stop" and not request.stop
-            tokens = [*tokens, *([builder.shape.eos_ids[0]] * ends)]
+            tokens = with_end(tokens, line["finish_reason"], request, builder.shape.eos_ids[0])
             if len(tokens) > 1:
                 yield Answered(request, tokens)
 
@@ -137,16 +133,14 @@ class Student:
         group, world, builder = self.group, self.group.world, self.builder
         model = builder.load(tensor=group.tensor)
         own = self.answered[world.rank :: world.size]
-        answers = Answers()
-        for one in own:
-            answers.add(one.request.prompt, one.tokens)
+        answers = answers_of((one.request.prompt, one.tokens) for one in own)
         held_out = [one for one in own if is_held_out(one.request.prompt)][: -(-TRIED // world.size)]
         before = self.measured("before", held_out, own)
         mask_id = mask_token(model.config, builder.tokenizer)
         masks = masks_of(self.config.decode)
         learning = Learning(model, mask_id, self.config.learn.rank, group.everyone, group.failures.watched, masks)
         drafts = self.folder / FOLDER
-        again = learning.load(drafts if (drafts / "adapter_model.safetensors").exists() else None, builder.revision)
+        again = learning.load(drafts, builder.revision)
         self.say(f"{len(self.answered)} answers{', goes on with the drafts that are there' if again else ''}")
         group.store.barrier(keys.LESSON.format("begin"))
         lesson = self.lesson(learning, answers, drafts)
@@ -175,12 +169,7 @@ class Student:
                     learning.save(drafts, self.config.model.path, self.builder.revision)
                     saved = time.monotonic()
 
-            return learning.lesson(answers, 60 * self.config.learn.minutes, self.stopped, on_step)
-
-    def stopped(self) -> bool:
-        """Return whether this rank or another one was asked to stop."""
-        self.group.failures.check_in_passing()
-        return bool(self.group.stop.asked)
+            return learning.lesson(answers, 60 * self.config.learn.minutes, self.group.stopped, on_step)
 
     def measured(self, name: str, held_out: list[Answered], own: list[Answered]) -> dict[str, dict[str, float]]:
         """Return tokens a forward and seconds an answer on held-out requests, by drafts, over all ranks.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -171,7 +172,7 @@ class Lessons:
         slices: list[Lesson] = []
         spent, decision = 0.0, MORE
         while decision == MORE:
-            slices.append(learning.lesson(self.answers, seconds, self.stopped, self.stepped, index))
+            slices.append(learning.lesson(self.answers, seconds, self.group.stopped, self.stepped, index))
             spent += slices[-1].seconds
             faster = gain(self.engine.lookahead, *rates(slices[-1].after))
             decision = TAKE if faster > PAYS else LEAVE
@@ -231,11 +232,6 @@ class Lessons:
         """Free the K/V space, which the next round makes again."""
         self.engine.workspace = self.engine.batch = None
 
-    def stopped(self) -> bool:
-        """Return whether this rank or another one was asked to stop."""
-        self.group.failures.check_in_passing()
-        return bool(self.group.stop.asked)
-
     def stepped(self, share: float, loss: float) -> None:
         """After a step of learning."""
         for act in self.meanwhile:
@@ -246,37 +242,24 @@ class Lessons:
         if self.group.world.rank == 0:
             log.info(message, *values)
 
-    def without_harm(self) -> Harmless:
-        """Return a context in which a fault of the learning ends the learning alone."""
-        return Harmless(self)
+    @contextmanager
+    def without_harm(self) -> Iterator[None]:
+        """Turn a fault of learning, which all ranks learn of, into a warning and the end of the lessons.
+
+        A fault of the ranks themselves goes on: it would end generation, too.
+        """
+        try:
+            yield
+        except LearningFailed as error:
+            self.ended = True
+            problem = " ".join(str(error).split())
+            self.told.append(Told(len(self.answers), 0, 0, 0, 0, [], [], 0, 0, 1.0, False, problem))
+            if self.group.world.rank == 0:
+                log.warning("WARNING: drafts could not be learned (%s); the job goes on without", problem)
 
     def report(self) -> list[dict[str, Any]]:
         """Return what came of the lessons."""
         return [asdict(told) for told in self.told]
-
-
-class Harmless:
-    """A context that turns a fault of learning, which all ranks learn of, into a warning and the end of the lessons.
-
-    A fault of the ranks themselves goes on: it would end generation, too.
-    """
-
-    def __init__(self, lessons: Lessons) -> None:
-        self.lessons = lessons
-
-    def __enter__(self) -> None:
-        """Nothing is to be done."""
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
-        if not isinstance(error, LearningFailed):
-            return False
-        lessons = self.lessons
-        lessons.ended = True
-        problem = " ".join(str(error).split())
-        lessons.told.append(Told(len(lessons.answers), 0, 0, 0, 0, [], [], 0, 0, 1.0, False, problem))
-        if lessons.group.world.rank == 0:
-            log.warning("WARNING: drafts could not be learned (%s); the job goes on without", problem)
-        return True
 
 
 def rates(reached: Reached) -> tuple[list[float], float]:
