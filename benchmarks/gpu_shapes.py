@@ -25,6 +25,7 @@ from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.quantize import quantize
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.rows.forward_batch import ForwardBatch, Predictions
+from lopa_dist.rows.share import ALONE
 
 CPU = torch.device("cpu")
 DREAM = ModelConfig(
@@ -115,7 +116,7 @@ def windows(count: int, window: int, prefix: int, mask_id: int, device: torch.de
         tokens=torch.full((total,), mask_id, device=device),
         positions=prefix + torch.arange(window, device=device).repeat(count),
         head_slots=torch.arange(len(head), device=device), head_sequence=np.zeros(len(head), int),
-        predict=lambda: Predictions(head, None, head), local_branches=1, columns=len(head), width=window,
+        predict=lambda: Predictions(head, None, head), share=ALONE, local_branches=1, columns=len(head), width=window,
         computed=np.array([total]), of_commit=None, drafts=None,
     )  # fmt: skip
 

@@ -10,7 +10,7 @@ GPU would wait for, on the path that a GPU runs (`benchmarks.exposed`), in proce
 repeated with its records, and where the model would run, the host only looks at the clock for `FORWARD_S`. It is the
 same for any number of threads, since it is one thread's processor time.
 Requests come one after the other, as in a job, many times as many as are in flight: with one, most steps then find
-the structure of an earlier one (`rows.layout`).
+the structure of an earlier one (`rows.window_rows`).
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from lopa_dist.models.quantize import KINDS
 from lopa_dist.own_code import is_own, load
 from lopa_dist.remote import exists, is_remote
 from lopa_dist.removed import instead
+from lopa_dist.rules.choice import own_rule
 from lopa_dist.tasks.embedded import EmbeddedTask
 from lopa_dist.tasks.prompt_template import template_of
 from lopa_dist.tasks.registry import TASKS
@@ -352,6 +353,8 @@ def check_files(config: Config) -> None:
     for key, text in (("task.score", config.task.score), ("decode.fill", config.decode.fill)):
         if is_own(text):
             load(str(text), key)
+    if config.decode.rule is not None:
+        own_rule(config.decode.rule)
 
 
 def check_output(path: str) -> None:

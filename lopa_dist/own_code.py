@@ -1,4 +1,4 @@
-"""Functions of the user's own, named on the command line: ``rules.py:function``, or ``module:function``."""
+"""Code of the user's own, named on the command line: ``rules.py:function``, or ``module:function``."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ def is_own(text: object) -> bool:
 
 
 @cache
-def load(text: str, key: str) -> Callable[..., Any]:
-    """The function that the setting `key` names.
+def load(text: str, key: str) -> Any:
+    """Return what the setting `key` names: a function where `ARGUMENTS` says what it is called with.
 
     Raises:
         ValueError: there is no such file, module or function, or it cannot be imported, or takes other arguments.
     """
-    function = getattr(module_of(text, key), text.rpartition(":")[2], None)
-    if not callable(function):
-        raise ValueError(f"{key}={text}: there is no function {text.rpartition(':')[2]!r} in {text.rpartition(':')[0]}")
+    source, _, name = text.rpartition(":")
+    function = getattr(module_of(text, key), name, None)
+    if function is None or (key in ARGUMENTS and not callable(function)):
+        raise ValueError(f"{key}={text}: there is no {'function ' * (key in ARGUMENTS)}{name!r} in {source}")
     if key in ARGUMENTS:
         check_arguments(function, text, key)
     return function

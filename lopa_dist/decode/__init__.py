@@ -1,13 +1,12 @@
-"""The rules: which tokens a step proves, fills and drafts. Tensors in, tensors out; no models, no ranks, no rows.
+"""The state of decoding, and what all rules have in common. Tensors in, tensors out; no models, no ranks, no rows.
 
-Read `state` first, then the parts of a step: `lopa` and `tree` (verify, spawn), `advance`. `causal` has the step of
-causal models. The letters in shapes are explained in docs/architecture.md, "Glossary". The rest can wait: `config` and
-`context` have the options, `edit` is for models that replace filled tokens, `written` for answers with probabilities.
+Read `state` first, then `advance`, D2F's part of a step; the others are in `lopa_dist.rules`. The letters in shapes
+are explained in docs/architecture.md, "Glossary". The rest can wait: `config` and `context` have the options, `edit` is
+for models that replace filled tokens, `written` for answers with probabilities.
 """
 
 from lopa_dist.decode.advance import advance
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.decode.lopa import spawn, verify
 from lopa_dist.decode.state import FAILED, Admitted, HostState, Records, State, Vocabulary
 from lopa_dist.decode.winner import Winner
 
@@ -21,6 +20,4 @@ __all__ = [
     "Vocabulary",
     "Winner",
     "advance",
-    "spawn",
-    "verify",
 ]

@@ -37,7 +37,7 @@ class DecodeConfig:
     - agreement: the most confident masked positions are drafts, in that order, and the anchor verifies the first
       `drafts` of them: a draft is accepted if the model, in the context of all drafts before it, predicts the draft's
       own token. Where one fails, the model's own token takes its place. A lookahead branch holds second choices of
-      drafts and verifies the drafts behind them (`decode.tree`). Only what `tau_conf` fills besides is unverified.
+      drafts and verifies the drafts behind them (`rules.verified`). Only what `tau_conf` fills besides is unverified.
 
     Raises:
         ValueError: a value outside its range or choices; the message names the key and what is allowed.
@@ -95,6 +95,9 @@ class DecodeConfig:
         "a rule of your own instead of tau_conf, as FILE.py:FUNCTION (docs/inputs.md#a-rule-of-your-own)",
         reader=FILLING,
     )
+    rule: str | None = option(
+        None, "a rule of decoding of your own, as FILE.py:RULE (docs/inputs.md#a-rule-of-your-own)"
+    )
     confidence: str = option(
         "neg_entropy",
         "what positions are ranked by and branches are scored by",
@@ -141,6 +144,8 @@ class DecodeConfig:
             raise ValueError("decode.top_p=0: must be above 0; 1 switches it off")
         if self.fill is not None and ":" not in self.fill:
             raise ValueError(f"decode.fill={self.fill}: write FILE.py:FUNCTION, or leave it out")
+        if self.rule is not None and ":" not in self.rule:
+            raise ValueError(f"decode.rule={self.rule}: write FILE.py:RULE, or leave it out")
         if self.tau_entropy is not None:
             self._check_entropy(self.tau_entropy)
         self._check_verification()
@@ -252,7 +257,7 @@ class DecodeConfig:
 
     @property
     def second_choices(self) -> bool:
-        """Whether branches hold second choices of drafts (`tree`), so that records need them."""
+        """Whether branches hold second choices of drafts (`rules.paths`), so that records need them."""
         return self.verifies and self.branches > 0
 
     @property

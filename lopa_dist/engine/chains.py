@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lopa_dist.decode import HostState, State
-from lopa_dist.decode.causal import brought, proposals, put_chains
 from lopa_dist.decode.winner import Winner
 from lopa_dist.engine.drafter import Drafter
 from lopa_dist.engine.work import Work
 from lopa_dist.ragged import Ints
+from lopa_dist.rules.causal import brought, proposals, put_chains
 
 
 class Chains:

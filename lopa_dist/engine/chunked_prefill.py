@@ -21,6 +21,7 @@ from lopa_dist.engine.runner import Runner
 from lopa_dist.ragged import Ints, padded, to_device
 from lopa_dist.rows.forward_batch import ForwardBatch, Predictions
 from lopa_dist.rows.prefill import Prefill
+from lopa_dist.rows.share import ALONE
 
 
 @dataclass
@@ -81,6 +82,6 @@ class ChunkedPrefill:
             depth=np.zeros_like(rows), tail=None, begin=one(0), stop=one(0),
             prefill=prefill, tokens=to_device(ids, device), positions=to_device(positions, device),
             predict=lambda: Predictions(nothing, None), head_slots=nothing, head_sequence=np.zeros(0, np.int64),
-            local_branches=1, columns=0, width=size, computed=one(0), of_commit=None, drafts=None,
+            share=ALONE, local_branches=1, columns=0, width=size, computed=one(0), of_commit=None, drafts=None,
             seen=first + rows + 1 if causal else None, place=first + rows if causal else None,
         )  # fmt: skip

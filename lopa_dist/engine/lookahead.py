@@ -19,8 +19,10 @@ from numpy.typing import NDArray
 from lopa_dist.decode.config import MOST_DRAFTS, DecodeConfig
 from lopa_dist.decode.state import HostState
 from lopa_dist.ragged import Ints
-from lopa_dist.rows.causal_rows import Lookahead, prompt_rows, rows_on_rank
+from lopa_dist.rows.causal_rows import prompt_rows, rows_on_rank
+from lopa_dist.rows.lookahead import Lookahead
 from lopa_dist.rows.prefill import SharedPrefixes
+from lopa_dist.rows.share import ALONE, Share
 
 MASKS = (0, 1, 2, 3, 4, 6, 8, 12, 16)  # of a group, as auto may choose
 DECAY = 0.998  # weight of a count of drafts, a step later
@@ -134,7 +136,7 @@ class LookaheadPolicy:
 
     Args:
         config: `drafts`, `branches` and where drafts come from are read.
-        ranks: of the branch group, which share the branches.
+        share: of this rank, of the branches.
         blocks: whether masks draft in blocks (`Lookahead.blocks`).
         clock: returns seconds. On a CPU it counts this process's own time, which other programs hardly change.
         masks: whether the model has masks.
@@ -143,13 +145,13 @@ class LookaheadPolicy:
     def __init__(
         self,
         config: DecodeConfig,
-        ranks: int = 1,
+        share: Share = ALONE,
         blocks: bool = False,
         clock: Callable[[], float] = time.perf_counter,
         masks: bool = True,
     ) -> None:
         self.blocks, self.masks, self.text = blocks, masks and config.drafts_masks, config.drafts_text
-        self.ranks, self.paths, self.clock = ranks, -(-config.branches // ranks), clock
+        self.share, self.paths, self.clock = share, share.most(config.max_branches), clock
         self.causal, self.auto = config.causal, config.drafts == "auto"
         self.branches, self.most = int(config.branches > 0), config.max_drafts
         fixed = Choice(config.max_drafts * config.causal * self.masks, 1, self.branches)
@@ -217,7 +219,7 @@ class LookaheadPolicy:
             now = self.clock()
             if self.began is not None and not chunk:
                 self.times.measured(self.rows, now - self.began)
-            self.began, self.rows = now, int(rows_on_rank(host, ahead, self.ranks).sum())
+            self.began, self.rows = now, int(rows_on_rank(host, ahead, self.share).sum())
             if prefixes is not None:
                 self.rows += prompt_rows(host, prefixes)
 

@@ -23,10 +23,10 @@ from lopa_dist.engine.lookahead import LookaheadPolicy
 from lopa_dist.engine.memory import Plan, kv_budget, plan_for, sizes
 from lopa_dist.engine.prefix_rules import PrefixRules
 from lopa_dist.engine.request import Generation, Request
-from lopa_dist.engine.rules import Share, rules_for
 from lopa_dist.engine.runners import Runners
 from lopa_dist.engine.running_batch import EndedStep, NextRequests, RunningBatch, Step, in_order
 from lopa_dist.engine.scheduler import Scheduler
+from lopa_dist.engine.sizes import share_of
 from lopa_dist.engine.statistics import Statistics, device_mark
 from lopa_dist.engine.stop_strings import TextOf
 from lopa_dist.engine.workspace import Workspace
@@ -37,6 +37,7 @@ from lopa_dist.parallel.step_watch import Watched, unwatched
 from lopa_dist.parallel.stop import StopLevel
 from lopa_dist.ragged import Ints
 from lopa_dist.rows import ForwardBatch
+from lopa_dist.rules import rule_for
 
 log = logging.getLogger("lopa_dist")
 
@@ -76,6 +77,7 @@ class Engine:
         self.device = model.head_weight.device
         self.statistics = Statistics(partial(device_mark, self.device) if self.device.type == "cuda" else None)
         self.prefix_rules = PrefixRules(config, options.prefix_cache, options.prefill_chunk)
+        self.rule, self.share = rule_for(config), share_of(config, comm.rank, comm.size)
         self.lockstep = Lockstep(comm, self.tensor, requested, self.statistics)
         self.on_step = [on_step] if on_step else []
         self.meanwhile: list[Callable[[Engine], None]] = []
@@ -90,9 +92,9 @@ class Engine:
         """Take the model as it is now: to begin with, and when it has got another adapter for its drafts."""
         config, ids = self.config, self.model.config
         self.workspace = self.batch = None
-        self.runners = Runners(self.model, config, self.options, self.tensor, self.comm.size)
+        self.runners = Runners(self.model, config, self.options, self.tensor, self.share)
         clock = time.process_time if self.device.type == "cpu" else time.perf_counter
-        self.lookahead = LookaheadPolicy(config, self.comm.size, ids.block_drafts, clock, ids.has_mask)
+        self.lookahead = LookaheadPolicy(config, self.share, ids.block_drafts, clock, ids.has_mask)
         self.drafter = drafter_for(config, ids)
         self.vocabulary = Vocabulary(ids.mask_id, ids.eos_ids, ids.shift)
 
@@ -115,23 +117,22 @@ class Engine:
         if not requests:
             return
         batch = self.start(requests, next_requests or in_order(len(requests)))
-        layout, unpack, verify, advance, spawn = rules_for(self.config)
+        rule, share = self.rule, self.share
         batch.admit()
         while batch.running:
             with self.watched(False):  # on a GPU all of it is queued, and nothing waits
                 step = batch.schedule()  # all sequences, or those that fit engine.max_rows
-                share = Share(self.comm.rank, self.comm.size, step.prefixes, step.lookahead, batch.structures)
-                rows = layout(step.state, step.before, share)
+                rows = rule.rows.layout(step.state, step.before, share, step.prefixes, step.lookahead, batch.structures)
                 prepared, gathered = self.lockstep.forward(batch.runner, rows, step)  # records of all ranks
-                records = unpack(step.state, rows, gathered)  # [S, K, W] token, probability, confidence
-                winner = verify(step.state, records)  # LoPA: which branch wins
-                window = advance(step.state, winner)  # D2F: write what it brings, fill, append, finish
-                spawn(step.state, winner, window)  # LoPA: the branches of the next step
+                records = rule.rows.unpack(step.state, rows, gathered)  # [S, K, W] token, probability, confidence
+                winner = rule.verify(step.state, records)  # LoPA: which branch wins
+                window = rule.advance(step.state, winner)  # D2F: write what it brings, fill, append, finish
+                rule.spawn(step.state, winner, window)  # LoPA: the branches of the next step
             yield from self.hand_out()  # the results of the step before, while the device works on this one
             with self.watched(True):
                 if self.lockstep.finish(batch, step, winner) == StopLevel.ABORT:  # with the step's one copy to the host
                     return
-                commit(prepared, batch.pool, step.state, step.before, step.after, self.comm)
+                commit(prepared, batch.pool, rule.rows, self.config, step.before, step.after, self.comm)
                 finished = batch.collect()
             self.end_step(step, rows, winner, finished)
             if self.lockstep.level == StopLevel.RUN:
@@ -145,7 +146,7 @@ class Engine:
         space = self.prepare(requests)
         pool, runner, plan = space.pool, space.runner, space.plan
         state = State.empty(self.config, self.vocabulary, plan.sequences, space.longest, self.device, space.suffix)
-        scheduler = Scheduler(pool, self.config, plan.row_limit, self.comm.size, self.prefix_rules)
+        scheduler = Scheduler(pool, self.config, plan.row_limit, self.share, self.prefix_rules)
         chunks = ChunkedPrefill(pool, runner, self.prefix_rules, self.lockstep.attempt)
         self.batch = RunningBatch(
             requests, next_requests, state, pool, runner, scheduler, chunks, self.lookahead, self.sampling,

@@ -18,9 +18,9 @@ from lopa_dist.engine.buckets import hidden_rows
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.prefix_rules import PrefixRules
 from lopa_dist.engine.request import Request
+from lopa_dist.engine.sizes import most_rows, share_of
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.ragged import Ints
-from lopa_dist.rows.sizes import most_rows
 
 SHARE = 0.9  # of the free memory
 RESERVED = 512 << 20  # bytes for the tables of graphs, the libraries' workspaces and all that is not modelled
@@ -145,7 +145,8 @@ def plan_for(
     """
     longest, suffix, needs = requests
     at_once = PrefixRules(config, options.prefix_cache, options.prefill_chunk).at_once(longest)
-    rows = most_rows(config, -(-config.max_branches // branch), at_once, suffix)
+    branches = share_of(config, 0, branch).at_once(config.max_branches)
+    rows = most_rows(config, branches, at_once, suffix)
     local = replace(shape, kv_heads=shape.kv_heads // tensor)
 
     def buffer(forward: int) -> int:

@@ -12,6 +12,7 @@ from lopa_dist.engine.kernel_choice import plain_kernels
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.memory import MOST_ROWS
 from lopa_dist.engine.runner import Runner
+from lopa_dist.engine.sizes import longest_sequence, stack_rows, usual_forward, usual_predictions
 from lopa_dist.engine.static_runner import StaticRunner
 from lopa_dist.kernels.attention import Meta, make, suited
 from lopa_dist.kernels.preflight import WITHOUT_GRAPHS
@@ -21,7 +22,8 @@ from lopa_dist.models.fused import FusedTransformer
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
 from lopa_dist.ragged import padded
-from lopa_dist.rows.sizes import longest_sequence, stack_rows, usual_forward, usual_predictions
+from lopa_dist.rows.share import ALONE, Share
+from lopa_dist.rules import rule_for
 
 FUSED: WeakKeyDictionary[Transformer, FusedTransformer] = WeakKeyDictionary()
 """Models whose projections were merged: once for all engines that use them."""
@@ -57,7 +59,7 @@ class Runners:
         model, config: of the engine.
         options: `attention`, `kernels`, `graphs`, `reproducible` and `max_rows` are read.
         tensor: the group that the model is split over.
-        ranks: of the branch group, which shares out a sequence's branches.
+        share: the branches that run on this rank.
 
     Raises:
         ValueError: graphs=always, but graphs cannot be used; reproducible on a GPU without graphs; or a kernel cannot
@@ -70,9 +72,10 @@ class Runners:
         config: DecodeConfig,
         options: EngineConfig,
         tensor: Communicator | None = None,
-        ranks: int = 1,
+        share: Share = ALONE,
     ) -> None:
-        self.branches = -(-config.max_branches // ranks)  # of a sequence on one rank, at most
+        self.branches = share.at_once(config.max_branches)  # of a sequence on one rank, at most
+        self.rows = rule_for(config).rows
         self.model, self.config, self.options = model, config, options
         self.tensor = tensor = tensor or Solo()
         attention, graphs, reproducible = options.attention, options.graphs, options.reproducible
@@ -80,13 +83,14 @@ class Runners:
         name = suited(device, shape.head_dim, options.kernels) if attention == "auto" else attention
         heads, kv_heads = shape.heads // tensor.size, shape.kv_heads // tensor.size
         stack = stack_rows(config, 1 if reproducible else self.branches)
-        self.attention = make(name, heads, kv_heads, shape.head_dim, stack, model.head_weight, config.causal)
+        form = heads, kv_heads, shape.head_dim, stack, model.head_weight, self.rows.in_place
+        self.attention = make(name, *form)
         tile_rows = self.attention.tile_rows if isinstance(self.attention, Meta) else None
         if device.type == "cpu":
             warn_of_bits()
         self.plain = plain_kernels(model, options, device, tile_rows, tensor.size)
         if "attention" in self.plain and name == "meta" and device.type == "cuda":
-            self.attention = make("torch", heads, kv_heads, shape.head_dim, stack, model.head_weight, config.causal)
+            self.attention = make("torch", *form)
         wanted = wants_graphs(graphs, isinstance(self.attention, Meta), device, tensor.size)
         self.static = wanted and not self.plain & WITHOUT_GRAPHS
         if graphs == "always" and not self.static:
@@ -137,9 +141,9 @@ class Runners:
         if scratch is None:
             scratch = usual_forward(self.config, self.branches, sequences, longest, limit)
         predictions = usual_predictions(self.config, self.branches, sequences)
-        groups = self.config.max_drafts + 1 if self.config.causal else 0  # of masks: each is a segment, like a branch
+        segments = self.branches + self.rows.groups(self.config)  # of a sequence, but for its prompt's
         return StaticRunner(
-            self.model, pool, sampling, self.attention, network, sequences, self.branches + groups, longest,
+            self.model, pool, sampling, self.attention, network, sequences, segments, longest,
             scratch, predictions, not self.options.reproducible, self.options.graphs == "always", self.plain,
             self.config.second_choices,
         )  # fmt: skip

@@ -29,8 +29,8 @@ from lopa_dist.engine.work import Work
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.ragged import Ints
 from lopa_dist.rows import ForwardBatch, SharedPrefixes
-from lopa_dist.rows.causal_rows import Lookahead
-from lopa_dist.rows.layout import Structures
+from lopa_dist.rows.lookahead import Lookahead
+from lopa_dist.rows.row_maker import Structures
 
 NextRequests = Callable[[int], list[int]]
 """Takes a limit and returns the numbers of the next requests, at most that many; empty when there are no more. All

@@ -12,8 +12,9 @@ from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.prefix_rules import PrefixRules
 from lopa_dist.engine.request import Request
 from lopa_dist.ragged import Ints
-from lopa_dist.rows.causal_rows import Lookahead
-from lopa_dist.rows.sizes import rows_in_step
+from lopa_dist.rows.lookahead import Lookahead
+from lopa_dist.rows.share import Share
+from lopa_dist.rules import rule_for
 
 
 class Scheduler:
@@ -24,10 +25,10 @@ class Scheduler:
     """
 
     def __init__(
-        self, pool: KVPool, config: DecodeConfig, max_rows: int | None, ranks: int, prefix_rules: PrefixRules
+        self, pool: KVPool, config: DecodeConfig, max_rows: int | None, share: Share, prefix_rules: PrefixRules
     ) -> None:
         self.pool, self.config, self.prefix_rules = pool, config, prefix_rules
-        self.max_rows, self.ranks = max_rows, ranks
+        self.max_rows, self.share = max_rows, share
         self.last_run = np.zeros(len(pool.base), np.int64)  # the step in which each slot ran last
         self.step = 0
 
@@ -59,7 +60,7 @@ class Scheduler:
         if self.max_rows is None and not waiting:
             return None
         prefill = (host.committed < 0) & (host.branches > 0)
-        rows = rows_in_step(state, host, lookahead, self.ranks)
+        rows = rule_for(self.config).rows.in_step(state, host, lookahead, self.share)
         if self.config.prefills_apart and prefill.any():
             # a prefix that several wait for is counted for each: it is open which one computes it
             stored = np.array([self.pool.stored(slot) for slot in range(state.slots)])

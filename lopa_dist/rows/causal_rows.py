@@ -9,7 +9,7 @@ For a sequence whose pending token is the c-th, with m drafts and groups of n ma
     depth       0         1 ... m           i
     mask        0         0                 1 ... n
 
-Depth and mask say to which cell of `CausalRows` a row's prediction belongs. Where masks see one another
+Depth and mask say to which cell of `ChainCells` a row's prediction belongs. Where masks see one another
 (`Lookahead.blocks`, linear self-speculation of arXiv 2607.05722), a group is a block:
 
     row         copy of d_i   mask for the next pending token   n masks
@@ -31,37 +31,20 @@ all K/V. If such a branch wins, `engine.commit` moves the K/V of its accepted to
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
+from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.state import HostState, Records, State
 from lopa_dist.ragged import Ints, begins, padded, ragged_arange, together
-from lopa_dist.rows.forward_batch import CausalRows, ForwardBatch, Predictions
+from lopa_dist.rows.forward_batch import ChainCells, ForwardBatch, Predictions
+from lopa_dist.rows.lookahead import NO_LOOKAHEAD, Lookahead
 from lopa_dist.rows.prefill import Prefill, SharedPrefixes, prefill_segments
-
-
-@dataclass(frozen=True)
-class Lookahead:
-    """How far a forward looks ahead; no text depends on it."""
-
-    masks: int  # of a group
-    depths: tuple[int, ...] | None = None  # of the chain that have a group; None: the last one alone
-    blocks: bool = False  # whether a group's masks predict their own places (`ModelConfig.block_drafts`)
-    behind: NDArray[np.bool_] | None = None  # [S, D'] which depths of each chain have a group, instead of `depths`
-    most_branches: int | None = None  # that run, the chain included; None: all
-
-    def take(self, slots: Ints) -> Lookahead:
-        """Return the same for some slots."""
-        return self if self.behind is None else replace(self, behind=self.behind[slots])
-
-    @property
-    def lead(self) -> int:
-        """Return how many rows of a group predict nothing. They stand in front of the masks whose predictions count."""
-        return 2 * self.blocks
+from lopa_dist.rows.row_maker import Kept, Structures
+from lopa_dist.rows.share import Share
 
 
 class RowCounts(NamedTuple):
@@ -103,15 +86,15 @@ def row_counts(host: HostState, lookahead: Lookahead) -> RowCounts:
     )
 
 
-def rows_on_rank(host: HostState, lookahead: Lookahead, ranks: int) -> Ints:
+def rows_on_rank(host: HostState, lookahead: Lookahead, share: Share) -> Ints:
     """Return the rows of each sequence on the branch rank that has the most of them, ``[S]``, without prompts.
 
     Args:
         host, lookahead: as of `row_counts`.
-        ranks: of the branch group.
+        share: of any of the ranks.
     """
     counts = row_counts(host, lookahead)
-    return counts.common + counts.path * -(-(host.branches - 1) // ranks)
+    return counts.common + counts.path * share.most(host.branches)
 
 
 def prompt_rows(host: HostState, prefixes: SharedPrefixes) -> int:
@@ -207,81 +190,127 @@ def depth_and_mask(drafts: Ints, number: Ints) -> tuple[Ints, Ints]:
     return np.minimum(number + 1, drafts), np.maximum(number + 1 - drafts, 0)
 
 
-def layout(
-    state: State,
-    host: HostState,
-    lookahead: Lookahead,
-    prefixes: SharedPrefixes | None = None,
-    rank: int = 0,
-    ranks: int = 1,
-) -> ForwardBatch:
-    """Lay out this rank's share of the next forward: branch j > 0 runs on rank (j - 1) mod `ranks`, the rest on all.
+@dataclass(frozen=True)
+class CausalRows:
+    """The rows of causal models (`RowMaker`). The anchor is the chain, whose K/V every rank computes."""
 
-    Args:
-        state, host: the state and its host copy, of the same step.
-        lookahead: of this step, the same on all ranks.
-        prefixes: what prompts share; None if no prompt waits.
-        rank, ranks: of the branch group.
-    """
-    config = state.config
-    counts, prefill = row_counts(host, lookahead), prefill_segments(config, host, prefixes)
-    own = 1 + np.arange(rank, config.branches, ranks)
-    segments = segments_on_rank(host, lookahead, prefill, counts, own)
-    rows = rows_of(host, lookahead, segments)
-    in_group, in_path = rows.kind == GROUP, rows.kind == PATH
-    is_draft = in_path & (rows.mask == 0)
-    predicting_mask = rows.mask > 0
-    is_mask = predicting_mask | in_group & (rows.mask == 0)  # -1 is the copy
+    everywhere = 1
+    in_place = True
 
-    # which rows predict: chains, the masks of groups, and then paths
-    heads = np.flatnonzero((rows.kind > PROMPT) & (~in_group | predicting_mask))
-    common, width = int((~in_path[heads]).sum()), int(counts.path.sum())
-    columns = np.arange(len(heads))
-    if width:
-        columns[common:] = common + path_columns(rows, counts.path, width, heads[common:], ranks)
-    depths, group = counts.masks.shape[1], max(int(counts.masks.max(initial=0)), 1)
+    def layout(
+        self,
+        state: State,
+        host: HostState,
+        share: Share,
+        prefixes: SharedPrefixes | None = None,
+        lookahead: Lookahead = NO_LOOKAHEAD,
+        structures: Structures | None = None,
+    ) -> ForwardBatch:
+        """Lay out this rank's share of the next forward: all but some of the branches beside the chain."""
+        config = state.config
+        counts, prefill = row_counts(host, lookahead), prefill_segments(config, host, prefixes)
+        slots = np.arange(share.most(config.max_branches))
+        own = share.mine(slots)  # some beyond the last, of which no sequence has any
+        segments = segments_on_rank(host, lookahead, prefill, counts, own)
+        rows = rows_of(host, lookahead, segments)
+        in_group, in_path = rows.kind == GROUP, rows.kind == PATH
+        is_draft = in_path & (rows.mask == 0)
+        predicting_mask = rows.mask > 0
+        is_mask = predicting_mask | in_group & (rows.mask == 0)  # -1 is the copy
 
-    def cell(sequence: Ints, depth: Ints, mask: Ints) -> Ints:  # in `CausalRows`
-        return (sequence * depths + depth) * (1 + group) + mask
+        # which rows predict: chains, the masks of groups, and then paths
+        heads = np.flatnonzero((rows.kind > PROMPT) & (~in_group | predicting_mask))
+        common, width = int((~in_path[heads]).sum()), int(counts.path.sum())
+        columns = np.arange(len(heads))
+        if width:
+            columns[common:] = common + path_columns(rows, counts.path, width, heads[common:], share)
+        depths, group = counts.masks.shape[1], max(int(counts.masks.max(initial=0)), 1)
 
-    branching = np.arange(len(counts.path)).repeat(counts.path)
-    path_cells = cell(branching, *depth_and_mask(host.drafts[branching], ragged_arange(counts.path)))
+        def cell(sequence: Ints, depth: Ints, mask: Ints) -> Ints:  # in `ChainCells`
+            return (sequence * depths + depth) * (1 + group) + mask
 
-    # to the device in one transfer
-    total = len(rows.place)
-    position = rows.place - host.prompt[rows.sequence]
-    canvas_cells, positions = np.zeros((2, padded(max(total, 1))), np.int64)
-    canvas_cells[:total] = rows.sequence * state.canvas.shape[1] + state.origin + position
-    positions[:total] = rows.place
-    chain_cells = (rows.sequence * config.max_branches + rows.branch) * config.max_drafts + rows.number
-    on = together(
-        state.canvas.device, canvas_cells=canvas_cells, positions=positions, heads=heads, columns=columns,
-        head_sequence=rows.sequence[heads], predicted=(position + 1 - in_group * lookahead.blocks)[heads],
-        cells=cell(rows.sequence, rows.depth, rows.mask)[heads[:common]], path_cells=path_cells,
-        masks=np.flatnonzero(is_mask), drafts=np.flatnonzero(is_draft), chain_cells=chain_cells[is_draft],
-    )  # fmt: skip
-    tokens = state.canvas.view(-1).index_select(0, on["canvas_cells"])
-    tokens.index_fill_(0, on["masks"], state.vocabulary.mask_id)
-    if is_draft.any():
-        tokens.index_copy_(0, on["drafts"], state.chain_token.view(-1).index_select(0, on["chain_cells"]))
-    tokens[total:] = 0  # padding; a model without masks has no embedding of its mask id
-    keys = state.noise_keys(on["head_sequence"], on["predicted"]) if state.sampled.any() else None
-    predictions = Predictions(on["heads"], keys)
-    kind, sequence, branch, first, count, _ = segments
-    return ForwardBatch(
-        sequence=sequence, branch=branch, start=begins(count), rows=count,
-        shared=np.where(kind >= GROUP, first, first + count), first=first - host.prompt[sequence], hi=rows.hi,
-        depth=np.zeros(total, np.int64), tail=None, begin=host.complete - 1, stop=host.complete + host.drafts,
-        prefill=prefill if (branch < 0).any() else None, tokens=tokens, positions=on["positions"],
-        predict=lambda: predictions, head_slots=on["columns"], head_sequence=rows.sequence[heads],
-        local_branches=1, columns=common + -(-config.branches // ranks) * width, width=depths,
-        computed=counts.common * ranks + counts.path * (host.branches - 1), of_commit=None, drafts=None,
-        seen=rows.seen, place=np.where(rows.kind >= GROUP, -1, rows.place),
-        causal=CausalRows(on["cells"], on["path_cells"], depths, group),
-    )  # fmt: skip
+        branching = np.arange(len(counts.path)).repeat(counts.path)
+        path_cells = cell(branching, *depth_and_mask(host.drafts[branching], ragged_arange(counts.path)))
+
+        # to the device in one transfer
+        total = len(rows.place)
+        position = rows.place - host.prompt[rows.sequence]
+        canvas_cells, positions = np.zeros((2, padded(max(total, 1))), np.int64)
+        canvas_cells[:total] = rows.sequence * state.canvas.shape[1] + state.origin + position
+        positions[:total] = rows.place
+        chain_cells = (rows.sequence * config.max_branches + rows.branch) * config.max_drafts + rows.number
+        on = together(
+            state.canvas.device, canvas_cells=canvas_cells, positions=positions, heads=heads, columns=columns,
+            head_sequence=rows.sequence[heads], predicted=(position + 1 - in_group * lookahead.blocks)[heads],
+            cells=cell(rows.sequence, rows.depth, rows.mask)[heads[:common]], path_cells=path_cells,
+            masks=np.flatnonzero(is_mask), drafts=np.flatnonzero(is_draft), chain_cells=chain_cells[is_draft],
+        )  # fmt: skip
+        tokens = state.canvas.view(-1).index_select(0, on["canvas_cells"])
+        tokens.index_fill_(0, on["masks"], state.vocabulary.mask_id)
+        if is_draft.any():
+            tokens.index_copy_(0, on["drafts"], state.chain_token.view(-1).index_select(0, on["chain_cells"]))
+        tokens[total:] = 0  # padding; a model without masks has no embedding of its mask id
+        keys = state.noise_keys(on["head_sequence"], on["predicted"]) if state.sampled.any() else None
+        predictions = Predictions(on["heads"], keys)
+        kind, sequence, branch, first, count, _ = segments
+        return ForwardBatch(
+            sequence=sequence, branch=branch, start=begins(count), rows=count,
+            shared=np.where(kind >= GROUP, first, first + count), first=first - host.prompt[sequence], hi=rows.hi,
+            depth=np.zeros(total, np.int64), tail=None, begin=host.complete - 1, stop=host.complete + host.drafts,
+            prefill=prefill if (branch < 0).any() else None, tokens=tokens, positions=on["positions"],
+            predict=lambda: predictions, head_slots=on["columns"], head_sequence=rows.sequence[heads],
+            share=share, local_branches=1, columns=common + share.most(config.max_branches) * width, width=depths,
+            computed=counts.common * share.ranks + counts.path * (host.branches - 1), of_commit=None, drafts=None,
+            seen=rows.seen, place=np.where(rows.kind >= GROUP, -1, rows.place),
+            causal=ChainCells(on["cells"], on["path_cells"], depths, group),
+        )  # fmt: skip
+
+    def unpack(self, state: State, batch: ForwardBatch, gathered: Tensor) -> Records:
+        """Return the records, ``[S, K, D]`` of chains, and of groups ``[S, K, D, n]``, with token -1 for no mask."""
+        rows, branches, size = batch.causal, state.config.max_branches, gathered.shape[-1]
+        assert rows is not None
+        common, width = len(rows.cells), len(rows.path_cells)
+        dense = gathered.new_full((size, branches, state.slots * rows.depths * (1 + rows.group)), -1)
+        dense[:, 0].index_copy_(1, rows.cells, gathered[0, 0, :common].T)
+        shaped = dense.view(size, branches, state.slots, rows.depths, 1 + rows.group)
+        if width:
+            paths = batch.share.by_branch(gathered[:, 0, common:].unflatten(1, (-1, width)), branches)
+            shaped[:, 1:, :, 0, 0] = shaped[:, :1, :, 0, 0]  # what the pending token predicts
+            dense[:, 1:].index_copy_(2, rows.path_cells, paths.permute(2, 0, 1))
+        packed = shaped.transpose(1, 2)
+        return Records(packed[..., 0], Records(packed[..., 1:]))
+
+    def kept(self, config: DecodeConfig, batch: ForwardBatch, before: HostState, after: HostState) -> Kept | None:
+        """Return the rows of drafts that another branch than the chain won; the chain's K/V are in place."""
+        # the last token that was written is the next pending one, whose K/V are not computed yet
+        won = (after.winner > 0) & (before.branches > 1) & (after.done == 0)
+        if not won.any():
+            return None
+        count = np.where(won, after.complete - before.complete - 1, 0)
+        return Kept(before.prompt + before.complete, count, np.zeros_like(won))
+
+    def in_step(self, state: State, host: HostState, lookahead: Lookahead, share: Share) -> Ints:
+        """As of `RowMaker`."""
+        return rows_on_rank(host, lookahead, share)
+
+    def usual(self, config: DecodeConfig) -> int:
+        """As of `RowMaker`: the pending token, its drafts, and masks behind them; drafts and masks of each path."""
+        return 1 + 2 * config.max_drafts * config.max_branches
+
+    def of_branch(self, config: DecodeConfig, window: int) -> int:
+        """As of `RowMaker`: nothing stands behind."""
+        return window
+
+    def predictions(self, config: DecodeConfig, branches: int, window: int) -> int:
+        """As of `RowMaker`."""
+        return self.usual(config)
+
+    def groups(self, config: DecodeConfig) -> int:
+        """As of `RowMaker`: one of masks for each depth of the chain."""
+        return config.max_drafts + 1
 
 
-def path_columns(rows: Rows, path_rows: Ints, width: int, of_paths: Ints, ranks: int) -> Ints:
+def path_columns(rows: Rows, path_rows: Ints, width: int, of_paths: Ints, share: Share) -> Ints:
     """Return where the predictions of paths go, behind those of chains and groups.
 
     First come the first paths of all sequences on this rank, then their second paths, and so on. For example, if the
@@ -293,29 +322,8 @@ def path_columns(rows: Rows, path_rows: Ints, width: int, of_paths: Ints, ranks:
         path_rows: ``[S]`` rows of each path of a sequence.
         width: their sum.
         of_paths: the rows that belong to paths.
-        ranks: of the branch group.
+        share: of this rank.
     """
-    path = (rows.branch[of_paths] - 1) // ranks  # its number on this rank
+    path = share.slot(rows.branch[of_paths])
     begin = begins(path_rows)[rows.sequence[of_paths]]
     return path * width + begin + rows.number[of_paths]
-
-
-def unpack(state: State, batch: ForwardBatch, gathered: Tensor) -> Records:
-    """Spread the records: ``[S, K, D]`` of chains, and of groups ``[S, K, D, n]``, with token -1 for no mask.
-
-    Args:
-        state, batch: of this step.
-        gathered: ``[ranks, 1, columns, size]`` int32.
-    """
-    rows, branches, size = batch.causal, state.config.max_branches, gathered.shape[-1]
-    assert rows is not None
-    common, width = len(rows.cells), len(rows.path_cells)
-    dense = gathered.new_full((size, branches, state.slots * rows.depths * (1 + rows.group)), -1)
-    dense[:, 0].index_copy_(1, rows.cells, gathered[0, 0, :common].T)
-    shaped = dense.view(size, branches, state.slots, rows.depths, 1 + rows.group)
-    if width:  # path p lies at rank p mod ranks, p div ranks (`path_columns`)
-        paths = gathered[:, 0, common:].view(len(gathered), -1, width, size).permute(3, 1, 0, 2)
-        shaped[:, 1:, :, 0, 0] = shaped[:, :1, :, 0, 0]  # what the pending token predicts
-        dense[:, 1:].index_copy_(2, rows.path_cells, paths.flatten(1, 2)[:, : branches - 1])
-    packed = shaped.transpose(1, 2)
-    return Records(packed[..., 0], Records(packed[..., 1:]))

@@ -24,21 +24,22 @@ All branches of a sequence have rows for the same number of drafts, so all have 
 run. If a branch has fewer drafts, positions that it has filled stand behind them in `State.chain`. Their rows'
 predictions are not used, and real drafts see the tokens there like any others.
 
-The functions stand in the order in which a step calls them: `draft_rows` counts the rows, `add_draft_indices` finds
-them among all rows, which is cached, `draft_offsets` adds where the windows are now, and `place_drafts` fills the rows
-in, on the device. After the forward, `layout.unpack_drafts` reads the records.
+`VerifiedDrafts` has the functions in the order in which a step calls them: `rows` counts, `find` finds the rows among
+all others, which is cached, `offsets` adds where the windows are now, and `place` fills the rows in, on the device.
+After the forward, `unpack` reads the records.
 """
 
 from __future__ import annotations
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.decode.state import HostState, State
+from lopa_dist.decode.state import HostState, Records, State
 from lopa_dist.ragged import UNBOUNDED, Ints, ragged_arange, ranges
-from lopa_dist.rows.forward_batch import DraftRows
-from lopa_dist.rows.structure import DraftOrigins, RowsBehind, Structure, block_begins
+from lopa_dist.rows.forward_batch import DraftRows, ForwardBatch
+from lopa_dist.rows.structure import DraftOrigins, Kind, RowsBehind, Structure, block_begins
 
 
 def drafts_with_rows(config: DecodeConfig, host: HostState) -> Ints:
@@ -46,67 +47,126 @@ def drafts_with_rows(config: DecodeConfig, host: HostState) -> Ints:
     return np.maximum(np.minimum(host.drafts, config.drafts) - 1, 0) * (host.branches > 0)
 
 
-def draft_rows(config: DecodeConfig, host: HostState) -> RowsBehind:
-    """Return the rows of drafts: of each branch its token rows, then as many verification rows.
+class VerifiedDrafts(Kind):
+    """The kind of rows that verify drafts. It must be the last kind: it takes the last records.
 
-    What they hold follows from the drafts, so it is filled in on the device (`place_drafts`).
+    Rows of drafts see the rows before them, unless these have an `until` of 1.
     """
-    t = drafts_with_rows(config, host)  # [S] token rows, and as many verification rows
-    depth = ragged_arange(2 * t) % t.repeat(2 * t) + 1  # for t = 3: 1 2 3 | 1 2 3
-    return RowsBehind(
-        count=2 * t, reported=t, own=depth, depth=depth, until=np.full_like(depth, UNBOUNDED),
-        position=host.complete.repeat(2 * t),
-    )  # fmt: skip
 
+    def rows(self, config: DecodeConfig, host: HostState) -> RowsBehind:
+        """Return the rows of drafts: of each branch its token rows, then as many verification rows.
 
-def add_draft_indices(state: State, host: HostState, structure: Structure) -> None:
-    """Set what `Structure` has of drafts, and what the device needs to fill in their rows, unless no branch has any.
+        What they hold follows from the drafts, so it is filled in on the device (`place`).
+        """
+        t = drafts_with_rows(config, host)  # [S] token rows, and as many verification rows
+        depth = ragged_arange(2 * t) % t.repeat(2 * t) + 1  # for t = 3: 1 2 3 | 1 2 3
+        return RowsBehind(
+            count=2 * t, reported=t, own=depth, depth=depth, until=np.full_like(depth, UNBOUNDED),
+            position=host.complete.repeat(2 * t),
+        )  # fmt: skip
 
-    This is `drafts`, `indices` and, with block-causal windows, the `until` of rows behind the drafts' block.
+    def find(self, state: State, host: HostState, structure: Structure) -> None:
+        """Set what `Structure` has of drafts, and what the device needs to fill in their rows, if any branch has some.
 
-    A rank whose branches have none needs it, too: it unpacks the records of all ranks.
+        This is `drafts`, `indices` and, with block-causal windows, the `until` of rows behind the drafts' block.
 
-    [D] is a draft with a token row, T_i; it stands, too, for the next draft, which has a verification row, C_{i+1}.
+        A rank whose branches have none needs it, too: it unpacks the records of all ranks.
 
-    Args:
-        state, host: of this step.
-        structure: of all rows; changed in place.
-    """
-    config, m = state.config, state.config.drafts
-    reported = drafts_with_rows(config, host)  # [S] verification records of each branch
-    if not reported.any():
-        return
-    sequence, branch = structure.sequence, structure.branch
-    t = reported[sequence] * (branch >= 0)  # [G] token rows, and as many verification rows: the segment's last rows
-    segment, number = np.arange(len(t)).repeat(t), ragged_arange(t)  # [D]
-    token_row = (structure.start + structure.rows - 2 * t)[segment] + number
-    verification_row = token_row + t[segment]
+        [D] is a draft with a token row, T_i; it stands, too, for the next draft, which has a verification row, C_{i+1}.
 
-    if config.window_attention == "block_causal":  # rows behind the drafts' block
-        block_end = (host.complete % config.block_size + config.block_size)[sequence].repeat(structure.rows)
-        later = structure.row_position[: len(block_end)] >= block_end
-        structure.until[later & (structure.depth == 0)] = 1
+        Args:
+            state, host: of this step.
+            structure: of all rows; changed in place.
+        """
+        config, m = state.config, state.config.drafts
+        reported = drafts_with_rows(config, host)  # [S] verification records of each branch
+        if not reported.any():
+            return
+        sequence, branch = structure.sequence, structure.branch
+        t = reported[sequence] * (branch >= 0)  # [G] token rows, and as many verification rows: the segment's last rows
+        segment, number = np.arange(len(t)).repeat(t), ragged_arange(t)  # [D]
+        token_row = (structure.start + structure.rows - 2 * t)[segment] + number
+        verification_row = token_row + t[segment]
 
-    # where `State.chain` has what T_i holds, d_i, and what C_{i+1} holds, the token that verifies d_{i+1}
-    draft = ((sequence * config.max_branches + branch) * m)[segment] + number  # [D] d_i, among all S x K x m
-    tokens, verifying = state.chain_token.numel(), 2 * state.chain_token.numel()  # where they begin, behind positions
-    shift = np.repeat([0, int(state.vocabulary.shift)], len(segment))
-    sees_from = sees_drafts_from(config, host, structure)
-    structure.drafts = DraftOrigins(segment, np.tile(sequence[segment], 2), shift, sees_from)
-    structure.indices |= {
-        # of token rows, then of verification rows: [2 D] tokens, [2 D] positions
-        "chain_cell": np.concatenate([tokens + draft, verifying + draft + 1, draft, draft + 1]),
-        "draft_row": np.append(token_row, verification_row),  # [2 D]
-        "draft_depth": number + 1,  # [D]
-        "until": structure.until,  # [R] without the masks that drafts replace
-        "draft_cell": ranges(np.arange(len(reported)) * (m - 1), reported),  # `DraftRows.cell`
-    }
+        if config.window_attention == "block_causal":  # rows behind the drafts' block
+            block_end = (host.complete % config.block_size + config.block_size)[sequence].repeat(structure.rows)
+            later = structure.row_position[: len(block_end)] >= block_end
+            structure.until[later & (structure.depth == 0)] = 1
+
+        # where `State.chain` has what T_i holds, d_i, and what C_{i+1} holds, the token that verifies d_{i+1}
+        draft = ((sequence * config.max_branches + branch) * m)[segment] + number  # [D] d_i, among all S x K x m
+        tokens, verifying = (
+            state.chain_token.numel(),
+            2 * state.chain_token.numel(),
+        )  # where they begin, behind positions
+        shift = np.repeat([0, int(state.vocabulary.shift)], len(segment))
+        sees_from = sees_drafts_from(config, host, structure)
+        structure.drafts = DraftOrigins(segment, np.tile(sequence[segment], 2), shift, sees_from)
+        structure.indices |= {
+            # of token rows, then of verification rows: [2 D] tokens, [2 D] positions
+            "chain_cell": np.concatenate([tokens + draft, verifying + draft + 1, draft, draft + 1]),
+            "draft_row": np.append(token_row, verification_row),  # [2 D]
+            "draft_depth": number + 1,  # [D]
+            "until": structure.until,  # [R] without the masks that drafts replace
+            "draft_cell": ranges(np.arange(len(reported)) * (m - 1), reported),  # `DraftRows.cell`
+        }
+
+    def offsets(
+        self, structure: Structure, host: HostState, block_begin: Ints, row_minus_position: Ints
+    ) -> dict[str, Ints]:
+        """As of `Kind`."""
+        origins = structure.drafts
+        if origins is None:
+            return {}
+        return {
+            "draft_offset": host.prompt[origins.sequence] - origins.shift,  # [2 D] a row's position minus its draft's
+            "mask_offset": row_minus_position[origins.segment],  # [D] the mask's row minus the draft's position
+            "sees_from": origins.sees_from + block_begin,
+        }
+
+    def place(
+        self, state: State, structure: Structure, index: dict[str, Tensor], tokens: Tensor, positions: Tensor
+    ) -> DraftRows | None:
+        """As of `Kind`."""
+        if structure.drafts is None:
+            return None
+        row, depth = index["draft_row"], index["draft_depth"]
+        token, position = state.chain.view(-1).index_select(0, index["chain_cell"]).view(2, -1)  # [2 D] each
+        tokens.index_copy_(0, row, token)
+        positions.index_copy_(0, row, (position + index["draft_offset"]).clamp_(min=0))
+        until = index["until"].index_copy(0, position[: len(depth)] + index["mask_offset"], depth)
+        return DraftRows(until, index["draft_cell"], index["sees_from"])
+
+    def unpack(self, state: State, batch: ForwardBatch, records: Records, parts: Tensor) -> Records:
+        """Add what the forward predicts for each draft in the context of the drafts before it, ``[S, K x m]``.
+
+        The first draft of a branch takes the branch's own record. So do drafts whose predicting row sees no drafts: no
+        other draft can change what it predicts. The others take the record of their verification row.
+
+        Args: as of `Kind`; records of verification rows come last.
+        """
+        packed = records.packed
+        m, slots, width = state.config.drafts, state.slots, packed.shape[-1]
+        position = state.chain_position.view(slots, -1, m)  # [S, K, m]
+        offset = (position - state.complete[:, None, None]).clamp(
+            0, width - 1
+        )  # in range also if a branch has no draft
+        size = len(packed)
+        drafts = packed.gather(3, offset.expand(size, -1, -1, -1))
+        if batch.drafts is not None:
+            verified = parts[:, :, -len(batch.drafts.cell) :]
+            dense = verified.new_zeros(size, verified.shape[1], slots * (m - 1))
+            dense.index_copy_(2, batch.drafts.cell, verified)
+            rows = dense.view(size, -1, slots, m - 1).transpose(1, 2)  # [size, S, K, m - 1]
+            sees_drafts = position[..., 1:] - int(state.vocabulary.shift) >= batch.drafts.sees_from[:, None, None]
+            drafts[..., 1:] = torch.where(sees_drafts, rows, drafts[..., 1:])
+        return Records(packed, Records(drafts.flatten(2)))
 
 
 def sees_drafts_from(config: DecodeConfig, host: HostState, structure: Structure) -> Ints:
     """Return the position of each sequence's first row that sees drafts, from `block_begins`, ``[S]``.
 
-    Drafts that a row before it predicts are verified by the branch's own records (`layout.unpack_drafts`).
+    Drafts that a row before it predicts are verified by the branch's own records (`VerifiedDrafts.unpack`).
 
     Args:
         config, host: of this step.
@@ -117,37 +177,3 @@ def sees_drafts_from(config: DecodeConfig, host: HostState, structure: Structure
     if config.prompt_attention == "joint":
         return structure.begin
     return np.maximum(structure.begin, -block_begins(config, host))  # position 0: prompts see no answer
-
-
-def draft_offsets(
-    origins: DraftOrigins, host: HostState, block_begin: Ints, row_minus_position: Ints
-) -> dict[str, Ints]:
-    """Return what `place_drafts` needs that depends on where the windows are.
-
-    Args:
-        origins: of the forward's structure.
-        host: of this step.
-        block_begin: ``[S]`` from `block_begins`.
-        row_minus_position: ``[G]`` of the rows of each segment's window.
-    """
-    return {
-        "draft_offset": host.prompt[origins.sequence] - origins.shift,  # [2 D] a row's position minus its draft's
-        "mask_offset": row_minus_position[origins.segment],  # [D] the mask's row minus the draft's position
-        "sees_from": origins.sees_from + block_begin,
-    }
-
-
-def place_drafts(state: State, index: dict[str, Tensor], tokens: Tensor, positions: Tensor) -> DraftRows:
-    """Fill in the rows of drafts.
-
-    Args:
-        state: of this step.
-        index: of `Structure.indices` and `draft_offsets`, on the device.
-        tokens, positions: ``[R']`` of all rows; changed in place.
-    """
-    row, depth = index["draft_row"], index["draft_depth"]
-    token, position = state.chain.view(-1).index_select(0, index["chain_cell"]).view(2, -1)  # [2 D] each
-    tokens.index_copy_(0, row, token)
-    positions.index_copy_(0, row, (position + index["draft_offset"]).clamp_(min=0))
-    until = index["until"].index_copy(0, position[: len(depth)] + index["mask_offset"], depth)
-    return DraftRows(until, index["draft_cell"], index["sees_from"])

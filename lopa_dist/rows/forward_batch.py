@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lopa_dist.ragged import Ints, ragged_arange, to_device
 from lopa_dist.rows.prefill import Prefill
+from lopa_dist.rows.share import Share
 
 
 @dataclass
@@ -33,7 +34,7 @@ class Predictions:
 
 
 @dataclass
-class CausalRows:
+class ChainCells:
     """Where the predictions of a causal model's forward belong in ``[S, D, 1 + n]``.
 
     For each of the D depths of a sequence's chain: the prediction of the draft there (of the pending token at depth 0),
@@ -74,6 +75,7 @@ class ForwardBatch:
     predict: Callable[[], Predictions]  # makes `predictions`
     head_slots: Tensor  # [H] where in the record buffer the prediction goes
     head_sequence: Ints  # [H] sequence whose position is predicted
+    share: Share  # of the branches that run on this rank
     local_branches: int  # records are a [local_branches, columns] buffer
     columns: int  # predictions wanted of each branch: for masked positions, then of verification rows
     width: int  # W, of the dense records
@@ -82,7 +84,7 @@ class ForwardBatch:
     drafts: DraftRows | None  # the rows that verify drafts; None if there are none
     seen: Ints | None = None  # [R] cached tokens that each row sees; None: all `shared` ones of its segment
     place: Ints | None = None  # [R] token of its sequence whose K/V a row writes into the pool; -1: into scratch
-    causal: CausalRows | None = None  # where predictions belong, of a causal model
+    causal: ChainCells | None = None  # where predictions belong, of a causal model
 
     @cached_property
     def predictions(self) -> Predictions:

@@ -1,7 +1,7 @@
 """Which rows a forward has, and what they predict: its ragged structure, computed on the host in numpy.
 
 All of it follows from a few integers of every sequence. Positions are counted from the block in which a sequence's
-window begins, so later steps, other blocks and other requests have the same structure, and `layout` caches it.
+window begins, so later steps, other blocks and other requests have the same structure, and `WindowRows` caches it.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.decode.state import HostState, State, wanted_count
+from lopa_dist.decode.state import HostState, Records, State, wanted_count
 from lopa_dist.ragged import UNBOUNDED, Ints, begins, padded, ragged_arange, ranges
+from lopa_dist.rows.forward_batch import DraftRows, ForwardBatch
 from lopa_dist.rows.prefill import Prefill, SharedPrefixes, last_rows, note_hidden_states, note_rows, prefill_segments
+from lopa_dist.rows.share import Share
 
 
 @dataclass
 class RowsBehind:
-    """Rows of one kind, which stand in every branch behind the window's rows, in the order of `layout.KINDS`.
+    """Rows of one kind, which stand in every branch behind the window's rows, in the order of `WindowRows.kinds`.
 
     A row sees the cached tokens, the rows of its segment that stand before its kind, and the first `own` rows of its
     kind. Of the segment's rows, it sees only those whose `until` is above its `depth`. The window's rows see none of
@@ -39,9 +41,60 @@ class RowsBehind:
     position: Ints  # [n] a row's position, and that of the token in the canvas that it holds
 
 
+class Kind:
+    """A kind of rows that stand behind windows. Subclass it, and say at least how many there are and what they see.
+
+    Structures are cached, so `rows` and `find` may read of each sequence what `window_rows.shapes` yields and nothing
+    else. Rows that hold other tokens than the canvas does are filled in on the device, by `place`. Records of a kind
+    are dropped unless `unpack` reads them.
+    """
+
+    def rows(self, config: DecodeConfig, host: HostState) -> RowsBehind:
+        """Return the rows of every sequence; the most for one with all branches and drafts (`WindowRows.of_branch`)."""
+        raise NotImplementedError
+
+    def find(self, state: State, host: HostState, structure: Structure) -> None:
+        """Add to the structure of all rows what the device needs for these (`Structure.indices`)."""
+
+    def offsets(
+        self, structure: Structure, host: HostState, block_begin: Ints, row_minus_position: Ints
+    ) -> dict[str, Ints]:
+        """Return what `place` needs that depends on where the windows are.
+
+        Args:
+            structure: of the forward.
+            host: of this step.
+            block_begin: ``[S]`` from `block_begins`.
+            row_minus_position: ``[G]`` of the rows of each segment's window.
+        """
+        return {}
+
+    def place(
+        self, state: State, structure: Structure, index: dict[str, Tensor], tokens: Tensor, positions: Tensor
+    ) -> DraftRows | None:
+        """Fill in these rows.
+
+        Args:
+            state, structure: of the forward.
+            index: of `Structure.indices` and `offsets`, on the device.
+            tokens, positions: ``[R']`` of all rows; changed in place.
+        """
+        return None
+
+    def unpack(self, state: State, batch: ForwardBatch, records: Records, parts: Tensor) -> Records:
+        """Return the records of a step with what these rows predict.
+
+        Args:
+            state, batch: of this step.
+            records: ``[S, K, W]`` of the windows.
+            parts: ``[n, K, columns]`` all records, the windows' first.
+        """
+        return records
+
+
 @dataclass
 class DraftOrigins:
-    """To what the rows of drafts belong. `draft_rows.draft_offsets` adds where the windows are in a step."""
+    """To what the rows of drafts belong. `VerifiedDrafts.offsets` adds where the windows are in a step."""
 
     segment: Ints  # [D] of each token row, and of the verification row that belongs to it
     sequence: Ints  # [2 D] of token rows, then of verification rows
@@ -83,7 +136,7 @@ class Structure:
     #   row_minus_cell [h]: see `rows_minus_cells`
     #   rows_behind [H - h]: the predicting rows behind windows
     #   head_slot [H]: as `ForwardBatch.head_slots`
-    # and, where drafts have rows, those of `draft_rows.add_draft_indices`
+    # and, where drafts have rows, those of `VerifiedDrafts.find`
     indices: dict[str, Ints]
     on_device: dict[str, Tensor] = field(default_factory=dict)  # the same
     drafts: DraftOrigins | None = None  # None: no draft has rows of its own
@@ -102,21 +155,20 @@ def block_begins(config: DecodeConfig, host: HostState) -> Ints:
 def make_structure(
     state: State,
     host: HostState,
-    rank: int,
-    ranks: int,
+    share: Share,
     prefixes: SharedPrefixes | None,
     behind: Sequence[RowsBehind],
 ) -> Structure:
     """Return the structure of a forward.
 
     Args:
-        state, host, rank, ranks, prefixes: as of `layout`.
+        state, host, share, prefixes: as of `layout`.
         behind: the rows behind windows, a kind after the other.
     """
     config, block_begin = state.config, block_begins(state.config, host)
 
     # segments
-    sequence, branch, reports = window_segments(state, host, rank, ranks)
+    sequence, branch, reports = window_segments(state, host, share)
     begin, stop = row_span(state, host)
     first, span = begin[sequence], (stop - begin)[sequence]
     prefill = prefill_segments(config, host, prefixes)
@@ -153,8 +205,8 @@ def make_structure(
         row_sequence=row_sequence, row_position=row_position,
         indices={"edit_cell": sequence * config.max_branches + np.maximum(branch, 0)},
     )  # fmt: skip
-    predict_windows(state, host, structure, prefixes, wanted, reports, ranks)
-    add_rows_behind(structure, behind, span, reports, block_begin, ranks)
+    predict_windows(state, host, structure, prefixes, wanted, reports, share)
+    add_rows_behind(structure, behind, span, reports, block_begin, share)
     return structure
 
 
@@ -165,7 +217,7 @@ def predict_windows(
     prefixes: SharedPrefixes | None,
     wanted: Ints,
     reports: NDArray[np.bool_],
-    ranks: int,
+    share: Share,
 ) -> None:
     """Set which rows predict the wanted positions of the windows, and where each prediction goes.
 
@@ -174,7 +226,7 @@ def predict_windows(
     branch of the second one predicts those with the numbers 3 and 4.
 
     Args:
-        state, host, prefixes, ranks: as of `layout`.
+        state, host, prefixes, share: as of `layout`.
         structure: of the rows; changed in place.
         wanted: ``[S]`` predicted positions of each branch of a sequence.
         reports: ``[G]`` whether this rank reports a segment's predictions.
@@ -187,7 +239,7 @@ def predict_windows(
         "number": number,
         "row_minus_cell": rows_minus_cells(state, host, structure, prefixes, reported),
         "rows_behind": number[:0],
-        "head_slot": number + (structure.branch // ranks * structure.columns).repeat(reported),
+        "head_slot": number + (share.slot(structure.branch) * structure.columns).repeat(reported),
     }
 
 
@@ -197,9 +249,9 @@ def rows_minus_cells(
     """Return by how much the row that predicts a position exceeds the position's cell in ``[S, width]``, ``[h]``.
 
     The host knows how many positions of a window are masked, but not which, so the device finds their cells
-    (`layout.predict`). From a cell to the predicting row it is equally far everywhere in a segment. For example, the
-    windows of sequence 2 have the cells from 64 on if the width is 32. If one of them has the rows from 100 on, this
-    number is 36. With the logit shift, it is 35: the row before predicts.
+    (`window_rows.predict`). From a cell to the predicting row it is equally far everywhere in a segment. For example,
+    the windows of sequence 2 have the cells from 64 on if the width is 32. If one of them has the rows from 100 on,
+    this number is 36. With the logit shift, it is 35: the row before predicts.
 
     Args:
         state, host, structure, prefixes: as of `predict_windows`.
@@ -229,7 +281,7 @@ def add_rows_behind(
     span: Ints,
     reports: NDArray[np.bool_],
     block_begin: Ints,
-    ranks: int,
+    share: Share,
 ) -> None:
     """Set what the rows behind windows see, and where their predictions go.
 
@@ -239,7 +291,7 @@ def add_rows_behind(
         span: ``[G]`` rows of each segment without these.
         reports: ``[G]`` as of `predict_windows`.
         block_begin: ``[S]`` from `block_begins`.
-        ranks: of the branch group.
+        share: of this rank.
     """
     sequence, branch, indices = structure.sequence, structure.branch, structure.indices
     column = structure.wanted  # of the kind's first prediction
@@ -254,29 +306,28 @@ def add_rows_behind(
 
         # the last rows of each segment report, to the columns of their sequence
         reported = kind.reported[sequence] * reports  # [G]
-        slot = branch // ranks * structure.columns + column + begins(kind.reported)[sequence]
+        slot = share.slot(branch) * structure.columns + column + begins(kind.reported)[sequence]
         structure.head_sequence = np.append(structure.head_sequence, sequence.repeat(reported))
         indices["rows_behind"] = np.append(indices["rows_behind"], ranges(structure.start + span - reported, reported))
         indices["head_slot"] = np.append(indices["head_slot"], ranges(slot, reported))
         column += int(kind.reported.sum())
 
 
-def window_segments(state: State, host: HostState, rank: int, ranks: int) -> tuple[Ints, Ints, NDArray[np.bool_]]:
+def window_segments(state: State, host: HostState, share: Share) -> tuple[Ints, Ints, NDArray[np.bool_]]:
     """Return the sequences and branches of this rank's windows, and for which of them it reports predictions.
 
     Every rank computes the rows that must be cached and are the same in every branch. For this, a rank without any of a
     sequence's branches runs the anchor, whose predictions another rank reports.
     """
     config = state.config
-    owned = (host.branches - rank + ranks - 1) // ranks  # branches rank, rank + ranks, ...
-    count = np.maximum(owned, 0)
-    if ranks > 1 and config.stores_kv:
+    count = owned = share.owned(host.branches)
+    if share.ranks > 1 and config.stores_kv:
         prefill = (host.committed < 0) & (not config.prefills_apart)
         commits = (host.complete > host.committed) & (config.window_attention == "block_causal")
         count = np.maximum(count, (prefill | commits) & (host.branches > 0))
     sequence = np.repeat(np.arange(state.slots), count)
     mine = owned[sequence] > 0
-    return sequence, np.where(mine, rank + ranks * ragged_arange(count), 0), mine
+    return sequence, np.where(mine, share.mine(ragged_arange(count)), 0), mine
 
 
 def row_span(state: State, host: HostState) -> tuple[Ints, Ints]:

@@ -7,10 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lopa_dist.decode import DecodeConfig, Records, State, Vocabulary, advance, spawn, verify
+from lopa_dist.decode import DecodeConfig, Records, State, Vocabulary, advance
 from lopa_dist.rows.structure import record_of_commit
 from tests.decode.admission import admit, records_of
 from tests.decode.oracle import Oracle, OracleConfig, Record
+from tests.rules.steps import spawn, verify
 from tests.strategies import decode_configs
 
 MASK, EOS = 63, 62

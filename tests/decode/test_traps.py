@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lopa_dist.decode import Admitted, DecodeConfig, Records, State, Vocabulary, advance, spawn, verify
-from lopa_dist.rows import layout, unpack
+from lopa_dist.decode import Admitted, DecodeConfig, Records, State, Vocabulary, advance
 from tests.decode.admission import admit, records_of
+from tests.rules.steps import layout, spawn, unpack, verify
 
 MASK, EOS = 63, 62
 LOW, HIGH = 0.2, 0.99

@@ -42,6 +42,7 @@ from lopa_dist.models.fused import FusedLayer, FusedTransformer
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
 from lopa_dist.ragged import Ints, ragged_arange
+from lopa_dist.rows.share import Share
 from tests.engine.naive import Texts, check_same
 from tests.engine.ranks import on_ranks
 from tests.engine.test_loop import BASE, random_requests, texts
@@ -329,7 +330,7 @@ def test_the_pool_grows_where_a_step_is_larger_than_any_should_be(
 def test_ranks_share_out_the_branches(small_model: Transformer) -> None:
     """So a rank's tiles suit the stacks that it has, and its pool the rows that it writes."""
     options, config = EngineConfig(attention="meta", graphs="always"), replace(BASE, branches=7, block_size=8)
-    alone, shared = (Runners(small_model, config, options, ranks=ranks) for ranks in (1, 8))
+    alone, shared = (Runners(small_model, config, options, share=Share(0, ranks)) for ranks in (1, 8))
     assert alone.branches == 8 * shared.branches
     assert isinstance(alone.attention, Meta)
     assert isinstance(shared.attention, Meta)

@@ -21,12 +21,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lopa_dist import kernels
-from lopa_dist.decode.lopa import VERIFY
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.static_runner import StaticRunner
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Solo
+from lopa_dist.rules.lopa import LOPA
 from tests.engine.test_loop import BASE, random_requests
 
 KERNELS = str(Path(kernels.__file__).parent)
@@ -125,15 +125,13 @@ def test_a_step_waits_once(small_model: Transformer, knobs: dict[str, Any], max_
         lambda t: t.tolist(), lambda t: t.cpu(),
     ],
 )  # fmt: skip
-def test_what_would_wait_is_noticed(
-    small_model: Transformer, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Tensor], Any]
-) -> None:
-    def verify(state: Any, records: Any, rule: Any = VERIFY["confidence"]) -> Any:
+def test_what_would_wait_is_noticed(small_model: Transformer, spoil: Callable[[Tensor], Any]) -> None:
+    def verify(state: Any, records: Any) -> Any:
         spoil(state.integers)
-        return rule(state, records)
+        return LOPA.verify(state, records)
 
-    monkeypatch.setitem(VERIFY, "confidence", verify)
     engine = Engine(small_model, BASE, Solo(), EngineConfig(4, attention="meta", graphs="always"))
+    engine.rule = replace(engine.rule, verify=verify)
     try:
         counts = guarded(engine, random_requests(1, 4, BASE.max_new_tokens))
     except Waits:

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 
 from lopa_dist.decode import DecodeConfig
-from lopa_dist.decode.causal import proposals
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.learn.learning import Learning
@@ -17,6 +16,7 @@ from lopa_dist.learn.network import clean_forward, drafts_forward
 from lopa_dist.models.checkpoint import load_model
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Solo
+from lopa_dist.rules.causal import proposals
 from tests.engine.test_loop import random_requests
 from tests.models.small_checkpoints import CAUSAL_KINDS, reference, weights_of, write
 

@@ -10,10 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lopa_dist.decode import DecodeConfig, HostState, State, Vocabulary
-from lopa_dist.decode.tree import most_candidates, verifying_tokens
-from lopa_dist.rows import ForwardBatch, layout
+from lopa_dist.rows import ForwardBatch
 from lopa_dist.rows.draft_rows import drafts_with_rows
+from lopa_dist.rows.share import Share
+from lopa_dist.rules.verified import most_candidates, verifying_tokens
 from tests.decode.admission import admit
+from tests.rules.steps import layout
 from tests.strategies import CONTEXTS
 
 MASK, EOS, SIZE = 999, 998, 4
@@ -129,7 +131,7 @@ def test_rows_hold_and_see_what_the_definition_says(case: tuple[State, int]) -> 
     known = {0, MASK, *state.canvas.flatten().tolist(), *state.chain[1].flatten().tolist()}
     known |= set(state.edit_token.flatten().tolist())
     for rank in range(ranks):
-        batch = layout(state, host, rank, ranks)
+        batch = layout(state, host, Share(rank, ranks))
         assert set(batch.tokens.tolist()) <= known, "rows that are not used run, too: of tokens that the model has"
         assert (batch.drafts is None) == bool((host.drafts < 2).all())
         if batch.drafts is not None:

@@ -1,30 +1,37 @@
-"""A further kind of rows behind the windows is one function: all others hold, see and predict what they did before."""
+"""A further kind of rows behind the windows is one class: all others hold, see and predict what they did before."""
 
 from __future__ import annotations
 
-from importlib import import_module
-
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 
 from lopa_dist.decode import DecodeConfig, HostState, State
 from lopa_dist.ragged import UNBOUNDED
-from lopa_dist.rows import ForwardBatch, layout, sizes, unpack
-from lopa_dist.rows.draft_rows import draft_rows
-from lopa_dist.rows.sizes import most_branch_rows
-from lopa_dist.rows.structure import RowsBehind
+from lopa_dist.rows import ForwardBatch
+from lopa_dist.rows.draft_rows import VerifiedDrafts
+from lopa_dist.rows.lookahead import NO_LOOKAHEAD
+from lopa_dist.rows.share import Share
+from lopa_dist.rows.structure import Kind, RowsBehind
+from lopa_dist.rows.window_rows import WindowRows
 from tests.rows.test_draft_rows import MASK, drafted
 
-layouts = import_module("lopa_dist.rows.layout")  # the module, which the function of that name hides
 
-
-def next_mask(config: DecodeConfig, host: HostState) -> RowsBehind:
+class NextMask(Kind):
     """One row behind each window: the mask behind its last block, which sees the window and itself."""
-    count = (host.branches > 0).astype(int)
-    one = np.ones(count.sum(), int)
-    return RowsBehind(count, count, own=one, depth=0 * one, until=one, position=host.end[host.branches > 0])
+
+    def rows(self, config: DecodeConfig, host: HostState) -> RowsBehind:
+        count = (host.branches > 0).astype(int)
+        one = np.ones(count.sum(), int)
+        return RowsBehind(count, count, own=one, depth=0 * one, until=one, position=host.end[host.branches > 0])
+
+
+DRAFTS, BOTH = WindowRows((VerifiedDrafts(),)), WindowRows((NextMask(), VerifiedDrafts()))
+
+
+def laid_out(rows: WindowRows, state: State, host: HostState, ranks: int) -> list[ForwardBatch]:
+    """Each rank's rows."""
+    return [rows.layout(state, host, Share(rank, ranks), None, NO_LOOKAHEAD, {}) for rank in range(ranks)]
 
 
 def rows_of(batch: ForwardBatch, g: int, skip: int | None) -> list[tuple[int, int, int, list[int]]]:
@@ -49,14 +56,9 @@ def test_a_row_behind_every_window(case: tuple[State, int]) -> None:
     if state.complete[0] == 0:
         state.committed[0] = -1  # its prompt runs in the same forward
     host = state.to_host()
-    before = [layout(state, host, rank, ranks) for rank in range(ranks)]
-    with pytest.MonkeyPatch.context() as patch:
-        for module in layouts, sizes:
-            patch.setattr(module, "KINDS", (next_mask, draft_rows))
-        after = [layout(state, host, rank, ranks) for rank in range(ranks)]
-        most_after = most_branch_rows(state.config, 10)
+    before, after = laid_out(DRAFTS, state, host, ranks), laid_out(BOTH, state, host, ranks)
     assert (after[0].computed - before[0].computed == host.branches).all()
-    assert most_after == most_branch_rows(state.config, 10) + 1
+    assert BOTH.of_branch(state.config, 10) == DRAFTS.of_branch(state.config, 10) + 1
     running = np.flatnonzero(host.branches > 0)
     wanted = len(before[0].predictions.where)
     for rank, (one, two) in enumerate(zip(before, after, strict=True)):
@@ -84,7 +86,7 @@ def test_a_row_behind_every_window(case: tuple[State, int]) -> None:
     shape = (ranks, after[0].local_branches, after[0].columns, state.config.record_size)
     gathered = torch.arange(int(np.prod(shape)), dtype=torch.int32).view(shape)
     without = torch.cat([gathered[:, :, :wanted], gathered[:, :, wanted + len(running) :]], 2)
-    found, expected = unpack(state, after[0], gathered), unpack(state, before[0], without)
+    found, expected = BOTH.unpack(state, after[0], gathered), DRAFTS.unpack(state, before[0], without)
     assert torch.equal(found.packed, expected.packed)
     assert found.drafts is not None
     assert expected.drafts is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -14,14 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lopa_dist.decode import DecodeConfig
-from lopa_dist.engine import rules
 from lopa_dist.models.transformer import Transformer
-from lopa_dist.rows import ForwardBatch
-from lopa_dist.rows.layout import FEW, layout
+from lopa_dist.rows import ForwardBatch, window_rows
+from lopa_dist.rows.window_rows import FEW, WindowRows
 from tests.engine.test_loop import BASE, random_requests, texts
 from tests.strategies import engine_configs
 
-layouts = import_module("lopa_dist.rows.layout")  # the module, which the function of that name hides
+layout = WindowRows.layout
 
 
 def assert_same(found: Any, wanted: Any) -> None:
@@ -52,11 +50,11 @@ class Both:
     def __init__(self) -> None:
         self.new = self.kept = 0
 
-    def __call__(self, state: Any, host: Any, *rest: Any) -> ForwardBatch:
+    def __call__(self, rows: WindowRows, state: Any, host: Any, *rest: Any) -> ForwardBatch:
         *others, structures = rest
         before, anew = len(structures), dict[Any, Any]()
-        batch = layout(state, host, *rest)
-        wanted = layout(state, host, *others, anew)
+        batch = layout(rows, state, host, *rest)
+        wanted = layout(rows, state, host, *others, anew)
         self.kept += bool(anew) and len(structures) == before
         self.new += len(structures) > before
         running = host.branches > 0  # nobody reads the bounds of the others
@@ -69,7 +67,7 @@ class Both:
 def lay_out_both_ways(model: Transformer, config: DecodeConfig, sequences: int, seed: int) -> Both:
     both = Both()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rules, "layout", both)
+        patch.setattr(WindowRows, "layout", lambda *arguments: both(*arguments))
         texts(model, config, random_requests(seed, 6, config.max_new_tokens), max_sequences=sequences)
     return both
 
@@ -92,14 +90,14 @@ def test_many_sequences_keep_nothing(small_model: Transformer) -> None:
 
 
 def test_no_more_are_kept_than_there_is_room_for(small_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layouts, "MOST_STRUCTURES", 3)
+    monkeypatch.setattr(window_rows, "MOST_STRUCTURES", 3)
     sizes = []
 
-    def counted(state: Any, *rest: Any) -> ForwardBatch:
-        batch = layout(state, *rest)
+    def counted(rows: WindowRows, state: Any, *rest: Any) -> ForwardBatch:
+        batch = layout(rows, state, *rest)
         sizes.append(len(rest[-1]))
         return batch
 
-    monkeypatch.setattr(rules, "layout", counted)
+    monkeypatch.setattr(WindowRows, "layout", counted)
     texts(small_model, BASE, random_requests(1, 6, 18), max_sequences=1)
     assert max(sizes) == 3

@@ -147,7 +147,8 @@ def journal_settings(config: Config, builder: EngineBuilder) -> dict[str, Any]:
 
 def own_sources(config: Config) -> dict[str, str]:
     """Return hashes of the files with functions of the user's own."""
-    named = {"task.score": config.task.score, "decode.fill": config.decode.fill}
+    decode = config.decode
+    named = {"task.score": config.task.score, "decode.fill": decode.fill, "decode.rule": decode.rule}
     return {f"the source of {key}": digest(str(text), key) for key, text in named.items() if is_own(text)}
 
 

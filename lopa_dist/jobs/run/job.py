@@ -22,6 +22,7 @@ from lopa_dist.decode.context import CONTEXTS
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Generation, Request
+from lopa_dist.engine.sizes import usual_rows
 from lopa_dist.jobs.folder.batch_output import NAME as BATCH_OUTPUT
 from lopa_dist.jobs.folder.batch_output import line_of, write_batch_lines, write_batch_output
 from lopa_dist.jobs.folder.journal import Merged, Writer, merge
@@ -57,7 +58,6 @@ from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import Start, World
 from lopa_dist.parallel.mesh import choose_mesh
 from lopa_dist.parallel.stop import Stop, StopLevel, Stopped
-from lopa_dist.rows.sizes import usual_rows
 from lopa_dist.tasks.registry import make_task
 from lopa_dist.tasks.task import LikelihoodTask, Task, TotallingTask
 

@@ -1,4 +1,4 @@
-"""Verified lookahead: a tree of drafts (verify=agreement).
+"""Verified lookahead: drafts that the next forward confirms, and a tree of second choices (verify=agreement).
 
 The most confident masked positions, with the tokens predicted there, are *drafts* d_1, d_2, ... The anchor verifies the
 first m of them: a draft is accepted if all before it are and the forward, in their context, predicts its token.
@@ -12,8 +12,8 @@ path filled, and verifies the m drafts behind it. For example with m = 2, drafts
     verifies    a b    b c    c d    c d    d e
     parent             0      0      0      1          the branch that verifies the last token of its path
 
-Branches 3 and 4 go on where all drafts of their parents are accepted. `all_paths` lists which paths there are. The
-weight of a path is the probability that verification comes this way (`chances`), and the k paths of largest weight run.
+Branches 3 and 4 go on where all drafts of their parents are accepted. Which paths there are, and which
+k of them run, says `paths`.
 
 Verification walks from the anchor. Where the drafts of a branch end, or one is rejected, the walk continues in the
 branch whose path has the token that the model predicts there: above, in branch 2 if the anchor's rows predict a and,
@@ -23,21 +23,17 @@ that the winner brings is the model's own choice in the context in which it is p
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
-from typing import NamedTuple
-
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.decode.state import Records, State, arange
-from lopa_dist.decode.winner import Winner, anchor_alone
-
-LEAST = -1e3  # of the logarithm of a probability, so that sums and differences of them are numbers
-ACCEPTED, SECOND = 0.3, 0.5  # exponents of `chances`
-ANCHOR = -1  # the number of no path, in `AllPaths`
-TIE = 1e-9  # of log weights: nearly equal paths come in the order of `all_paths`
+from lopa_dist.decode.state import Records, State, Window, arange
+from lopa_dist.decode.winner import Winner
+from lopa_dist.rows.draft_rows import VerifiedDrafts
+from lopa_dist.rows.window_rows import WindowRows
+from lopa_dist.rules.candidates import Candidates, candidates
+from lopa_dist.rules.paths import best_paths
+from lopa_dist.rules.rule import Rule
 
 
 def most_candidates(config: DecodeConfig) -> int:
@@ -45,7 +41,7 @@ def most_candidates(config: DecodeConfig) -> int:
     return config.drafts + (config.max_edits if config.branches else 0)
 
 
-def by_agreement(state: State, records: Records) -> Winner:
+def verify(state: State, records: Records) -> Winner:
     """Walk from the anchor to the branch where verification ends, which wins.
 
     Args:
@@ -53,8 +49,6 @@ def by_agreement(state: State, records: Records) -> Winner:
         records: ``[S, K, W]``; `Records.drafts` ``[S, K x m]`` is what the forward predicts at each branch's drafts.
     """
     config = state.config
-    if not config.drafts:
-        return anchor_alone(state, records)
     assert records.drafts is not None
     m, slot = config.drafts, arange(state.slots, state.canvas.device)
     by_draft = (state.slots, config.max_branches, m)
@@ -133,53 +127,59 @@ def path_probability(state: State, probability: Tensor, branch: Tensor) -> Tenso
     return path
 
 
-def spawn_tree(state: State, records: Records, column: Tensor, candidates: Tensor, count: Tensor) -> Tensor:
+def spawn(state: State, winner: Winner, window: Window | None) -> None:
     """Choose the paths of the next forward, and the drafts that each verifies.
 
     Args:
-        state: gets the branches' paths, edits and drafts.
-        records: ``[S, W]`` of the winner.
-        column: ``[S, n]`` of the candidates in `records`, the most confident first.
-        candidates: ``[2, S, n]`` their positions and tokens.
-        count: ``[S]`` how many candidates there are.
-
-    Returns:
-        ``[S]`` branches to run, the anchor included.
+        state: after `advance`; gets the branches' paths, edits and drafts.
+        winner: of this step.
+        window: from `advance`.
     """
-    config, (slots, n), device = state.config, column.shape, column.device
+    assert window is not None
+    config, end = state.config, None
+    if config.drafts > 1 and config.window_attention == "block_causal":
+        # drafts see one another, so all are in one block: the first that has masks (`draft_rows`)
+        end = state.complete + config.block_size
+    found = candidates(state, winner, window, most_candidates(config), end)
+    slots, n = found.column.shape
+    device = found.column.device
     m = config.drafts
-    count = count.clamp(max=n).masked_fill(state.done != 0, 0)
+    count = found.total.clamp(max=n).masked_fill(state.done != 0, 0)
     branches = torch.ones_like(count)
     depth = state.path_depth
     if config.branches:
-        branches = choose_paths(state, records, column, candidates, count)
+        branches = choose_paths(state, winner.records, found, count)
 
     # Every branch has rows for the same number of drafts. If fewer are left, drafts of its own path fill the gap: with
     # m = 4, 5 candidates and a path of 3, it has the drafts of the candidates 3, 4, 0 and 1.
     number = arange(m, device)
     order = (depth[..., None] + number).view(slots, -1) % count.clamp(min=1)[:, None]  # [S, K x m]
-    state.chain[:2] = candidates.gather(2, order.expand(2, -1, -1))
+    state.chain[:2] = found.placed.gather(2, order.expand(2, -1, -1))
     torch.clamp(count[:, None] - depth, 0, m, out=state.path_drafts)
     deepest = torch.where(arange(config.max_branches, device) < branches[:, None], depth + state.path_drafts, 0)
     state.drafts.copy_(deepest.amax(1))
     if m > 1 and state.vocabulary.shift:
         state.chain_verifying.copy_(verifying_tokens(state))
-    return branches
+    state.branches.copy_(branches).masked_fill_(state.done != 0, 0)
 
 
-def choose_paths(state: State, records: Records, column: Tensor, candidates: Tensor, count: Tensor) -> Tensor:
+def choose_paths(state: State, records: Records, found: Candidates, count: Tensor) -> Tensor:
     """Choose the paths of the next forward.
 
     Args:
         state: gets the branches' paths and edits.
-        records, column, candidates: as of `spawn_tree`.
-        count: ``[S]`` candidates, at most n.
+        records: ``[S, W]`` of the winner.
+        found: the candidates.
+        count: ``[S]`` how many of them there are, at most n.
 
     Returns:
         ``[S]`` branches to run, the anchor included.
     """
-    config, n = state.config, min(state.config.max_edits, column.shape[1])
-    column, (position, token) = column[:, :n], candidates[:, :, :n]  # of the candidates for which a path may choose
+    config, n = state.config, min(state.config.max_edits, found.column.shape[1])
+    column, (position, token) = (
+        found.column[:, :n],
+        found.placed[:, :, :n],
+    )  # for which a path may choose
     probability, second_probability, second_token = (
         x.gather(1, column) for x in (records.probability, records.second_probability, records.second_token)
     )
@@ -195,113 +195,6 @@ def choose_paths(state: State, records: Records, column: Tensor, candidates: Ten
     state.path_parent[:, branches] = paths.parent
     state.path_token[:, branches] = tokens.gather(2, length - 1)[..., 0]
     return paths.chosen + 1
-
-
-class Paths(NamedTuple):
-    """The k' paths of largest weight of each sequence, which branches 1 to k' take; k' < k if there are few drafts."""
-
-    chosen: Tensor  # [S] how many of them there are
-    length: Tensor  # [S, k'] drafts for which a path makes a choice
-    second: Tensor  # [S, k', n] bool: drafts for which it takes the second choice
-    parent: Tensor  # [S, k'] the branch that verifies its last choice
-
-
-def best_paths(first: Tensor, second: Tensor, count: Tensor, k: int, m: int) -> Paths:
-    """Choose the paths of largest weight, which is the product of the chances of their choices.
-
-    Args:
-        first, second: ``[S, n]`` probabilities of the drafts' first and second choices.
-        count: ``[S]`` how many drafts there are.
-        k: paths wanted.
-        m: drafts that a branch verifies.
-    """
-    n = first.shape[1]
-    paths = all_paths(n, m, first.device)
-    log_chances = torch.stack(chances(first.double(), second.double()), 2)  # [S, n, 2] by draft and choice
-    log_chances = log_chances.log().clamp(min=LEAST).nan_to_num(LEAST)
-    log_first, log_second = log_chances.unbind(2)
-    exists = arange(n, first.device) < count[:, None]
-    # first choices for all drafts before one, and either choice for it; then what one earlier second choice changes
-    before = torch.where(exists, log_first.cumsum(1) - log_first, -torch.inf)  # [S, n]
-    up_to = (before[..., None] + log_chances).flatten(1)  # [S, 2 n]
-    change = F.pad(log_second - log_first, (1, 0))  # [S, 1 + n] beginning with no change
-    weight = change[:, paths.earlier] + up_to[:, paths.end] + paths.tie  # [S, P]
-    best = weight.topk(min(k, weight.shape[1]), dim=1)
-
-    path = best.indices  # [S, k']
-    of_branch = F.pad(path, (1, 0), value=ANCHOR)  # [S, 1 + k']
-    # a path's parent weighs more, so it is one of them
-    parent = (paths.parent[path][:, :, None] == of_branch[:, None]).long().argmax(2)
-    return Paths((best.values > -torch.inf).sum(1), paths.length[path], paths.second[path], parent)
-
-
-class AllPaths(NamedTuple):
-    """All paths for n drafts, numbered in the order in which the first of equals is taken. P is how many there are."""
-
-    length: Tensor  # [P] drafts for which a path makes a choice
-    second: Tensor  # [P, n] bool: drafts for which it takes the second choice
-    parent: Tensor  # [P] number of the path whose branch verifies its last choice, or `ANCHOR`
-    # of what its weight consists
-    end: Tensor  # [P] 2 j for the first choice of its last draft j, 2 j + 1 for the second one
-    earlier: Tensor  # [P] i + 1 if it takes the second choice for a draft i before that; 0: it takes none
-    tie: Tensor  # [P] a tiny amount, smaller from path to path
-
-
-@lru_cache(64)
-def all_paths(n: int, m: int, device: torch.device) -> AllPaths:
-    """List the paths for n drafts.
-
-    A path consists of first choices, with at most one second choice among them, up to its last choice. This is a second
-    one; or a first one, if m, 2 m, 3 m ... first choices stand at the end: then the path goes on where all drafts of
-    another branch are accepted. Its parent is the longest path with which it begins, or the anchor.
-
-    For n = 3 and m = 2, with 2 for a second choice: 2, 11, 12 and 22; then 211, 112, 212 and 122. The parent of 22, 211
-    and 212 is 2, that of 112 is 11, that of 122 is 12, and that of 2, 11 and 12 is the anchor.
-
-    Args:
-        n: drafts for which a path may choose.
-        m: drafts that a branch verifies.
-        device: of the result.
-    """
-    paths = [  # for each draft, whether the path takes the second choice
-        (*(draft == earlier for draft in range(length - 1)), last)
-        for length in range(1, n + 1)
-        for last in (False, True)
-        for earlier in range(-1, length - 1)  # -1: none
-        if last or (length - 1 - earlier) % m == 0
-    ]
-    number = {path: p for p, path in enumerate(paths)}
-    number[()] = ANCHOR
-    lengths = [len(path) for path in paths]
-    parents = [
-        next(number[path[:i]] for i in reversed(range(length)) if path[:i] in number)
-        for path, length in zip(paths, lengths, strict=True)
-    ]
-    tensor = partial(torch.tensor, device=device)
-    end = tensor([2 * (length - 1) + path[-1] for path, length in zip(paths, lengths, strict=True)])
-    earlier_second = tensor([path.index(True) + 1 if any(path[:-1]) else 0 for path in paths])
-    return AllPaths(
-        length=tensor(lengths),
-        second=tensor([path + (False,) * (n - len(path)) for path in paths]),
-        parent=tensor(parents),
-        end=end,
-        earlier=earlier_second,
-        tie=-TIE * (end * (1 + n) + earlier_second).double(),
-    )
-
-
-def chances(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the probabilities that verification predicts a draft's first choice, and that it predicts the second one.
-
-    Both exceed the model's own probabilities, the smaller ones by more, because verification sees the drafts before,
-    which were confirmed. The exponents were measured (docs/branches.md).
-
-    Args:
-        first, second: probabilities of the choices, where they were predicted.
-    """
-    accepted = first**ACCEPTED
-    of_the_rest = (second / (1 - first).clamp(min=TIE)).clamp(0, 1)
-    return accepted, (1 - accepted) * of_the_rest**SECOND
 
 
 def verifying_tokens(state: State) -> Tensor:
@@ -327,3 +220,12 @@ def verifying_tokens(state: State) -> Tensor:
     found = (position[:, :, None] == before[..., None]) & earlier  # [S, K, m, E + m], at most one of E + m
     of_branch = (token[:, :, None] * found).amax(3).flatten(1)
     return torch.where(found.any(3).flatten(1), of_branch, of_sequence)
+
+
+VERIFIED = Rule(
+    "verified",
+    verify,
+    spawn,
+    rows=WindowRows((VerifiedDrafts(),)),
+    serves=lambda config: not config.causal and config.verify == "agreement" and config.drafts > 0,
+)

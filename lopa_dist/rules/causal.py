@@ -11,7 +11,7 @@ Masks behind the chain predict the drafts of the next step: each sees what is be
 all masks of its group (linear self-speculation, arXiv 2607.05722). A group may stand behind every token at which the
 chain may end (TiDAR, arXiv 2511.08923). If the chain ends at a token without a group, the next step has no drafts.
 
-With `decode.branches` there are branches beside the chain (`tree`): each is a chain of its own, with second choices
+With `decode.branches` there are branches beside the chain (`paths`): each is a chain of its own, with second choices
 for one or two of the drafts, and masks behind it. The branch with the most accepted drafts wins.
 """
 
@@ -25,10 +25,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lopa_dist.decode.state import FAILED, HostState, Records, State, Window, arange
-from lopa_dist.decode.tree import best_paths
 from lopa_dist.decode.winner import Winner
 from lopa_dist.decode.written import note
 from lopa_dist.ragged import UNBOUNDED, ragged_arange, together
+from lopa_dist.rows.causal_rows import CausalRows
+from lopa_dist.rules.paths import best_paths
+from lopa_dist.rules.rule import Rule
 
 
 def verify(state: State, records: Records) -> Winner:
@@ -191,3 +193,6 @@ def put_chains(
     known = np.stack([host.drafts, host.expects_eos, host.branches])
     known[:, at] = values
     return host._replace(drafts=known[0], expects_eos=known[1], branches=known[2])
+
+
+CAUSAL = Rule("causal", verify, spawn, advance, CausalRows(), serves=lambda config: config.causal)

@@ -11,9 +11,9 @@ from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.memory import MOST_ROWS
+from lopa_dist.engine.sizes import longest_sequence, most_rows, usual_forward, usual_predictions
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Solo
-from lopa_dist.rows.sizes import longest_sequence, most_rows, usual_forward, usual_predictions
 from tests.engine.test_loop import BASE, random_requests
 
 PLAIN = replace(BASE, branches=0)

@@ -2,47 +2,25 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.decode.state import HostState, State
-from lopa_dist.ragged import Ints
-from lopa_dist.rows.causal_rows import Lookahead, rows_on_rank
-from lopa_dist.rows.layout import KINDS
-from lopa_dist.rows.structure import row_span
-
-USUAL_BLOCKS = 2
-"""Assumed blocks of a window if their number is not bounded. It affects the sizes of buffers and tiles only."""
-
-
-def window_blocks(config: DecodeConfig) -> int:
-    """Return how many blocks a window usually has."""
-    return config.max_active_blocks or USUAL_BLOCKS
+from lopa_dist.rows.share import Share
+from lopa_dist.rows.window_rows import window_blocks
+from lopa_dist.rules import rule_for
 
 
 def usual_rows(config: DecodeConfig) -> int:
-    """Return how many rows a sequence usually has in a step, of all its branches and drafts.
-
-    Its prompt's rows are not counted: with ``context=vanilla`` they run in every step, otherwise in few.
-    """
-    if config.causal:  # the pending token, its drafts, and masks behind them; drafts and masks of each path
-        return 1 + 2 * config.max_drafts * config.max_branches
-    window = config.block_size * window_blocks(config) if config.stores_kv else config.max_new_tokens
-    return config.max_branches * most_branch_rows(config, window)
+    """Return how many rows a sequence usually has in a step, of all its branches and drafts."""
+    return rule_for(config).rows.usual(config)
 
 
 def most_branch_rows(config: DecodeConfig, window: int) -> int:
-    """Return the most rows of a branch whose window has `window` rows, those behind the window included.
+    """Return the most rows of a branch whose window has `window` rows, those behind the window included."""
+    return rule_for(config).rows.of_branch(config, window)
 
-    The kinds of rows are asked how many they have of a sequence with all branches and drafts, and a window of nothing
-    but masks.
-    """
-    if config.causal:
-        return window
-    most = dict.fromkeys(("end", "limit", "masked"), config.max_new_tokens)
-    most |= {"branches": config.max_branches, "drafts": config.max_edits + config.max_drafts, "starts_masked": 1}
-    host = HostState(*(np.array([most.get(field, 0)]) for field in HostState._fields))
-    return window + int(sum(kind(config, host).count[0] for kind in KINDS))
+
+def share_of(config: DecodeConfig, rank: int, ranks: int) -> Share:
+    """Return the branches that a rank of a branch group runs."""
+    return Share(rank, ranks, rule_for(config).rows.everywhere)
 
 
 def stack_rows(config: DecodeConfig, branches: int) -> int:
@@ -102,29 +80,10 @@ def usual_predictions(config: DecodeConfig, branches: int, sequences: int) -> in
     Args:
         config, branches, sequences: as of `usual_forward`.
     """
-    if config.causal:
-        return sequences * usual_rows(config)
     window = usual_window(config) if config.keeps_kv else config.max_new_tokens
-    return sequences * branches * most_branch_rows(config, window)
+    return sequences * rule_for(config).rows.predictions(config, branches, window)
 
 
 def usual_window(config: DecodeConfig) -> int:
     """Return the rows of a window that are usual at most: active blocks, and one that was just finished."""
     return config.block_size * (window_blocks(config) + 1)
-
-
-def rows_in_step(state: State, host: HostState, lookahead: Lookahead, ranks: int) -> Ints:
-    """Return the rows of each sequence in a step on the rank that has the most of them, ``[S]``.
-
-    Rows of prompts that are prefilled in segments of their own are not counted.
-
-    Args:
-        state, host: of the same step.
-        lookahead: of a causal model's step.
-        ranks: of the branch group.
-    """
-    if state.config.causal:
-        return rows_on_rank(host, lookahead, ranks)
-    begin, stop = row_span(state, host)
-    rows: Ints = stop - begin + sum(kind(state.config, host).count for kind in KINDS)
-    return rows * -(-host.branches // ranks)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lopa_dist.decode.tree import ANCHOR, all_paths
 from lopa_dist.ragged import UNBOUNDED
+from lopa_dist.rules.paths import ANCHOR, all_paths
 
 
 @pytest.mark.parametrize(

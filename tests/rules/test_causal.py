@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from lopa_dist.decode import Admitted, DecodeConfig, State, Vocabulary
-from lopa_dist.decode.causal import advance, spawn, verify
 from lopa_dist.decode.state import Records
-from lopa_dist.rows.causal_rows import Lookahead, row_counts
+from lopa_dist.rows.causal_rows import row_counts
+from lopa_dist.rows.lookahead import Lookahead
+from lopa_dist.rules.causal import advance, spawn, verify
 
 MASK, EOS = 99, 7
 

@@ -1,0 +1,34 @@
+"""How far a forward of a causal model looks ahead."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lopa_dist.ragged import Ints
+
+
+@dataclass(frozen=True)
+class Lookahead:
+    """How far a forward looks ahead; no text depends on it."""
+
+    masks: int  # of a group
+    depths: tuple[int, ...] | None = None  # of the chain that have a group; None: the last one alone
+    blocks: bool = False  # whether a group's masks predict their own places (`ModelConfig.block_drafts`)
+    behind: NDArray[np.bool_] | None = None  # [S, D'] which depths of each chain have a group, instead of `depths`
+    most_branches: int | None = None  # that run, the chain included; None: all
+
+    def take(self, slots: Ints) -> Lookahead:
+        """Return the same for some slots."""
+        return self if self.behind is None else replace(self, behind=self.behind[slots])
+
+    @property
+    def lead(self) -> int:
+        """Return how many rows of a group predict nothing. They stand in front of the masks whose predictions count."""
+        return 2 * self.blocks
+
+
+NO_LOOKAHEAD = Lookahead(0)
+"""Of masked models: their windows look at all that is masked."""

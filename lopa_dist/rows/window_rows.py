@@ -1,0 +1,257 @@
+"""Which rows of which sequence and branch go through the model, on this rank.
+
+The host knows a few integers of every sequence (`HostState`), from which the ragged structure follows (`structure`).
+What depends on token values (ids, masked positions, edits) stays on the device and is indexed there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lopa_dist.decode.config import DecodeConfig
+from lopa_dist.decode.state import HostState, Records, State, wanted_count
+from lopa_dist.ragged import Ints, to_device, together
+from lopa_dist.rows.forward_batch import ForwardBatch, Predictions
+from lopa_dist.rows.lookahead import NO_LOOKAHEAD, Lookahead
+from lopa_dist.rows.prefill import SharedPrefixes
+from lopa_dist.rows.row_maker import Kept, Structures
+from lopa_dist.rows.share import ALONE, Share
+from lopa_dist.rows.structure import Kind, Structure, block_begins, make_structure, row_span
+
+FEW = 4  # structures are cached for at most this many sequences in flight: with more, they hardly ever repeat
+MOST_STRUCTURES = 1024  # in the cache; when there are more, all are dropped
+
+
+@dataclass(frozen=True)
+class WindowRows:
+    """The rows of masked models: each branch's window, and behind it those of further kinds (`RowMaker`).
+
+    Args:
+        kinds: of rows behind windows, in this order.
+    """
+
+    kinds: tuple[Kind, ...] = ()
+    everywhere = 0
+    in_place = False
+
+    def layout(
+        self,
+        state: State,
+        host: HostState,
+        share: Share = ALONE,
+        prefixes: SharedPrefixes | None = None,
+        lookahead: Lookahead = NO_LOOKAHEAD,
+        structures: Structures | None = None,
+    ) -> ForwardBatch:
+        """Lay out this rank's share of the next forward.
+
+        A prompt is prefilled by every rank, so that its K/V need not travel; with block-causal windows the same holds
+        for complete blocks, whose K/V are the same in every branch.
+
+        """
+        device, block_begin = state.canvas.device, block_begins(state.config, host)
+        structure = self.find_structure(state, host, share, prefixes, {} if structures is None else structures)
+        sequence, first = structure.sequence, structure.first + block_begin[structure.sequence]
+        begin, stop = structure.begin + block_begin, structure.stop + block_begin
+        shared = host.prompt[sequence] + first  # 0 if the first row is the prompt's first
+        tail = None
+        if state.config.stores_kv_behind:
+            tail = (host.prompt + stop)[sequence], (host.limit + host.suffix - stop)[sequence]
+
+        # to the device in one transfer: what depends on where the windows are
+        at, cell = structure.row_sequence, np.arange(state.slots) * state.canvas.shape[1] + state.origin
+        moved = {
+            "cells": structure.row_position + (block_begin + cell)[at],
+            "positions": structure.row_position + (block_begin + host.prompt)[at],
+        }
+        row_minus_position = structure.start - first  # [G]
+        if structure.has_edits:
+            moved["row_minus_position"] = row_minus_position
+        for kind in self.kinds:
+            moved |= kind.offsets(structure, host, block_begin, row_minus_position)
+        index = structure.on_device | together(device, **moved)
+        tokens = state.canvas.view(-1).index_select(0, index["cells"])
+        if structure.has_edits:
+            write_edits(state, index, tokens)
+        tokens, positions = tokens[:-1], index["positions"][:-1]  # [R']
+        drafts = None
+        for kind in self.kinds:
+            drafts = kind.place(state, structure, index, tokens, positions) or drafts
+        return ForwardBatch(
+            sequence=sequence, branch=structure.branch, start=structure.start, rows=structure.rows, shared=shared,
+            first=first, hi=structure.hi, depth=structure.depth, tail=tail, begin=begin,
+            stop=stop, prefill=structure.prefill, tokens=tokens, positions=positions,
+            predict=partial(predict, state, structure, index, positions),
+            head_slots=index["head_slot"], head_sequence=structure.head_sequence,
+            share=share, local_branches=share.most(state.config.max_branches), columns=structure.columns,
+            width=structure.width, computed=structure.computed, of_commit=index.get("of_commit"), drafts=drafts,
+        )  # fmt: skip
+
+    def unpack(self, state: State, batch: ForwardBatch, gathered: Tensor) -> Records:
+        """Return the records as ``[S, K, W]`` over `State.window`, with what the kinds of rows behind windows add.
+
+        A branch has a record for every position that is predicted in the anchor (`State.wanted`). Branches that did not
+        run have zeros.
+        """
+        branches = state.config.max_branches
+        parts = batch.share.by_branch(gathered, branches).permute(2, 0, 1)
+        cells = state.slots * batch.width
+        dense = gathered.new_zeros(
+            len(parts), branches, cells + 1
+        )  # the last one for records of no mask, see `predict`
+        where = batch.predictions.where
+        assert where is not None
+        dense.index_copy_(2, where, parts[:, :, : len(where)])
+        packed = dense[..., :cells].view(len(parts), branches, state.slots, batch.width).transpose(1, 2)
+        if batch.of_commit is not None:
+            first = packed[..., 0]
+            torch.where(batch.of_commit[:, None], state.boundary[..., None], first, out=first)
+        records = Records(packed)
+        for kind in self.kinds:
+            records = kind.unpack(state, batch, records, parts)
+        return records
+
+    def find_structure(
+        self,
+        state: State,
+        host: HostState,
+        share: Share,
+        prefixes: SharedPrefixes | None,
+        structures: Structures,
+    ) -> Structure:
+        """Return the structure of a forward, its indices on the device: from the cache, or made now.
+
+        With one sequence in flight most steps find theirs there, which saves host time that the device would wait for.
+
+        Args:
+            state, host, share, prefixes, structures: as of `layout`.
+        """
+        config = state.config
+        keeps = config.prefills_apart and state.slots <= FEW
+        key = (share, *shapes(config, host)) if keeps else ()
+        if key in structures:
+            return structures[key]
+        behind = [rows for kind in self.kinds if (rows := kind.rows(config, host)).count.any()]
+        made = make_structure(state, host, share, prefixes, behind)
+        for kind in self.kinds:
+            kind.find(state, host, made)
+        made.on_device = together(state.canvas.device, **made.indices)
+        if made.of_commit.any():
+            made.on_device["of_commit"] = to_device(made.of_commit, state.canvas.device)
+        if keeps and not made.prefill:  # the length of a prompt seldom comes again
+            if len(structures) >= MOST_STRUCTURES:
+                structures.clear()
+            structures[key] = made
+        return made
+
+    def kept(self, config: DecodeConfig, batch: ForwardBatch, before: HostState, after: HostState) -> Kept | None:
+        """Return the rows of blocks that were complete before the last forward; with a dual cache, all outside windows.
+
+        Rows are the same in every branch if there was only one yet, or if windows are block-causal.
+        """
+        pending = (before.complete > before.committed) & (before.branches > 0)
+        if not config.stores_kv or not pending.any():
+            return None
+        behind = batch.stop if config.stores_kv_behind else before.complete
+        count = np.where(pending, np.maximum(behind - batch.begin, 0), 0)
+        anywhere = (before.committed < 0) | (config.window_attention == "block_causal")
+        return Kept(before.prompt + batch.begin, count, anywhere)
+
+    def in_step(self, state: State, host: HostState, lookahead: Lookahead, share: Share) -> Ints:
+        """As of `RowMaker`; with ``context=vanilla`` and the like, the prompt's rows are among them."""
+        begin, stop = row_span(state, host)
+        rows: Ints = stop - begin + sum(kind.rows(state.config, host).count for kind in self.kinds)
+        return rows * share.most(host.branches)
+
+    def usual(self, config: DecodeConfig) -> int:
+        """As of `RowMaker`. The prompt's rows are not counted: if they run in every step, that is far too few."""
+        window = config.block_size * window_blocks(config) if config.stores_kv else config.max_new_tokens
+        return config.max_branches * self.of_branch(config, window)
+
+    def of_branch(self, config: DecodeConfig, window: int) -> int:
+        """As of `RowMaker`.
+
+        The kinds of rows are asked how many they have of a sequence with all branches and drafts, and a window of
+        nothing but masks.
+        """
+        most = dict.fromkeys(("end", "limit", "masked"), config.max_new_tokens)
+        most |= {"branches": config.max_branches, "drafts": config.max_edits + config.max_drafts, "starts_masked": 1}
+        host = HostState(*(np.array([most.get(field, 0)]) for field in HostState._fields))
+        return window + int(sum(kind.rows(config, host).count[0] for kind in self.kinds))
+
+    def predictions(self, config: DecodeConfig, branches: int, window: int) -> int:
+        """As of `RowMaker`: one for each row."""
+        return branches * self.of_branch(config, window)
+
+    def groups(self, config: DecodeConfig) -> int:
+        """As of `RowMaker`: none."""
+        return 0
+
+
+USUAL_BLOCKS = 2
+"""Assumed blocks of a window if their number is not bounded. It affects the sizes of buffers and tiles only."""
+
+
+def window_blocks(config: DecodeConfig) -> int:
+    """Return how many blocks a window usually has."""
+    return config.max_active_blocks or USUAL_BLOCKS
+
+
+def write_edits(state: State, index: dict[str, Tensor], tokens: Tensor) -> None:
+    """Write the tokens in which branches differ from the anchor into their rows.
+
+    Args:
+        state: of this step.
+        index: of `Structure.indices` and `layout`, on the device.
+        tokens: ``[R' + 1]``, changed in place. The last one takes the edits that a branch does not have.
+    """
+    position, token = state.edits.flatten(1, 2).index_select(1, index["edit_cell"])  # [G, E] each
+    row = torch.where(position >= 0, position + index["row_minus_position"][:, None], len(tokens) - 1)
+    tokens.scatter_(0, row.view(-1), token.view(-1))
+
+
+def predict(state: State, structure: Structure, index: dict[str, Tensor], positions: Tensor) -> Predictions:
+    """Return which rows predict, and what.
+
+    Args:
+        state, structure: of the forward.
+        index: of `Structure.indices` and `layout`, on the device.
+        positions: ``[R']``.
+    """
+    # `nonzero_static` needs a fixed size: with fewer than the host counted, the rest is a cell that nobody reads
+    nowhere = state.slots * structure.width
+    wanted = state.wanted(structure.width).view(-1)
+    where = torch.nonzero_static(wanted, size=structure.wanted, fill_value=nowhere)[:, 0]
+    found = where.index_select(0, index["number"])
+    rows = (index["row_minus_cell"] + found).clamp_(max=len(positions) - 1)  # in range for `nowhere`, too
+    rows_behind = index["rows_behind"]
+    if len(rows_behind):
+        rows = torch.cat([rows, rows_behind])
+    keys = None
+    if state.sampled.any():
+        of_head = to_device(structure.head_sequence, positions.device)
+        of_window, of_behind = of_head[: len(found)], of_head[len(found) :]
+        predicted = positions[rows_behind] - state.prompt[of_behind] + int(state.vocabulary.shift)
+        predicted = torch.cat([state.complete[of_window] + found % structure.width, predicted])
+        keys = state.noise_keys(of_head, predicted)
+    return Predictions(rows, keys, where)
+
+
+def shapes(config: DecodeConfig, host: HostState) -> Iterator[tuple[int, ...]]:
+    """Yield the numbers of each sequence that determine a structure, also for each `Kind`; () if it does not run."""
+    fields = "branches", "starts_masked", "committed", "complete", "end", "suffix"
+    for drafts, wanted, branches, first, committed, complete, end, suffix in zip(
+        np.minimum(host.drafts, config.drafts).tolist(),
+        wanted_count(config, host).tolist(),
+        *(getattr(host, field).tolist() for field in fields),
+        strict=True,
+    ):
+        begin = complete - complete % config.block_size  # see `block_begins`
+        known = committed > 0, committed - begin, complete - begin, end - begin, suffix
+        yield (branches, drafts, wanted, first, *known) if branches else ()

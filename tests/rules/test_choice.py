@@ -1,0 +1,79 @@
+"""Which rule decodes, and rules of the user's own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+from lopa_dist.config import Config, check_files
+from lopa_dist.decode import DecodeConfig
+from lopa_dist.models.transformer import Transformer
+from lopa_dist.rules import rule_for
+from lopa_dist.rules.choice import RULES
+from tests.engine.test_loop import BASE, random_requests, texts
+from tests.strategies import engine_configs
+
+EXAMPLE = f"{Path(__file__).parents[2] / 'examples' / 'lopa_rule.py'}:LOPA"
+OWN = """
+from dataclasses import replace
+from lopa_dist.rules import Rule
+from lopa_dist.rules.causal import CAUSAL
+
+function = lambda state, records: None
+plain = Rule("plain again")
+chain = replace(CAUSAL, name="causal again")
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("causal", {"context": "causal", "branches": 0, "drafts": 0}),
+        ("causal", {"context": "causal", "branches": 2, "drafts": 4}),
+        ("plain", {"branches": 0, "drafts": 0}),
+        ("plain", {"verify": "confidence", "branches": 0, "drafts": 0}),
+        ("lopa", {"verify": "confidence", "branches": 3, "drafts": 0}),
+        ("verified", {"branches": 0, "drafts": 2}),
+        ("verified", {"branches": 2, "drafts": 2}),
+    ],
+)
+def test_the_rule_follows_from_the_keys(name: str, options: dict[str, Any]) -> None:
+    assert rule_for(DecodeConfig(**options)).name == name
+
+
+@settings(max_examples=200)
+@given(config=engine_configs(BASE))
+def test_exactly_one_rule_serves_a_configuration(config: DecodeConfig) -> None:
+    assert sum(rule.serves(config) for rule in RULES) == 1
+
+
+@pytest.mark.parametrize("branches", [1, 3])
+def test_lopa_as_a_rule_of_one_s_own(small_model: Transformer, branches: int) -> None:
+    """It decodes as the built-in rule does."""
+    lopa = replace(BASE, verify="confidence", drafts=0, branches=branches)
+    requests = random_requests(3, 5, BASE.max_new_tokens)
+    own = replace(lopa, rule=EXAMPLE)
+    assert rule_for(own).name == "my own LoPA"
+    assert texts(small_model, own, requests) == texts(small_model, lopa, requests)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("function", {}, r"decode\.rule=.*:function: is a function; make it a lopa_dist\.rules\.Rule"),
+        ("nothing", {}, r"decode\.rule=.*: there is no 'nothing' in .*own\.py"),
+        ("plain", {"context": "causal"}, r"its rows are those of masked models, but decode\.context=causal"),
+        ("chain", {"context": "d2f"}, r"its rows are those of causal models, but decode\.context=d2f"),
+    ],
+)
+def test_what_cannot_decode_is_refused(tmp_path: Path, name: str, options: dict[str, Any], message: str) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    with pytest.raises(ValueError, match=message):
+        rule_for(DecodeConfig(rule=f"{tmp_path}/own.py:{name}", **options))
+    if not options:  # before anything is read
+        with pytest.raises(ValueError, match=message):
+            check_files(Config(decode=replace(Config().decode, rule=f"{tmp_path}/own.py:{name}")))
