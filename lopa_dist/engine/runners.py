@@ -87,7 +87,7 @@ class Runners:
         self.attention = make(name, *form)
         tile_rows = self.attention.tile_rows if isinstance(self.attention, Meta) else None
         if device.type == "cpu":
-            warn_of_bits()
+            warn_of_bits(model.head_weight.dtype)
         self.plain = plain_kernels(model, options, device, tile_rows, tensor.size)
         if "attention" in self.plain and name == "meta" and device.type == "cuda":
             self.attention = make("torch", *form)

@@ -16,7 +16,7 @@ from lopa_dist.jobs.commands.doctor.finding import GIB, Finding, Machine, broken
 from lopa_dist.jobs.setup.device import choose_dtype, cores
 from lopa_dist.kernels.dispatch import KERNELS, TRITON
 from lopa_dist.kernels.preflight import Widths, faults
-from lopa_dist.kernels.row_bits import FAULT, same_bits
+from lopa_dist.kernels.row_bits import fault
 from lopa_dist.models.checkpoint import DTYPES
 from lopa_dist.parallel.launcher import detect
 
@@ -72,8 +72,8 @@ def compiler(machine: Machine) -> Finding:
 
 def kernels(machine: Machine) -> Finding:
     """Each of Triton's kernels, launched once and compared with torch."""
-    if machine.device.type == "cpu" and not same_bits():
-        return slow(FAULT)
+    if machine.device.type == "cpu" and (found := fault(DTYPES[choose_dtype(machine.config.model, machine.device)])):
+        return slow(found)
     if machine.device.type == "cpu" or machine.config.engine.kernels == "torch":
         return fine("torch's operations compute everything here")
     shape = machine.shape
