@@ -12,7 +12,7 @@ from torch import Tensor
 from lopa_dist.checks import UserError
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.edit import replacements, settled
-from lopa_dist.decode.state import FAILED, Records, State, Window, arange, last_end
+from lopa_dist.decode.state import FAILED, Records, State, Window, arange
 from lopa_dist.decode.winner import Winner
 from lopa_dist.decode.written import note
 from lopa_dist.own_code import load
@@ -32,7 +32,8 @@ def advance(state: State, winner: Winner) -> Window:
     Returns:
         The forward's windows as they are after the fill, for `spawn`. Blocks that this step appends are not in them.
     """
-    config, mask_id, records = state.config, state.vocabulary.mask_id, winner.records
+    config, scope = state.config, state.config.scope
+    mask_id, records = state.vocabulary.mask_id, winner.records
     slots, width = records.packed.shape[1:]
     size, end = config.block_size, state.end
     by_block = (slots, width // size, size)
@@ -41,7 +42,7 @@ def advance(state: State, winner: Winner) -> Window:
 
     # 3: what was complete is committed with this forward
     keep_boundary(state, records, running)
-    if config.stores_kv:
+    if scope.stores_kv:
         torch.where(running, state.complete, state.committed, out=state.committed)
 
     edit = None if config.tau_edit is None else replacements(state, records)
@@ -59,14 +60,14 @@ def advance(state: State, winner: Winner) -> Window:
     # 6: fill; with drafts, a position is forced only if the winner brings no token
     may_force = None if winner.accepted is None else (winner.position < 0).all(1)
     chosen = fill(config, records, state.fillable(masked), full, may_force)
-    if config.boundary == "fill" and state.vocabulary.shift:
+    if scope.boundary == "fill" and state.vocabulary.shift:
         # Fast-dLLM: the forward that fills the cache decides the window's first position only
         chosen = torch.where(masked[:, :1], arange(width, token.device) == 0, chosen)
     token = torch.where(chosen if edit is None else chosen | edit.replaced, records.token, token)
     state.answers.scatter_(1, span, token)
     masked ^= chosen  # all that is chosen was masked
     is_eos = state.is_eos(token) & inside
-    if config.prompt_attention == "blocks":
+    if scope.from_prompt:
         is_eos &= span >= state.known[:, None]
     final = running if edit is None else settled(state, masked_before, edit.replaced)  # what is filled now stays
     state.eos |= is_eos.any(1) & final
@@ -82,7 +83,7 @@ def advance(state: State, winner: Winner) -> Window:
     append = (progress >= config.tau_add) & running & ~state.eos
     if config.max_active_blocks is not None:
         append &= (end - complete + size - 1) // size < config.max_active_blocks
-    new_end = torch.minimum(torch.add(end, append, alpha=size), last_end(config, state.limit))
+    new_end = torch.minimum(torch.add(end, append, alpha=size), scope.last_end(state.limit, size))
 
     # 10: done, with nothing of the answer left to fill, or an EOS with nothing masked before it
     done = (first >= state.limit) | (first >= new_end)
@@ -133,7 +134,7 @@ def write(window: Tensor, offset: Tensor, token: Tensor) -> Tensor:
 
 def keep_boundary(state: State, records: Records, running: Tensor) -> None:
     """Remember what a committing forward predicts for the first position behind the cache: no later row may do it."""
-    if state.vocabulary.shift and state.config.stores_kv:
+    if state.vocabulary.shift and state.config.scope.stores_kv:
         commits = running & (state.committed != state.complete)
         torch.where(commits, records.packed[:, :, 0], state.boundary, out=state.boundary)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from lopa_dist.checks import Reader, check_options, number, option, require_count
-from lopa_dist.decode.context import CONTEXTS
+from lopa_dist.decode.context import CONTEXTS, Context
 
 IntOrAuto: TypeAlias = Any  # with `int | str`, every use of the number would have to exclude text
 
@@ -186,54 +186,19 @@ class DecodeConfig:
             )
 
     @property
-    def window_attention(self) -> str:
-        """See `Context`."""
-        return CONTEXTS[self.context].window_attention
-
-    @property
-    def prompt_attention(self) -> str:
-        """See `Context`."""
-        return CONTEXTS[self.context].prompt_attention
-
-    @property
-    def boundary(self) -> str:
-        """See `Context`."""
-        return CONTEXTS[self.context].boundary
-
-    @property
-    def cache(self) -> str:
-        """See `Context`."""
-        return CONTEXTS[self.context].cache
+    def scope(self) -> Context:
+        """What rows see, and what is cached."""
+        return CONTEXTS[self.context]
 
     @property
     def causal(self) -> bool:
-        """Whether a row sees nothing behind itself, so that verification is exact (`causal`)."""
-        return self.window_attention == "causal"
+        """As of `Context`."""
+        return self.scope.causal
 
     @property
     def verifies(self) -> bool:
         """Whether lookahead tokens are verified as drafts before they stay."""
         return self.causal or self.verify == "agreement"
-
-    @property
-    def stores_kv(self) -> bool:
-        """Whether a step takes any K/V from an earlier one."""
-        return self.cache != "none"
-
-    @property
-    def keeps_kv(self) -> bool:
-        """Whether K/V of prompts and complete blocks are computed once and kept for good; a dual cache renews them."""
-        return self.cache == "block"
-
-    @property
-    def prefills_apart(self) -> bool:
-        """Whether prompts never see their answer, so that they are prefilled in segments of their own."""
-        return self.keeps_kv and self.prompt_attention != "joint"
-
-    @property
-    def stores_kv_behind(self) -> bool:
-        """Whether a step takes K/V of the masks behind the window from an earlier one, too."""
-        return self.cache == "dual"
 
     @property
     def max_branches(self) -> int:

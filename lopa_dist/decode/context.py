@@ -3,6 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from torch import Tensor
+
+from lopa_dist.ragged import UNBOUNDED, Ints
+
+
+class Part(NamedTuple):
+    """Tokens of a given answer that are scored together; places from the prompt's first token on."""
+
+    begin: int  # of the rows that are computed anew for each mask
+    first: int  # token
+    end: int
+
+
+IntsOrTensor = TypeVar("IntsOrTensor", Ints, Tensor)
+
+
+def end_of(attention: str, position: Ints, size: int) -> Ints | int:
+    """Return the position behind the last one that rows see: of all, of none of the answer, of their block, or theirs.
+
+    Args:
+        attention: as of `Context`, of windows or of prompts.
+        position: ``[R]`` of the rows.
+        size: of a block.
+    """
+    if attention in ("block_causal", "blocks"):
+        return (position // size + 1) * size
+    return {"full": UNBOUNDED, "self": 0}[attention] if attention != "causal" else position + 1
 
 
 @dataclass(frozen=True)
@@ -43,6 +73,129 @@ class Context:
 
     summary: str
     """What is cached, in words."""
+
+    @property
+    def causal(self) -> bool:
+        """Whether a row sees nothing behind itself, so that verification is exact (`rules.causal`)."""
+        return self.window_attention == "causal"
+
+    @property
+    def by_blocks(self) -> bool:
+        """Whether a window's row sees nothing behind its block: K/V of complete blocks are the same in every branch."""
+        return self.window_attention == "block_causal"
+
+    @property
+    def from_prompt(self) -> bool:
+        """Whether blocks are counted from the prompt's first token. Then all of an answer's blocks are whole."""
+        return self.prompt_attention == "blocks"
+
+    @property
+    def stores_kv(self) -> bool:
+        """Whether a step takes any K/V from an earlier one."""
+        return self.cache != "none"
+
+    @property
+    def keeps_kv(self) -> bool:
+        """Whether K/V of prompts and complete blocks are computed once and kept for good; a dual cache renews them."""
+        return self.cache == "block"
+
+    @property
+    def stores_kv_behind(self) -> bool:
+        """Whether a step takes K/V of the masks behind the window from an earlier one, too."""
+        return self.cache == "dual"
+
+    @property
+    def prefills_apart(self) -> bool:
+        """Whether prompts never see their answer, so that they are prefilled in segments of their own."""
+        return self.keeps_kv and self.prompt_attention != "joint"
+
+    @property
+    def cuts_prompts(self) -> bool:
+        """Whether K/V of a prompt's first tokens depend on nothing behind them, wherever it is cut between units."""
+        return self.keeps_kv and self.prompt_attention in ("blocks", "causal")
+
+    def unit(self, size: int) -> int:
+        """Return how many tokens see one another: one in causal models, else a block, of `size` tokens."""
+        return 1 if self.causal else size
+
+    def known(self, prompt: int, size: int) -> int:
+        """Return how many of a prompt's `prompt` tokens count as the answer's first ones (`HostState.known`)."""
+        if self.causal:  # the last one, which predicts the first token of the answer
+            return min(prompt, 1)
+        return prompt % size if self.from_prompt else 0
+
+    def last_end(self, limit: IntsOrTensor, size: int) -> IntsOrTensor:
+        """Return where the last block ends, of answers that end at `limit`.
+
+        Blocks that are counted from the prompt's first token are whole, as in training. What lies behind the limit
+        belongs to no answer.
+        """
+        return -(-limit // size) * size if self.from_prompt else limit
+
+    def opening(self, known: Ints, limit: Ints, suffix: Ints, size: int) -> tuple[Ints, Ints]:
+        """Return the frontiers `complete` and `end` of sequences that begin, ``[S]`` each.
+
+        Args:
+            known, limit, suffix: as in `HostState`, ``[S]`` each.
+            size: of a block.
+        """
+        if self.causal:
+            return known, known
+        first_block = np.minimum(size, self.last_end(limit, size))
+        # what leads to a suffix is seen as a whole from the start
+        return np.zeros_like(known), np.where(suffix > 0, limit, first_block)
+
+    def columns(self, answer: int, size: int, drafts: int) -> int:
+        """Return how many positions a canvas has for answers of `answer` tokens.
+
+        Args:
+            answer: tokens.
+            size: of a block.
+            drafts: that a branch verifies at most.
+        """
+        if self.causal:  # the last prompt token, the answer, and what drafts may lie behind its end
+            return answer + drafts + 2
+        # twice the length: the widest window of the batch, laid over any sequence, stays inside
+        return 2 * -(-(answer + (size - 1) * self.from_prompt) // size) * size
+
+    def sees(self, position: Ints, size: int) -> Ints | int:
+        """Return the position behind the last one that each row sees, ``[R]``, if its segment does not end before.
+
+        Args:
+            position: ``[R]`` of the rows; those of prompts are negative.
+            size: of a block.
+        """
+        in_window = end_of(self.window_attention, position, size)
+        if self.prompt_attention == "joint" or position.min(initial=0) >= 0:
+            return in_window
+        return np.where(position < 0, end_of(self.prompt_attention, position, size), in_window)
+
+    def parts(self, prompt: int, end: int, size: int, shift: int) -> list[Part]:
+        """Return the parts in which a given answer is scored: all of it, or its blocks if none sees those behind it.
+
+        Args:
+            prompt, end: tokens of the prompt, and with the answer.
+            size: of a block.
+            shift: 1 if the row before a token predicts it.
+        """
+        if end == prompt:
+            return []
+        if not self.by_blocks:
+            # the row that predicts the first token sees the masks, too, as in decoding (boundary=fresh)
+            begin = 0 if self.prompt_attention == "joint" else prompt if self.causal else prompt - shift
+            return [Part(begin, prompt, end)]
+        origin = 0 if self.from_prompt else prompt
+        first = origin + (prompt - origin) // size * size
+        return [Part(at, max(at, prompt), min(at + size, end)) for at in range(first, end, size)]
+
+    def before(self, part: Part, prompt: int) -> int:
+        """Return how many tokens before a part it sees that do not see it.
+
+        Args:
+            part: of an answer.
+            prompt: tokens of its prompt.
+        """
+        return 0 if self.prompt_attention == "joint" else max(part.begin, prompt)
 
 
 CONTEXTS = {

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -182,12 +182,8 @@ class State:
         max_suffix: int = 0,
     ) -> State:
         """Return a state of `slots` empty slots; prompts have at most `max_prompt` tokens, suffixes `max_suffix`."""
-        # twice the length: the widest window of the batch, laid over any sequence, stays inside
-        most = config.max_new_tokens + (config.block_size - 1 if config.prompt_attention == "blocks" else 0)
-        columns = 2 * -(-most // config.block_size) * config.block_size
-        if config.causal:  # the last prompt token, the answer, and what drafts may lie behind its end
-            columns = most + config.max_drafts + 2
-        columns = max(columns, most + max_suffix)
+        columns = config.scope.columns(config.max_new_tokens, config.block_size, config.max_drafts)
+        columns = max(columns, config.max_new_tokens + max_suffix)
         k, e = config.max_branches, config.max_edits
 
         def long(*shape: int) -> Tensor:
@@ -231,25 +227,24 @@ class State:
         self._window = None
         columns, mask_id = self.canvas.shape[1], self.vocabulary.mask_id
         slots = np.array([one.slot for one in admitted])
-        known = np.array([known_tokens(self.config, len(one.prompt)) for one in admitted])
+        scope, size = self.config.scope, self.config.block_size
+        known = np.array([scope.known(len(one.prompt), size) for one in admitted])
         prompt = np.array([len(one.prompt) for one in admitted]) - known
         limit = np.array([one.max_new_tokens for one in admitted]) + known
         suffix = np.array([len(one.suffix) for one in admitted])
-        # what leads to a suffix is seen as a whole from the start
-        first_block = np.minimum(self.config.block_size, last_end(self.config, limit))
-        end = known if self.config.causal else np.where(suffix > 0, limit, first_block)
+        complete, end = scope.opening(known, limit, suffix, size)
         zeros, ones = np.zeros_like(slots), np.ones_like(slots)
         fields = dict.fromkeys(HostState._fields, zeros) | {
             "prompt": prompt,
             "committed": -ones,
-            "complete": known if self.config.causal else zeros,
+            "complete": complete,
             "end": end,
             "limit": limit,
             "known": known,
             "suffix": suffix,
             "masked": end - known,
             "branches": ones,
-            "starts_masked": np.where((known == 0) & (not self.config.causal), 1, 0),
+            "starts_masked": (known <= complete) & (complete < end),
         }
         integers = np.stack([*fields.values()])
         canvas = np.full((len(admitted), columns), mask_id)
@@ -368,27 +363,11 @@ class State:
         return HostState._make(host[:count].reshape(self.integers.shape)), host[count:]
 
 
-def known_tokens(config: DecodeConfig, prompt: int) -> int:
-    """Return how many of a prompt's `prompt` tokens count as the answer's first ones, `HostState.known`."""
-    if config.causal:  # the last one, which predicts the first token of the answer
-        return min(prompt, 1)
-    return prompt % config.block_size if config.prompt_attention == "blocks" else 0
-
-
 def wanted_count(config: DecodeConfig, host: HostState) -> Ints:
     """Return how many positions of each window a forward predicts, ``[S]``: the masks; to edit, all of the answer's."""
     if config.tau_edit is None:
         return host.masked
     return np.where(host.done == 0, host.end - np.maximum(host.complete, host.known), 0)
-
-
-def last_end(config: DecodeConfig, limit: Any) -> Any:
-    """Return where the last block ends, of answers that end at `limit`.
-
-    Blocks that are counted from the prompt's first token are whole, as in training. What lies behind the limit belongs
-    to no answer.
-    """
-    return -(-limit // config.block_size) * config.block_size if config.prompt_attention == "blocks" else limit
 
 
 @lru_cache(maxsize=256)

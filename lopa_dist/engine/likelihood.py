@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lopa_dist.decode import DecodeConfig
+from lopa_dist.decode.context import Part
 from lopa_dist.engine.request import Given, Likelihood
 from lopa_dist.kernels.segment_attention import Segments, attend_grouped, plan
 from lopa_dist.models.tensor_parallel import head_shard
@@ -40,14 +41,6 @@ Mask = NDArray[np.bool_]
 ROWS = 4096  # of a forward, unless one mask of one answer has more
 TILE = 256  # rows whose logits are in memory at once
 SAMPLES = 128  # masks of an answer, as LLaDA's authors take
-
-
-class Part(NamedTuple):
-    """Tokens of an answer that are scored together; positions from the prompt's first token on."""
-
-    begin: int  # of the rows that are computed anew for each mask
-    first: int  # token
-    end: int
 
 
 class View(NamedTuple):
@@ -88,7 +81,8 @@ class Scorer:
             raise ValueError(f"samples={samples}: must be at least 1")
         self.model, self.config, self.samples, self.rows = model, config, samples, rows
         self.shard = head_shard(tensor or Solo())
-        self.shift = int(model.config.shift or config.causal)
+        self.scope = config.scope
+        self.shift = int(model.config.shift or self.scope.causal)
 
     @torch.inference_mode()
     def score(self, given: Sequence[Given]) -> list[Likelihood]:
@@ -115,28 +109,19 @@ class Scorer:
             if (number, part) in drawn and len(of_masks) > 1:
                 variances[number] += len(of_masks) * np.var(of_masks, ddof=1)
         forwards = Counter(view.answer for view in views)
-        if not self.config.causal:
+        if not self.scope.causal:
             greedy = self.greedy(given, forwards)
         errors = np.sqrt(variances)
         return [Likelihood(float(sums[n]), float(errors[n]), greedy[n], forwards[n]) for n in range(len(given))]
 
     def parts(self, given: Given) -> list[Part]:
-        """Return the parts of an answer: all of it, or its blocks if none sees the blocks behind it."""
-        prompt, end, size = len(given.prompt), len(given.prompt) + len(given.answer), self.config.block_size
-        if not given.answer:
-            return []
-        if self.config.window_attention != "block_causal":
-            joint = self.config.prompt_attention == "joint"
-            # the row that predicts the first token sees the masks, too, as in decoding (boundary=fresh)
-            begin = 0 if joint else prompt if self.config.causal else prompt - self.shift
-            return [Part(begin, prompt, end)]
-        origin = 0 if self.config.prompt_attention == "blocks" else prompt
-        first = origin + (prompt - origin) // size * size
-        return [Part(at, max(at, prompt), min(at + size, end)) for at in range(first, end, size)]
+        """Return the parts of an answer that are scored one by one."""
+        prompt = len(given.prompt)
+        return self.scope.parts(prompt, prompt + len(given.answer), self.config.block_size, self.shift)
 
     def masks(self, length: int, random: np.random.Generator) -> tuple[list[Mask], list[float], bool]:
         """Return masks of `length` tokens, their weights in the sum, and whether they are drawn ones, not all."""
-        if self.config.causal:  # every token is seen by those behind it, and predicted
+        if self.scope.causal:  # every token is seen by those behind it, and predicted
             return [np.ones(length, bool)], [1.0], False
         if length < 63 and 2**length - 1 <= self.samples:
             sets = [list(some) for count in range(1, length + 1) for some in combinations(range(length), count)]
@@ -190,8 +175,7 @@ class Scorer:
 
     def before(self, given: Given, part: Part) -> list[int]:
         """Return the tokens before a part that it sees and that do not see it."""
-        joint = self.config.prompt_attention == "joint"
-        return [] if joint else [*given.prompt, *given.answer][: max(part.begin, len(given.prompt))]
+        return [*given.prompt, *given.answer][: self.scope.before(part, len(given.prompt))]
 
     def forward(self, given: Sequence[Given], views: Sequence[View]) -> list[Predicted]:
         """Return what the model predicts in some views, whose rows are all in one forward."""
@@ -215,12 +199,12 @@ class Scorer:
             masked = part.first + np.flatnonzero(view.mask)
             start, count = len(tokens), part.end - part.begin
             own = np.array(text[part.begin : part.end])
-            if not self.config.causal:
+            if not self.scope.causal:
                 own[masked - part.begin] = self.model.config.mask_id
             segments.append((start, count, base, part.begin if before else 0))
             tokens += own.tolist()
             positions += range(part.begin, part.end)
-            ends += range(1, count + 1) if self.config.causal else [count] * count
+            ends += range(1, count + 1) if self.scope.causal else [count] * count
             predicts = masked - self.shift
             wanted += np.where(predicts < part.begin, base + predicts, start + predicts - part.begin).tolist()
             targets += [text[position] for position in masked.tolist()]
@@ -231,9 +215,7 @@ class Scorer:
 
     def ends(self, rows: int, prompt: int) -> list[int]:
         """Return where the columns end that each of `rows` rows sees; the first `prompt` rows are the prompt's."""
-        if self.config.causal:
-            return list(range(1, rows + 1))
-        first = np.array([0 if self.config.prompt_attention == "blocks" else -prompt])
+        first = np.array([0 if self.scope.from_prompt else -prompt])
         count = np.array([rows])
         return own_columns(self.config, first + np.arange(rows), first, count, count).tolist()
 

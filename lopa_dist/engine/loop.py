@@ -164,7 +164,7 @@ class Engine:
         sequences at once, because idle slots cost time.
         """
         asked, kv_tokens = min(self.options.max_sequences, len(requests)), self.options.kv_tokens
-        longest, suffix, needs = sizes(requests, self.config.stores_kv)
+        longest, suffix, needs = sizes(requests, self.config.scope.stores_kv)
         space = self.workspace
         if (
             space

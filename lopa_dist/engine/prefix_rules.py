@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.decode.state import known_tokens
 
 
 @dataclass(frozen=True)
@@ -33,11 +32,11 @@ class PrefixRules:
             tokens: of the prompt.
             prefix: how many of them many other prompts begin with, too (`Request.prefix`).
         """
-        config = self.config
-        if not config.prefills_apart or self.prefix_cache == "none":
+        scope = self.config.scope
+        if not scope.prefills_apart or self.prefix_cache == "none":
             return 0
-        prompt = tokens - known_tokens(config, tokens)
-        if not cuts_prefix(config, self.prefix_cache):
+        prompt = tokens - scope.known(tokens, self.config.block_size)
+        if not cuts_prefix(self.config, self.prefix_cache):
             prefix = 0
         prefix -= prefix % self.unit
         if 0 < prefix < prompt and (self.chunk is None or prompt - prefix <= self.chunk):
@@ -47,7 +46,7 @@ class PrefixRules:
     @property
     def unit(self) -> int:
         """How many tokens see one another: a block, or one in causal models. Prompts are cut between units."""
-        return 1 if self.config.causal else self.config.block_size
+        return self.config.scope.unit(self.config.block_size)
 
     @cached_property
     def chunk(self) -> int | None:
@@ -76,4 +75,4 @@ class PrefixRules:
 
 def cuts_prefix(config: DecodeConfig, prefix_cache: str) -> bool:
     """Return whether a prompt's K/V are shared up to the end of its `Request.prefix`: it sees nothing behind that."""
-    return prefix_cache == "exact" and config.keeps_kv and config.prompt_attention in ("blocks", "causal")
+    return prefix_cache == "exact" and config.scope.cuts_prompts

@@ -34,7 +34,7 @@ class Scheduler:
 
     def fits(self, slot: int, request: Request) -> bool:
         """Give a slot the K/V space that a request needs; return False if there is too little."""
-        if not self.config.stores_kv:
+        if not self.config.scope.stores_kv:
             return True
         prefix = request.prompt[: self.prefix_rules.shared(len(request.prompt), request.prefix)]
         tokens = len(request.prompt) + request.max_new_tokens + len(request.suffix)
@@ -42,7 +42,7 @@ class Scheduler:
 
     def leave(self, slot: int) -> None:
         """Free the K/V space of a slot whose sequence is finished."""
-        if self.config.stores_kv:
+        if self.config.scope.stores_kv:
             self.pool.free(slot)
 
     def choose(self, state: State, host: HostState, lookahead: Lookahead, waiting: Sequence[int] = ()) -> Ints | None:
@@ -61,7 +61,7 @@ class Scheduler:
             return None
         prefill = (host.committed < 0) & (host.branches > 0)
         rows = rule_for(self.config).rows.in_step(state, host, lookahead, self.share)
-        if self.config.prefills_apart and prefill.any():
+        if self.config.scope.prefills_apart and prefill.any():
             # a prefix that several wait for is counted for each: it is open which one computes it
             stored = np.array([self.pool.stored(slot) for slot in range(state.slots)])
             rows += np.where(prefill, host.prompt - np.where(stored, self.pool.prefix_length, 0), 0)

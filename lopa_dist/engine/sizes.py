@@ -50,7 +50,7 @@ def most_rows(config: DecodeConfig, branches: int, prompt: int, suffix: int = 0)
     window = config.max_new_tokens + config.block_size + 1
     if config.max_active_blocks and not suffix:
         window = min(window, 2 * config.max_active_blocks * config.block_size + 1)
-    if not config.keeps_kv:
+    if not config.scope.keeps_kv:
         window = longest - suffix
     return max(longest, branches * most_branch_rows(config, window + suffix))
 
@@ -69,7 +69,7 @@ def usual_forward(config: DecodeConfig, branches: int, sequences: int, longest: 
         longest: tokens of the longest of them, from `longest_sequence`.
         limit: rows of a forward that holds more than one sequence.
     """
-    window = usual_window(config) if config.keeps_kv else longest
+    window = usual_window(config) if config.scope.keeps_kv else longest
     each = max(longest, branches * most_branch_rows(config, window))
     return min(sequences * each, max(limit, each))
 
@@ -80,7 +80,7 @@ def usual_predictions(config: DecodeConfig, branches: int, sequences: int) -> in
     Args:
         config, branches, sequences: as of `usual_forward`.
     """
-    window = usual_window(config) if config.keeps_kv else config.max_new_tokens
+    window = usual_window(config) if config.scope.keeps_kv else config.max_new_tokens
     return sequences * rule_for(config).rows.predictions(config, branches, window)
 
 

@@ -88,7 +88,7 @@ class VerifiedDrafts(Kind):
         token_row = (structure.start + structure.rows - 2 * t)[segment] + number
         verification_row = token_row + t[segment]
 
-        if config.window_attention == "block_causal":  # rows behind the drafts' block
+        if config.scope.by_blocks:  # rows behind the drafts' block
             block_end = (host.complete % config.block_size + config.block_size)[sequence].repeat(structure.rows)
             later = structure.row_position[: len(block_end)] >= block_end
             structure.until[later & (structure.depth == 0)] = 1
@@ -172,8 +172,8 @@ def sees_drafts_from(config: DecodeConfig, host: HostState, structure: Structure
         config, host: of this step.
         structure: of all rows.
     """
-    if config.window_attention == "block_causal":  # the block of the drafts
+    if config.scope.by_blocks:  # the block of the drafts
         return np.maximum(structure.begin, host.complete % config.block_size)
-    if config.prompt_attention == "joint":
+    if config.scope.prompt_attention == "joint":
         return structure.begin
     return np.maximum(structure.begin, -block_begins(config, host))  # position 0: prompts see no answer

@@ -321,9 +321,9 @@ def window_segments(state: State, host: HostState, share: Share) -> tuple[Ints, 
     """
     config = state.config
     count = owned = share.owned(host.branches)
-    if share.ranks > 1 and config.stores_kv:
-        prefill = (host.committed < 0) & (not config.prefills_apart)
-        commits = (host.complete > host.committed) & (config.window_attention == "block_causal")
+    if share.ranks > 1 and config.scope.stores_kv:
+        prefill = (host.committed < 0) & (not config.scope.prefills_apart)
+        commits = (host.complete > host.committed) & config.scope.by_blocks
         count = np.maximum(count, (prefill | commits) & (host.branches > 0))
     sequence = np.repeat(np.arange(state.slots), count)
     mine = owned[sequence] > 0
@@ -338,13 +338,14 @@ def row_span(state: State, host: HostState) -> tuple[Ints, Ints]:
     is all of the sequence. With a dual cache it is that whenever a block was completed, and in other steps the appended
     blocks alone.
     """
-    if state.config.keeps_kv:
+    scope = state.config.scope
+    if scope.keeps_kv:
         begin = np.maximum(host.committed, 0) - fresh_boundary(state, host)
-        if not state.config.prefills_apart:
+        if not scope.prefills_apart:
             begin = np.where(host.committed < 0, -host.prompt, begin)
         return begin, host.end + host.suffix
     begin, stop = -host.prompt, host.limit + host.suffix
-    if not state.config.stores_kv:
+    if not scope.stores_kv:
         return begin, stop
     anew = host.committed < host.complete
     return np.where(anew, begin, host.committed), np.where(anew, stop, host.end)
@@ -356,16 +357,16 @@ def fresh_boundary(state: State, host: HostState) -> NDArray[np.bool_]:
     It is recomputed while that position is masked. Only a row that sees the window can have changed since its commit:
     with block-causal windows, and at the end of a prompt that sees only itself, the record from the commit still holds.
     """
-    config = state.config
-    if not (config.boundary == "fresh" and config.window_attention == "full" and state.vocabulary.shift):
+    scope = state.config.scope
+    if not (scope.boundary == "fresh" and scope.window_attention == "full" and state.vocabulary.shift):
         return np.zeros(state.slots, bool)
     return (host.committed > 0) & (host.committed == host.complete) & (host.starts_masked > 0)
 
 
 def record_of_commit(state: State, host: HostState) -> NDArray[np.bool_]:
     """Return ``[S]`` whether the first masked position takes the record of the commit of the row before it."""
-    config = state.config
-    if not config.stores_kv or config.boundary == "fill" or not state.vocabulary.shift:
+    scope = state.config.scope
+    if not scope.stores_kv or scope.boundary == "fill" or not state.vocabulary.shift:
         return np.zeros(state.slots, bool)
     waiting = (host.committed >= 0) & (host.committed == host.complete) & (host.starts_masked > 0)
     return waiting & ~fresh_boundary(state, host)
@@ -375,18 +376,9 @@ def own_columns(config: DecodeConfig, position: Ints, first: Ints, span: Ints, r
     """Return how many of its segment's rows each row sees, from the first on, ``[R]``, without those behind windows.
 
     Args:
-        config: `window_attention` and `prompt_attention` are read.
+        config: of the step.
         position: ``[R]``.
         first: ``[G]`` position of each segment's first row.
         span, rows: ``[G]`` rows of each segment, without and with those behind its window.
     """
-    every = span.repeat(rows)
-    block_causal = config.window_attention == "block_causal"
-    if not block_causal and first.min(initial=0) >= 0:
-        return every
-    # the position up to which a row sees others, without it, if the segment does not end before that
-    of_block = (position // config.block_size + 1) * config.block_size
-    in_window = of_block if block_causal else UNBOUNDED
-    in_prompt: dict[str, Ints | int] = {"self": 0, "blocks": of_block, "joint": in_window}
-    stop = np.where(position < 0, in_prompt[config.prompt_attention], in_window)
-    return np.minimum(stop - first.repeat(rows), every)
+    return np.minimum(config.scope.sees(position, config.block_size) - first.repeat(rows), span.repeat(rows))

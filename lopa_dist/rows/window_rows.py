@@ -61,7 +61,7 @@ class WindowRows:
         begin, stop = structure.begin + block_begin, structure.stop + block_begin
         shared = host.prompt[sequence] + first  # 0 if the first row is the prompt's first
         tail = None
-        if state.config.stores_kv_behind:
+        if state.config.scope.stores_kv_behind:
             tail = (host.prompt + stop)[sequence], (host.limit + host.suffix - stop)[sequence]
 
         # to the device in one transfer: what depends on where the windows are
@@ -133,7 +133,7 @@ class WindowRows:
             state, host, share, prefixes, structures: as of `layout`.
         """
         config = state.config
-        keeps = config.prefills_apart and state.slots <= FEW
+        keeps = config.scope.prefills_apart and state.slots <= FEW
         key = (share, *shapes(config, host)) if keeps else ()
         if key in structures:
             return structures[key]
@@ -156,11 +156,11 @@ class WindowRows:
         Rows are the same in every branch if there was only one yet, or if windows are block-causal.
         """
         pending = (before.complete > before.committed) & (before.branches > 0)
-        if not config.stores_kv or not pending.any():
+        if not config.scope.stores_kv or not pending.any():
             return None
-        behind = batch.stop if config.stores_kv_behind else before.complete
+        behind = batch.stop if config.scope.stores_kv_behind else before.complete
         count = np.where(pending, np.maximum(behind - batch.begin, 0), 0)
-        anywhere = (before.committed < 0) | (config.window_attention == "block_causal")
+        anywhere = (before.committed < 0) | (config.scope.by_blocks)
         return Kept(before.prompt + batch.begin, count, anywhere)
 
     def in_step(self, state: State, host: HostState, lookahead: Lookahead, share: Share) -> Ints:
@@ -171,7 +171,7 @@ class WindowRows:
 
     def usual(self, config: DecodeConfig) -> int:
         """As of `RowMaker`. The prompt's rows are not counted: if they run in every step, that is far too few."""
-        window = config.block_size * window_blocks(config) if config.stores_kv else config.max_new_tokens
+        window = config.block_size * window_blocks(config) if config.scope.stores_kv else config.max_new_tokens
         return config.max_branches * self.of_branch(config, window)
 
     def of_branch(self, config: DecodeConfig, window: int) -> int:

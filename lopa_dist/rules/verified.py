@@ -137,7 +137,7 @@ def spawn(state: State, winner: Winner, window: Window | None) -> None:
     """
     assert window is not None
     config, end = state.config, None
-    if config.drafts > 1 and config.window_attention == "block_causal":
+    if config.drafts > 1 and config.scope.by_blocks:
         # drafts see one another, so all are in one block: the first that has masks (`draft_rows`)
         end = state.complete + config.block_size
     found = candidates(state, winner, window, most_candidates(config), end)

@@ -19,8 +19,9 @@ GRID = 64  # probabilities and confidences are multiples of 1/64, so that sums a
 
 
 def oracle_config(config: DecodeConfig, shift: bool) -> OracleConfig:
-    shared = [name for name in OracleConfig.__dataclass_fields__ if hasattr(config, name)]
-    return OracleConfig(**{k: getattr(config, k) for k in shared}, mask_id=MASK, eos_ids={EOS}, shift=shift)
+    options = vars(config.scope) | vars(config)
+    shared = {name: options[name] for name in OracleConfig.__dataclass_fields__ if name in options}
+    return OracleConfig(**shared, mask_id=MASK, eos_ids={EOS}, shift=shift)
 
 
 def scripted(rng: np.random.Generator, state: State, width: int) -> Records:
@@ -110,7 +111,7 @@ def test_same_states(config: DecodeConfig, shift: bool, seed: int) -> None:
                 limit = int(rng.integers(1, config.max_new_tokens + 1))
                 prompt = rng.choice([*range(50), EOS], rng.integers(1, 10)).tolist()
                 admit(state, slot, prompt, limit, to_admit)
-                known = len(prompt) % config.block_size if config.prompt_attention == "blocks" else 0
+                known = len(prompt) % config.block_size if config.scope.prompt_attention == "blocks" else 0
                 whole, tail = prompt[: len(prompt) - known], prompt[len(prompt) - known :]
                 oracles[slot] = Oracle(oracle_config(config, shift), len(whole), limit, known=tail)
                 to_admit -= 1

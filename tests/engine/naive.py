@@ -59,12 +59,12 @@ class Naive:
         suffix: Sequence[int] = (),
     ) -> None:
         self.suffix = list(suffix)
-        known = len(prompt) % config.block_size if config.prompt_attention == "blocks" else 0
+        known = len(prompt) % config.block_size if config.scope.prompt_attention == "blocks" else 0
         self.model, self.config, self.prompt = model, config, prompt[: len(prompt) - known]
         ids = model.config
-        shared = [name for name in OracleConfig.__dataclass_fields__ if hasattr(config, name)]
-        options = {k: getattr(config, k) for k in shared}
-        rules = OracleConfig(**options, mask_id=ids.mask_id, eos_ids=set(ids.eos_ids), shift=ids.shift)
+        options = vars(config.scope) | vars(config)
+        shared = {name: options[name] for name in OracleConfig.__dataclass_fields__ if name in options}
+        rules = OracleConfig(**shared, mask_id=ids.mask_id, eos_ids=set(ids.eos_ids), shift=ids.shift)
         self.oracle = Oracle(rules, len(prompt) - known, max_new_tokens, known=prompt[len(prompt) - known :])
         if suffix:  # all of the answer is seen from the start
             self.oracle.end = max_new_tokens
@@ -77,13 +77,13 @@ class Naive:
 
     def visible(self, position: int) -> int:
         """The end of what a row sees, positions relative to the prompt's end."""
-        config, end = self.config, self.oracle.end
+        config, scope, end = self.config, self.config.scope, self.oracle.end
         of_its_block = (position // config.block_size + 1) * config.block_size
-        if position < 0 and config.prompt_attention != "joint":
-            return 0 if config.prompt_attention == "self" else of_its_block
-        if config.window_attention == "block_causal":
+        if position < 0 and scope.prompt_attention != "joint":
+            return 0 if scope.prompt_attention == "self" else of_its_block
+        if scope.window_attention == "block_causal":
             return min(of_its_block, end)
-        return (end if config.keeps_kv else self.oracle.max_new_tokens) + len(self.suffix)
+        return (end if scope.keeps_kv else self.oracle.max_new_tokens) + len(self.suffix)
 
     def forward(self, tokens: list[int], at: list[int], first: int) -> tuple[dict[int, Tensor], Cache]:
         """Distributions by row position for rows `at`, against the cache before `first` and behind them."""
@@ -125,9 +125,9 @@ class Naive:
 
     def sees_drafts(self, first: int) -> int:
         """The first of the rows from position `first` on that sees what is drafted in the open blocks."""
-        if self.config.window_attention == "block_causal":
+        if self.config.scope.window_attention == "block_causal":
             return max(first, self.oracle.complete)
-        return first if self.config.prompt_attention == "joint" else max(first, 0)
+        return first if self.config.scope.prompt_attention == "joint" else max(first, 0)
 
     def run(
         self, tokens: list[int], at: list[int], sees: list[list[bool]], first: int, span: int | None = None
@@ -175,14 +175,14 @@ class Naive:
         size = len(self.prompt)
         while not oracle.done:
             view = oracle.window()
-            caching, growing = self.config.cache, self.config.keeps_kv
+            caching, growing = self.config.scope.cache, self.config.scope.keeps_kv
             commits = caching != "none" and view["committed"] < view["complete"]
             anew = view["committed"] < 0 or (commits and caching != "block")
             first = -size if anew else view["committed"]
             whole = not growing and (anew or caching != "dual")
             stop = oracle.max_new_tokens if whole else view["end"]
             waits = caching != "none" and not commits and shift and oracle.masked(view["complete"])
-            fresh, stale = (waits and self.config.boundary == boundary for boundary in ("fresh", "stale"))
+            fresh, stale = (waits and self.config.scope.boundary == boundary for boundary in ("fresh", "stale"))
             records: list[dict[int, Record]] = []
             verified: dict[tuple[int, int], Record] = {}
             caches: list[Cache] = []

@@ -78,7 +78,7 @@ def test_threshold_is_fast_dllm(models: Any, family: str, kind: str, context: st
     model = models(family)
     tau = 0.9 if model.config.tied else 0.15  # the small model with tied embeddings is sure of nearly everything
     config = preset(model, "threshold", f"context={context}", "block_size=8", f"tau_conf={tau}")
-    assert (config.window_attention, config.prompt_attention) == ("full", "joint")
+    assert (config.scope.window_attention, config.scope.prompt_attention) == ("full", "joint")
     speed = compare(
         model, config, requests_for(model, FULL[family], 6),
         lambda r: fast_dllm(model, r.prompt, r.max_new_tokens, 8, config.tau_conf, kind),
@@ -101,7 +101,7 @@ def test_threshold_is_block_diffusion(models: Any, family: str, part: int) -> No
     size = model.config.block_size
     parts = [] if family == "sdar" else [f"sub_block_size={part}"]
     config = preset(model, "threshold", "tau_conf=0.15", *parts)
-    assert (config.block_size, config.window_attention, config.cache) == (size, "block_causal", "block")
+    assert (config.block_size, config.scope.window_attention, config.scope.cache) == (size, "block_causal", "block")
     rng = random.Random(23)
     requests = [
         Request(i, [rng.randrange(70) for _ in range(length)], 20 - i, i)
@@ -117,5 +117,5 @@ def test_threshold_is_block_diffusion(models: Any, family: str, part: int) -> No
 def test_published_sub_blocks(models: Any) -> None:
     """Fast-dLLM v2 fills blocks of 32 in parts of 8; other families have no parts."""
     config = preset(models("fast_dllm_v2"), "threshold", "block_size=32")
-    assert (config.sub_block_size, config.boundary, config.prompt_attention) == (8, "fill", "blocks")
+    assert (config.sub_block_size, config.scope.boundary, config.scope.prompt_attention) == (8, "fill", "blocks")
     assert preset(models("sdar"), "threshold").sub_block_size is None

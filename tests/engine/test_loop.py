@@ -38,7 +38,7 @@ def random_requests(seed: int, count: int, most: int, config: DecodeConfig | Non
     rng = random.Random(seed)
 
     def suffix() -> list[int]:
-        length = rng.choice([0, 1, 5, 40]) if config and config.window_attention == "full" else 0
+        length = rng.choice([0, 1, 5, 40]) if config and config.scope.window_attention == "full" else 0
         return [rng.randrange(46) for _ in range(length)]
 
     lengths = [(rng.randrange(1, 12), rng.randrange(1, most + 1)) for _ in range(count)]

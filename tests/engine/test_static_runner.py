@@ -69,10 +69,10 @@ class NanPadding(FusedTransformer):
 def read_again(config: DecodeConfig, host: HostState, slot: int) -> Ints:
     """Tokens of a sequence whose K/V its next steps read."""
     committed, prompt = int(host.committed[slot]), int(host.prompt[slot])
-    anew = committed < 0 or (not config.keeps_kv and committed < host.complete[slot])
+    anew = committed < 0 or (not config.scope.keeps_kv and committed < host.complete[slot])
     if anew or host.done[slot]:
         return np.arange(0)
-    behind = (host.limit + host.suffix)[slot] if config.cache == "dual" else host.end[slot]
+    behind = (host.limit + host.suffix)[slot] if config.scope.cache == "dual" else host.end[slot]
     return np.append(np.arange(prompt + committed), np.arange(prompt + host.end[slot], prompt + behind))
 
 

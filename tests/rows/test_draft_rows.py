@@ -49,7 +49,7 @@ def drafted(draw: st.DrawFn, among: Sequence[str] = CONTEXTS) -> tuple[State, in
         state.committed[slot] = complete if draw(st.booleans()) else max(0, complete - SIZE)
         state.starts_masked[slot] = int(masks[0] == complete)
         first_block = [p for p in masks if p < complete + SIZE]
-        positions = draw(st.permutations(first_block if config.window_attention == "block_causal" else masks))
+        positions = draw(st.permutations(first_block if config.scope.window_attention == "block_causal" else masks))
         positions = positions[: most_candidates(config)]
         if draw(st.integers(0, 5)) == 0:
             positions = []
@@ -89,9 +89,9 @@ def check_segment(state: State, host: HostState, batch: ForwardBatch, g: int) ->
 
     def visible_end(position: int) -> int:
         of_its_block = (position // SIZE + 1) * SIZE
-        if position < 0 and config.prompt_attention != "joint":
-            return 0 if config.prompt_attention == "self" else of_its_block
-        return of_its_block if config.window_attention == "block_causal" else begin + rows
+        if position < 0 and config.scope.prompt_attention != "joint":
+            return 0 if config.scope.prompt_attention == "self" else of_its_block
+        return of_its_block if config.scope.window_attention == "block_causal" else begin + rows
 
     place = {begin + o: start + o for o in range(rows)}
     token_row = {i: start + rows + i - 1 for i in range(1, t + 1)}  # of the i-th draft

@@ -260,7 +260,7 @@ class Job:
             masks = "" if decode.causal else f" by up to {self.masks} masks of each text or block"
             how = f"scores texts{masks}, context {decode.context}"
         else:
-            cached, prompt = CONTEXTS[decode.context].summary, "its prompt and " if decode.cache == "none" else ""
+            cached, prompt = CONTEXTS[decode.context].summary, "its prompt and " if decode.scope.cache == "none" else ""
             how = f"{in_words(decode)} (cached: {cached}; {prompt}{usual_rows(decode)} rows a sequence in a step)"
         log.info(
             "%s: %d requests, model %s (%s, %.1fM parameters%s, %s on %s), %s, "

@@ -251,7 +251,7 @@ class Encoder:
         if given + most > self.model.max_positions:
             raise Refusal(f"{size} the model has {self.model.max_positions} positions; {remedy}")
         space = self.config.engine.kv_tokens
-        if space is not None and decode.stores_kv and given + most > space:
+        if space is not None and decode.scope.stores_kv and given + most > space:
             raise Refusal(f"{size} engine.kv_tokens={space}; raise that, {remedy}")
         sampling = self.sampling(item)
         if self.bytes and not self.bytes.isdisjoint(ids):
@@ -275,7 +275,7 @@ class Encoder:
         if item.suffix is None:
             return ()
         decode = self.config.decode
-        if decode.window_attention != "full":
+        if decode.scope.window_attention != "full":
             raise Refusal(
                 f"suffix: with decode.context={decode.context} no token sees what stands behind its block, and so what "
                 "the answer is to lead to; a model that was trained to see all of a text takes decode.context=vanilla"
