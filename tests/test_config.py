@@ -198,11 +198,11 @@ def test_presets_of_the_baselines_follow_the_model() -> None:
     """Fast-dLLM on models without blocks, block diffusion on those with them; vanilla is never anything else."""
     threshold = composed("decode=threshold").decode
     found = resolve_decode(threshold, PATTERNS["vanilla"])
-    assert (found.context, found.cache, found.block_size) == ("dual", "dual", 32)
+    assert (found.context, found.scope.cache, found.block_size) == ("dual", "dual", 32)
     assert (found.max_active_blocks, found.branches, found.tau_conf, found.confidence) == (1, 0, 0.9, "probability")
     found = resolve_decode(threshold, replace(PATTERNS["block_diffusion"], sub_block_size=8))
-    assert (found.cache, found.prompt_attention) == ("block", "blocks")
-    assert (found.window_attention, found.sub_block_size, found.boundary) == ("block_causal", 8, "fill")
+    assert (found.scope.cache, found.scope.prompt_attention) == ("block", "blocks")
+    assert (found.scope.window_attention, found.sub_block_size, found.scope.boundary) == ("block_causal", 8, "fill")
     asked = composed("decode=threshold", "decode.context=dual").decode
     assert resolve_decode(asked, replace(PATTERNS["block_diffusion"], sub_block_size=8)).sub_block_size is None
     most, entropy = composed("decode=vanilla").decode, composed("decode=vanilla_entropy").decode
