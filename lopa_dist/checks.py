@@ -31,7 +31,7 @@ def did_you_mean(word: str, known: Sequence[str], number: int = 1) -> str:
 class Reader(NamedTuple):
     """What reads a setting: without it, the setting would have no effect."""
 
-    reads: Callable[[Any], bool]  # whether a section with these settings does
+    reads: Callable[[Any], bool]  # whether it does, with these settings of a section
     who: str
 
 
@@ -58,17 +58,18 @@ def check_options(name: str, section: Any) -> None:
             require_count(key, value, least, auto="str" in kind)
 
 
-def check_read(name: str, asked: Any, section: Any) -> None:
+def check_read(name: str, asked: Any, section: Any, deciding: Any = None) -> None:
     """Raise a ValueError for a setting that was given a value and that nothing reads.
 
     Args:
         name: of the section.
         asked: the settings as they were given, perhaps ``auto``.
         section: the same without any ``auto``.
+        deciding: the section that its readers ask (`Reader.reads`); None: itself.
     """
     for entry in fields(section):
         reader, value = entry.metadata.get("reader"), getattr(asked, entry.name)
-        if reader is not None and value not in ("auto", entry.default) and not reader.reads(section):
+        if reader is not None and value not in ("auto", entry.default) and not reader.reads(deciding or section):
             raise ValueError(
                 f"{name}.{entry.name}={written(value)}: has no effect here, for only {reader.who} read it; leave it "
                 f"out, or at {written(entry.default)}"

@@ -13,6 +13,7 @@ IntOrAuto: TypeAlias = Any  # with `int | str`, every use of the number would ha
 
 MOST_DRAFTS = 16  # of a causal model's chain, with drafts=auto
 FILLING = Reader(lambda config: not config.causal, "models that fill masks")
+LOOKING = Reader(lambda config: not config.causal and (config.branches or config.drafts), "lookahead in masked models")
 CAUSAL = Reader(lambda config: config.causal, "causal models")
 
 
@@ -104,7 +105,7 @@ class DecodeConfig:
         ("probability", "margin", "neg_entropy"),
         reader=FILLING,
     )
-    tau_look: float = option(0.0, "least probability of a lookahead token", reader=FILLING)
+    tau_look: float = option(0.0, "least probability of a lookahead token", reader=LOOKING)
     extra_fill: int = option(
         0, "how many more of the most confident positions each step fills, without verification", reader=FILLING
     )

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lopa_dist.checks import check_options, option
+from lopa_dist.checks import Reader, check_options, option
 from lopa_dist.kernels.attention import NAMES as ATTENTION
+
+# what of `DecodeConfig` reads an option
+CACHING = Reader(lambda decode: decode.scope.stores_kv, "contexts that cache keys and values")
+SHARING = Reader(lambda decode: decode.scope.prefills_apart, "contexts whose prompts see no answer")
+CUTTING = Reader(lambda decode: decode.scope.cuts_prompts, "contexts that read prompts by blocks or causally")
 
 
 @dataclass
@@ -47,7 +52,10 @@ class EngineConfig:
         least=1,
     )
     kv_tokens: int | None = option(
-        None, "tokens of K/V space of a rank; requests wait for it. null: enough for max_sequences", least=1
+        None,
+        "tokens of K/V space of a rank; requests wait for it. null: enough for max_sequences",
+        least=1,
+        reader=CACHING,
     )
     attention: str = option(
         "auto",
@@ -55,11 +63,14 @@ class EngineConfig:
         ("auto", *ATTENTION),
     )
     graphs: str = option("auto", "CUDA graphs over fixed buffers", ("auto", "always", "never"))
-    prefix_cache: str = option("exact", "whose keys and values serve several requests", ("exact", "none"))
+    prefix_cache: str = option(
+        "exact", "whose keys and values serve several requests", ("exact", "none"), reader=SHARING
+    )
     prefill_chunk: int | None = option(
         2048,
         "prompt tokens computed at a time, where prompts are read by blocks or causally; null: all of them at once",
         least=1,
+        reader=CUTTING,
     )
     reproducible: bool = option(
         False, "on a GPU, too, the same text in any batch and at any world size, bit for bit; slower"

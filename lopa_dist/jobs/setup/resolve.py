@@ -25,6 +25,7 @@ def resolve(config: Config, shape: ModelConfig, device: torch.device) -> Config:
     """Return the configuration with every ``auto`` of decode.* and engine.* replaced."""
     values = by_model(config, shape, device)
     decode = DecodeConfig(**vars(config.decode) | values_of(values, "decode"))
+    check_read("engine", config.engine, config.engine, decode)
     return replace(config, decode=decode, engine=replace(config.engine, **values_of(values, "engine")))
 
 

@@ -47,13 +47,30 @@ def test_attention_whose_bits_depend_on_drafts_is_refused_where_texts_must_not()
     "setting",
     [
         "verify=confidence", "block_size=16", "max_active_blocks=2", "sub_block_size=8", "tau_add=0.5", "tau_act=0.5",
-        "tau_conf=0.7", "tau_entropy=0.5", "tau_edit=0.5", "tau_look=0.3", "confidence=margin", "fill=rule.py:mine",
+        "tau_conf=0.7", "tau_entropy=0.5", "tau_edit=0.5", "confidence=margin", "fill=rule.py:mine",
     ],
 )  # fmt: skip
 def test_what_fills_masks_is_refused_where_none_are_filled(setting: str) -> None:
     asked = config("model=causal", "decode.drafts=0", f"decode.{setting}")
     with pytest.raises(ValueError, match=rf"^decode\.{setting}: has no effect here, for only models that fill masks"):
         resolve(asked, read_config(find("causal")), CPU)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["model=causal", "decode.tau_look=0.3"], "decode.tau_look=0.3: .* only lookahead in masked models read"),
+        (["decode=d2f", "decode.tau_look=0.3"], "decode.tau_look=0.3: .* only lookahead in masked models read"),
+        (["decode.context=vanilla", "engine.kv_tokens=900"], "engine.kv_tokens=900: .* only contexts that cache"),
+        (["decode.context=dual", "engine.prefix_cache=none"], "engine.prefix_cache=none: .* whose prompts see no"),
+        (["engine.prefill_chunk=64"], "engine.prefill_chunk=64: .* only contexts that read prompts by blocks"),
+        (["engine.prefill_chunk=null"], "engine.prefill_chunk=null: .* or at 2048"),
+    ],
+)
+def test_what_has_no_effect_here_is_refused(settings: list[str], message: str) -> None:
+    shape = read_config(find("causal") if "model=causal" in settings else EMBEDDED)
+    with pytest.raises(ValueError, match=rf"^{message}"):
+        resolve(config(*settings), shape, CPU)
 
 
 def test_where_drafts_come_from_is_refused_where_masks_alone_give_them() -> None:
@@ -63,7 +80,7 @@ def test_where_drafts_come_from_is_refused_where_masks_alone_give_them() -> None
 
 def test_every_decode_option_that_a_rule_alone_reads_says_so() -> None:
     """Those that both read: lookahead, length, sampling, and what rows see."""
-    both = {"branches", "drafts", "max_new_tokens", "context", "stop_at_eos", "temperature", "top_p", "top_k"}
+    both = {"rule", "branches", "drafts", "max_new_tokens", "context", "stop_at_eos", "temperature", "top_p", "top_k"}
     assert {entry.name for entry in fields(DecodeConfig) if entry.metadata["reader"] is None} == both
 
 
