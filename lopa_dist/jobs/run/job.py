@@ -176,6 +176,9 @@ class Job:
         self.lessons = Lessons(
             config, group, engine, self.builder.tokenizer, self.folder, self.builder.revision, len(self.requests)
         )
+        if wandb_log is not None:
+            self.lessons.meanwhile.append(partial(wandb_log.learning, engine))
+            self.lessons.heard.append(lambda told: wandb_log.learned(engine, asdict(told)))
         self.lessons.begin()
         if engine.drafter and not self.masks and any(self.attempt.done):
             recall(engine.drafter, self.attempt.journal, self.attempt.number, self.builder.tokenizer, group)
@@ -299,7 +302,9 @@ class Job:
                 display.update(group.progress.add(done=rejected + sum(self.attempt.done), failed=rejected))
                 engine.meanwhile.append(lambda engine: display.stopping(group.stop, self.begun.open))
             engine.meanwhile.append(lambda engine: self.write_verdicts(judges.verdicts(), display))
-            self.lessons.meanwhile.append(lambda: self.write_verdicts(judges.verdicts(), display))
+            self.lessons.meanwhile.append(lambda *_: self.write_verdicts(judges.verdicts(), display))
+            self.lessons.meanwhile.append(display.learning)
+            self.lessons.heard.append(lambda _: display.learned())
             for generation in generations:
                 item = self.input.items[generation.request.index]
                 self.begun.note(request_id(item, generation.request), ended=True)

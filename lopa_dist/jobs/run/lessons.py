@@ -79,7 +79,8 @@ class Lessons:
     Attributes:
         revision: a hash of the checkpoint's content.
         told: what came of each lesson, on every rank.
-        meanwhile: called between the steps of learning; what is finished is written then.
+        meanwhile: called between the steps of learning, with the share of the time that is over and the step's loss.
+        heard: called with what came of each lesson.
     """
 
     config: Config
@@ -90,7 +91,8 @@ class Lessons:
     revision: str
     total: int
     told: list[Told] = field(default_factory=list)
-    meanwhile: list[Callable[[], None]] = field(default_factory=list)
+    meanwhile: list[Callable[[float, float], None]] = field(default_factory=list)
+    heard: list[Callable[[Told], None]] = field(default_factory=list)
     learning: Learning | None = None
     ended: bool = False  # whether there will be no further lesson
     counted: tuple[int, float] = (0, 0.0)  # requests that were done when generation began or went on, and when that was
@@ -191,7 +193,7 @@ class Lessons:
             sum(one.steps for one in slices), sum(one.rows for one in slices), first.shares, last.shares,
             round(first.length, 3), round(last.length, 3), round(faster, 3), taken,
         )  # fmt: skip
-        self.told.append(told)
+        self.tell(told)
         if taken:
             self.take()
             if self.group.world.rank == 0:
@@ -235,7 +237,13 @@ class Lessons:
     def stepped(self, share: float, loss: float) -> None:
         """After a step of learning."""
         for act in self.meanwhile:
-            act()
+            act(share, loss)
+
+    def tell(self, told: Told) -> None:
+        """Note what came of a lesson."""
+        self.told.append(told)
+        for act in self.heard:
+            act(told)
 
     def say(self, message: str, *values: Any) -> None:
         """Log a line on rank 0."""
@@ -253,7 +261,7 @@ class Lessons:
         except LearningFailed as error:
             self.ended = True
             problem = " ".join(str(error).split())
-            self.told.append(Told(len(self.answers), 0, 0, 0, 0, [], [], 0, 0, 1.0, False, problem))
+            self.tell(Told(len(self.answers), 0, 0, 0, 0, [], [], 0, 0, 1.0, False, problem))
             if self.group.world.rank == 0:
                 log.warning("WARNING: drafts could not be learned (%s); the job goes on without", problem)
 

@@ -29,6 +29,7 @@ class ProgressDisplay:
         self.silent, self.total, self.statistics, self.every_s = mode == "never", total, statistics, every_s
         self.began = self.last = time.perf_counter()
         self.shown, self.broken, self.told = 0, False, False
+        self.lesson = ""  # how far a lesson has got, while there is one
         self.totals = dict.fromkeys(NAMES, 0)
         columns = (
             SpinnerColumn(),
@@ -61,6 +62,24 @@ class ProgressDisplay:
             log.warning("stopping: %d in flight, at most %.0f s (job.grace_s)", in_flight, stop.grace_s)
             self.update(self.totals)
 
+    def learning(self, share: float, loss: float) -> None:
+        """Show how far a lesson of the job has got, or log it now and then: nothing is generated meanwhile."""
+        self.lesson = f"learning {share:.0%}, loss {loss:.2f}"
+        self.attempt(self.show_lesson)
+
+    def learned(self) -> None:
+        """Show that a lesson is over."""
+        self.lesson = ""
+        self.attempt(self.show_lesson)
+
+    def show_lesson(self) -> None:
+        """Bring the display's figures up to date, without a request that was finished."""
+        self.progress.update(self.task, status=self.status())
+        now = time.perf_counter()
+        if self.lesson and now - self.last >= self.every_s and not (self.live or self.silent):
+            self.last = now
+            log.info("%s", self.lesson)
+
     def attempt(self, act: Callable[[], None]) -> None:
         """Show something, and nothing more from the first time on that it fails: the terminal may be gone."""
         if self.broken:
@@ -90,8 +109,7 @@ class ProgressDisplay:
         rate = now["tokens"] / max(1e-9, time.perf_counter() - self.began)
         parts = [f"{now['failed']:,} failed"] if now["failed"] else []
         parts += [f"{timedelta(seconds=int(time.perf_counter() - self.began))} so far", f"{rate:.0f} tokens/s"]
-        if self.told:
-            parts.insert(0, "stopping")
+        parts = [part for part in ("stopping" * self.told, self.lesson) if part] + parts
         if now["forwards"]:  # none are counted where texts are scored
             parts.append(f"TPF {now['tokens'] / now['forwards']:.2f}")
         if now["judged"]:

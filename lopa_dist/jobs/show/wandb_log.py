@@ -142,6 +142,28 @@ class WandbLog:
             self.extra.post(partial(run.log, entry, step=self.steps_before + statistics.steps))
             remember(self.place, self.id, self.steps_before + statistics.steps)
 
+    def learning(self, engine: Engine, share: float, loss: float) -> None:
+        """Called after every step of a lesson; logs when it is time to."""
+        now = time.perf_counter()
+        if now - self.last >= self.every_s:
+            self.last = now
+            self.log_lesson(engine, {"lesson/time": share, "lesson/loss": loss})
+
+    def learned(self, engine: Engine, told: dict[str, Any]) -> None:
+        """Log what came of a lesson: of `Told`, its figures."""
+        figures = {f"lesson/{name}": value for name, value in told.items() if isinstance(value, (int, float))}
+        self.log_lesson(engine, figures)
+        self.last = time.perf_counter()
+
+    def log_lesson(self, engine: Engine, entry: dict[str, float]) -> None:
+        """Log an entry of a lesson, as a step of its own: W&B keeps one entry of a step."""
+        self.flush(engine)
+        if (run := self.run) is not None:
+            self.steps_before += 1
+            reached = self.steps_before + engine.statistics.steps
+            self.extra.post(partial(run.log, entry, step=reached))
+            remember(self.place, self.id, reached)
+
     def finish(self, engine: Engine, stopped: bool, report: dict[str, Any]) -> None:
         """The end of the run.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from lopa_dist.config import Config, JobConfig
+from lopa_dist.config import Config, JobConfig, LoggingConfig, WandbConfig
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.jobs.run import lessons
 from lopa_dist.jobs.run.job import run
@@ -20,6 +21,7 @@ from lopa_dist.learn.config import LearnConfig
 from lopa_dist.learn.learning import Learning
 from lopa_dist.learn.trainer import Trainer
 from lopa_dist.parallel.launcher import World
+from tests.jobs import wandb_file
 from tests.jobs.run.test_recall import QUESTIONS, config, texts
 
 ONE = World("python")
@@ -64,6 +66,29 @@ def test_texts_are_those_of_a_job_that_never_learns(
     assert texts(tmp_path / "run")[:-1] == plain
     run(never(tmp_path, more), tmp_path / "again", ONE)
     assert texts(tmp_path / "again") == texts(tmp_path / "run")
+
+
+def test_lessons_are_shown_and_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """How far one has got, in the progress and in Weights & Biases, and what came of it."""
+    monkeypatch.setattr(lessons, "gain", lambda *_: 2.0)
+    asked = learning(tmp_path, 5)
+    asked = replace(asked, logging=LoggingConfig(progress="auto", every_s=0.01, wandb=WandbConfig(mode="offline")))
+    with caplog.at_level("INFO", "lopa_dist"):
+        [lesson] = run(asked, tmp_path / "run", ONE)["lessons"]
+    said = [line for line in caplog.messages if re.match(r"learning \d+%, loss \d", line)]
+    assert said
+    history = wandb_file.read(tmp_path / "run")["history"]
+    steps = [row for row in history if "lesson/loss" in row]
+    assert steps
+    assert all(0 <= row["lesson/time"] <= 1 for row in steps)
+    [told] = [row for row in history if "lesson/gain" in row]
+    assert told["lesson/accepted"] == lesson["accepted"]
+    assert told["lesson/accepted_before"] == lesson["accepted_before"]
+    numbers = [row["_step"] for row in history]
+    assert numbers == sorted(set(numbers))  # none replaces another, and generation goes on behind them
+    assert "step_ms/forward" in history[-1]
 
 
 def test_what_does_not_pay_is_not_taken(tmp_path: Path, plain: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,6 +58,10 @@ def test_failures_elapsed_time_and_a_stop_are_said(caplog: pytest.LogCaptureFixt
     assert display.status().startswith("2 failed, 0:05:33 so far, 0 tokens/s")
     display.update(now | {"failed": 0})
     assert display.status().startswith("0:05:33 so far")
+    display.learning(0.34, 1.234)
+    assert display.status().startswith("learning 34%, loss 1.23, 0:05:33 so far")
+    display.learned()
+    assert display.status().startswith("0:05:33 so far")
     with caplog.at_level(logging.INFO, "lopa_dist"):
         display.stopping(stop, 16)
         assert not caplog.messages
