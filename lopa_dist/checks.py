@@ -8,8 +8,6 @@ from dataclasses import field, fields
 from difflib import get_close_matches
 from typing import Any, NamedTuple, TypeVar
 
-from lopa_dist.removed import instead
-
 T = TypeVar("T")
 
 
@@ -79,9 +77,7 @@ def check_read(name: str, asked: Any, section: Any, deciding: Any = None) -> Non
 def require(key: str, value: Any, choices: Sequence[Any]) -> None:
     """Raise a ValueError unless `value` is one of `choices`."""
     if value not in choices:
-        gone = instead(key, value)
-        more = f"; this choice is gone: {gone}" if gone else ""
-        raise ValueError(f"{key}={value!r}: must be one of {', '.join(map(written, choices))}{more}")
+        raise ValueError(f"{key}={value!r}: must be one of {', '.join(map(written, choices))}")
 
 
 def written(choice: Any) -> str:

@@ -38,7 +38,6 @@ from lopa_dist.jobs.folder.one_job import own_folder
 from lopa_dist.parallel.failures import RankError
 from lopa_dist.parallel.launcher import LaunchError, detect, die, tell
 from lopa_dist.parallel.stop import SIGNALS, STOPPED, Stop, Stopped, leave_at_signals
-from lopa_dist.removed import instead
 from lopa_dist.sweep import check_points, say_how_to_compare
 
 log = logging.getLogger("lopa_dist")
@@ -192,8 +191,6 @@ def check_command(arguments: list[str]) -> None:
     """Raise a UserError for a misspelt command: a bare word in front can be nothing else."""
     word = arguments[0] if arguments else ""
     if word and "=" not in word and not word.startswith(("-", "~")):
-        if gone := instead(word):
-            raise UserError(f"{word}: is gone; {gone}")
         commands = f"Commands: {', '.join(COMMANDS)}; without one, key=value settings run a job (--help)"
         raise UserError(f"{word}: no such command{did_you_mean(word, COMMANDS)} {commands}")
 

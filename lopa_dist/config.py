@@ -25,7 +25,6 @@ from lopa_dist.models.families import PATTERNS
 from lopa_dist.models.quantize import KINDS
 from lopa_dist.own_code import is_own, load
 from lopa_dist.remote import exists, is_remote
-from lopa_dist.removed import instead
 from lopa_dist.rules.choice import own_rule
 from lopa_dist.tasks.embedded import EmbeddedTask
 from lopa_dist.tasks.prompt_template import template_of
@@ -408,8 +407,6 @@ def quoted(text: str) -> str:
 def omegaconf_message(error: OmegaConfBaseException) -> str:
     """OmegaConf's message with the key in front and no internals."""
     first = str(error).splitlines()[0]
-    if gone := instead(str(error.full_key)):
-        return f"{error.full_key}: this setting is gone; {gone}"
     return f"{error.full_key}: {first}" if error.full_key else first
 
 
@@ -442,9 +439,7 @@ def check_keys(overrides: list[str]) -> None:
     known = [key for key, *_ in keys_of()]
     groups = {path.name for path in CONF.iterdir() if path.is_dir()}
     for override in overrides:
-        key, _, value = override.lstrip("+~").partition("=")
-        if gone := instead(key, value):
-            raise UserError(f"{override}: this setting is gone; {gone}")
+        key = override.lstrip("+~").partition("=")[0]
         if "=" not in override or key.startswith(("hydra", "-")) or key in groups or "/" in key or "@" in key:
             continue
         if key not in known:

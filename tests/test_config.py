@@ -25,14 +25,13 @@ from submitit.core.utils import FailedJobError
 
 from lopa_dist import cli
 from lopa_dist.checks import UserError
-from lopa_dist.config import Config, TaskConfig, check_keys, keys_of, quoted, short, with_own_model
+from lopa_dist.config import Config, TaskConfig, quoted, short, with_own_model
 from lopa_dist.config import composed as config_of
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.jobs.run.job import Job
 from lopa_dist.jobs.setup.resolve import resolve_decode
 from lopa_dist.models.families import PATTERNS
 from lopa_dist.models.files import SHIPPED
-from lopa_dist.removed import REMOVED
 from lopa_dist.sweep import SweepFolder
 from lopa_dist.tasks.registry import TASKS
 
@@ -346,7 +345,6 @@ def test_right_keys_pass() -> None:
         (["frobnicate"], r"no such command\. Commands: report, table, status"),
         (["report"], "usage"),
         (["report", "nowhere"], r"no report\.json"),
-        (["lm-eval"], r"lm-eval: is gone; run the task as a job: task=harness"),
     ],
 )
 def test_command_line_mistakes_are_one_message(
@@ -631,37 +629,6 @@ def test_every_command_tells_its_usage(
 def test_times_and_temperatures_are_numbers(key: str, value: str) -> None:
     with pytest.raises(ValueError, match=rf"{key}=.*must be"):
         composed(f"{key}={value}")
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("decode.alpha=0.5", "decode.alpha=0.5: this setting is gone; leave it out"),
-        ("engine=default", "engine=default: this setting is gone; leave it out"),
-        ("+experiment=s13", "experiment=s13: this setting is gone; docs/inputs.md has the settings to write instead"),
-        ("decode.verify=plain_exact", "take decode.verify=agreement"),
-        ("decode.branches=auto", "give a number"),
-        ("decode.one_block_from=2", "decode.max_active_blocks=1"),
-        ("decode.cache=dual", "write decode.context=dual"),
-        ("decode.cache=block", "write decode.context=d2f or blocks"),
-        ("decode.window_attention=block_causal", "d2f_causal"),
-        ("decode.boundary=stale", "follows decode.context"),
-    ],
-)
-def test_a_setting_that_is_gone_says_what_to_write_instead(override: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        check_keys([override])
-
-
-def test_what_replaces_a_setting_is_a_setting() -> None:
-    known = [key for key, *_ in keys_of()]
-    for gone, instead in REMOVED.items():
-        key, _, value = gone.partition("=")
-        if "." not in key:  # a preset
-            assert not (cli.CONF / key / f"{value}.yaml").exists(), gone
-            continue
-        assert (key in known) == (bool(value) and key not in REMOVED), gone
-        assert set(re.findall(r"(?:decode|engine)\.\w+", instead)) <= set(known), gone
 
 
 def test_one_default_everywhere() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from lopa_dist.config import Config, ModelOptions, TaskConfig
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.jobs.show.metrics import wilson
-from lopa_dist.jobs.show.published import published
 
 UNCONFINED = "The model's programs were run unconfined, with limits alone (task.allow_code_execution=unconfined)."
 
@@ -67,8 +65,8 @@ def config_of(report: dict[str, Any]) -> Config:
         return Config(
             model=ModelOptions(**report["model"]),
             task=TaskConfig(**report["task"]),
-            decode=DecodeConfig(**known(DecodeConfig, report["decode"])),
-            engine=EngineConfig(**known(EngineConfig, report["engine"])),
+            decode=DecodeConfig(**report["decode"]),
+            engine=EngineConfig(**report["engine"]),
             seed=report["seed"],
         )
     except (TypeError, KeyError) as error:
@@ -79,11 +77,6 @@ def config_of(report: dict[str, Any]) -> Config:
         ) from error
 
 
-def known(section: type[Any], given: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that a section has; reports of earlier versions have some that are gone."""
-    return {entry.name: given[entry.name] for entry in fields(section) if entry.name in given}
-
-
 def figures(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """The figures in words."""
     scored = "masks" in report
@@ -92,12 +85,6 @@ def figures(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "not judged", UNJUDGED.format(report["unjudged"])
     if "accuracy" in report:
         yield "accuracy (95 % confidence)", with_interval(report)
-        if known := published(report):
-            authors, score = known
-            yield (
-                "the authors report",
-                f"{score:.1f}% ({authors.source}; settings: {authors.settings}), see docs/models.md",
-            )
     yield from ((key.replace("_", ", "), f"{report[key]:.1%}") for key in report if is_rule(key))
     for part, values in report.get("metrics", {}).items():  # as the task's own library has them
         yield from ((f"{part}: {name}", f"{value:.4g}") for name, value in values.items())

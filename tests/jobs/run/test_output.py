@@ -8,7 +8,6 @@ import io
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ pytest.importorskip("pyarrow.parquet", reason="needs pyarrow: pip install 'lopa_
 import boto3
 import fsspec
 import s3fs
-import yaml
 from fsspec.implementations.memory import MemoryFileSystem
 from moto.server import ThreadedMotoServer
 from pyarrow import parquet
@@ -126,22 +124,12 @@ class Hub(MemoryFileSystem):
         return "/" + str(path).removeprefix("hf://").strip("/")
 
 
-def test_a_card_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first output brings a card with it; another one leaves it alone."""
+def test_a_data_set_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules["fsspec.registry"]._registry, "hf", Hub)
-    out = "hf://datasets/me/sums/answers.parquet"
-    made = config(TaskConfig(limit=4, output=out))
-    report = run(made, tmp_path / "a", World("python"))
-    system = fsspec.filesystem("hf")
-    text = system.cat_file("/datasets/me/sums/README.md").decode()
-    _, front, body = text.split("---\n", 2)
-    assert yaml.safe_load(front)["configs"] == [{"config_name": "default", "data_files": "answers.parquet"}]
-    assert report["weights"]["revision"] in body
-    assert f"| tokens per forward (TPF) | {report['tpf']:.2f} |" in body
-    assert "| task.limit | 4 |" in body
-    system.pipe_file("/datasets/me/sums/README.md", b"mine")
-    run(replace(made, seed=1), tmp_path / "b", World("python"))
-    assert system.cat_file("/datasets/me/sums/README.md") == b"mine"
+    out = "hf://datasets/me/sums/answers.jsonl"
+    run(config(TaskConfig(limit=4, output=out)), tmp_path / "a", World("python"))
+    written = fsspec.filesystem("hf").cat_file("/datasets/me/sums/answers.jsonl")
+    assert written == (tmp_path / "a" / "results.jsonl").read_bytes()
 
 
 @pytest.mark.parametrize("output", ["in.jsonl", "./in.jsonl", "link.jsonl", "file://{folder}/in.jsonl"])
