@@ -27,12 +27,12 @@ from lopa_dist.commands import COMMANDS, perform
 from lopa_dist.config import (
     CONF,
     Config,
+    as_hydra_reads,
     check_files,
     check_keys,
     hydra_message,
     omegaconf_message,
     typed,
-    with_own_model,
 )
 from lopa_dist.jobs.folder.one_job import own_folder
 from lopa_dist.parallel.failures import RankError
@@ -208,7 +208,7 @@ def main() -> None:
                 return perform(arguments[0], arguments[1:])
         check_command(arguments)
         check_keys([a for a in arguments if not a.startswith("-")])
-        sys.argv[1:] = with_own_model(arguments)
+        sys.argv[1:] = as_hydra_reads(arguments)
         if {"-m", "--multirun"} & {*arguments}:
             check_points(sys.argv[1:])
         os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach us as they are; we shorten them below

@@ -28,7 +28,7 @@ from lopa_dist.remote import exists, is_remote
 from lopa_dist.rules.choice import own_rule
 from lopa_dist.tasks.embedded import EmbeddedTask
 from lopa_dist.tasks.prompt_template import template_of
-from lopa_dist.tasks.registry import TASKS
+from lopa_dist.tasks.registry import TASKS, options_of, task_class
 from lopa_dist.tasks.response_format import TRIES
 from lopa_dist.tasks.rows import check_ending
 
@@ -113,7 +113,7 @@ class DecodeOptions(DecodeConfig):
 class TaskConfig:
     """What is generated."""
 
-    name: str = option("arithmetic", "what is generated", tuple(TASKS))
+    name: str = option("arithmetic", f"what is generated: {', '.join(TASKS)}, or FILE.py:CLASS, a task of your own")
     limit: int | None = option(200, "how many requests are run (lines of a batch file); null: all", least=1)
     input: str | None = option(
         None, "a file, a folder, - (standard input) or hf://owner/name:config:split; null: the task's own data set"
@@ -182,6 +182,9 @@ class TaskConfig:
 
     def __post_init__(self) -> None:
         check_options("task", self)
+        own = is_own(self.name)
+        if not own:
+            require("task.name", self.name, tuple(TASKS))
         if not 0 <= self.shard < self.shards:
             raise ValueError(f"task.shard={self.shard}: must be from 0 to task.shards - 1 = {self.shards - 1}")
         if self.score is not None and self.score != "exact" and not is_own(self.score):
@@ -193,7 +196,7 @@ class TaskConfig:
             template_of(self.prompt)
             if self.column is not None:
                 raise ValueError(f"task.column={self.column} with task.prompt: one of them says what the prompt is")
-        embedded = issubclass(TASKS[self.name], EmbeddedTask)
+        embedded = not own and issubclass(TASKS[self.name], EmbeddedTask)
         if self.input and embedded:
             raise ValueError(f"task.input={self.input}: the embedded problems are not read from a file; add task=batch")
         if self.input == "-" and self.name != "batch":
@@ -209,10 +212,11 @@ class TaskConfig:
             )
         if embedded and self.limit is None:
             raise ValueError("task.limit: the embedded problems have no end; give a number")
+        read = options_of(self.name)
         for f in fields(self):
             names = [name for name, task in TASKS.items() if f.name in task.options]
             value = getattr(self, f.name)
-            if names and self.name not in names and value != f.default:
+            if names and f.name not in read and value != f.default:
                 raise ValueError(
                     f"task.{f.name}={value}: has no effect with task={self.name}, only with {', '.join(names)}; "
                     "leave it out"
@@ -352,6 +356,7 @@ def check_files(config: Config) -> None:
     for key, text in (("task.score", config.task.score), ("decode.fill", config.decode.fill)):
         if is_own(text):
             load(str(text), key)
+    task_class(config.task.name)
     if config.decode.rule is not None:
         own_rule(config.decode.rule)
 
@@ -455,12 +460,17 @@ def check_keys(overrides: list[str]) -> None:
             raise UserError(f"{key}: no such key. Known here: {', '.join(names)}")
 
 
-def with_own_model(arguments: list[str]) -> list[str]:
-    """Overrides as Hydra reads them: those that name a model by its path alone get ``model=local``.
+def as_hydra_reads(arguments: list[str]) -> list[str]:
+    """Return overrides as Hydra reads them.
 
-    So they have none of the embedded model's own settings. Quotes go around `task.prompt`, whose braces, colons and
-    commas are a text's.
+    Those that name a model by its path alone get ``model=local``, so that they have none of the embedded model's own
+    settings. A task of the user's own, ``task=FILE.py:CLASS``, becomes ``task=own`` with that name. Quotes go around
+    `task.prompt`, whose braces, colons and commas are a text's.
     """
+    arguments = [
+        new for a in arguments
+        for new in (["task=own", f"task.name={a[5:]}"] if a.startswith("task=") and is_own(a[5:]) else [a])
+    ]  # fmt: skip
     key = "task.prompt="
     arguments = [
         key + quoted(a.removeprefix(key)) if a.startswith(key) and a[len(key) : len(key) + 1] not in ("'", '"') else a

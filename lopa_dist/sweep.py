@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from lopa_dist.checks import UserError
-from lopa_dist.config import Config, check_files, check_keys, composed, omegaconf_message, with_own_model
+from lopa_dist.config import Config, as_hydra_reads, check_files, check_keys, composed, omegaconf_message
 from lopa_dist.jobs.run.output import check_output
 from lopa_dist.parallel.launcher import LaunchError
 from lopa_dist.parallel.mesh import choose_mesh
@@ -49,7 +49,7 @@ def main(ranks: int, arguments: Sequence[str]) -> None:
     """What `--dry-run` of a launch script asks: exit with a message where the job would not begin."""
     try:
         check_keys([a for a in arguments if not a.startswith("-")])
-        own = [a for a in with_own_model(list(arguments)) if not a.startswith(("hydra", "-"))]
+        own = [a for a in as_hydra_reads(list(arguments)) if not a.startswith(("hydra", "-"))]
         check_job(own, ranks)
         for source in data_sets(composed(own).task):
             if reason := why_not_there(source):

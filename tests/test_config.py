@@ -25,7 +25,7 @@ from submitit.core.utils import FailedJobError
 
 from lopa_dist import cli
 from lopa_dist.checks import UserError
-from lopa_dist.config import Config, TaskConfig, quoted, short, with_own_model
+from lopa_dist.config import Config, TaskConfig, as_hydra_reads, quoted, short
 from lopa_dist.config import composed as config_of
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.jobs.run.job import Job
@@ -61,10 +61,10 @@ def test_other_models_bring_verified_lookahead_and_lopa_stays_as_published() -> 
 @pytest.mark.parametrize("text", ["Classify: {text}", 'it\'s, "{text}"', "{a}\n[{b}]"])
 def test_a_prompt_of_columns_needs_no_second_quotes(text: str) -> None:
     given = ["task=batch", "task.input=x.csv"]
-    assert composed(*with_own_model([*given, f"task.prompt={text}"])).task.prompt == text
-    assert composed(*with_own_model([*given, f"task.prompt={quoted(text)}"])).task.prompt == text
+    assert composed(*as_hydra_reads([*given, f"task.prompt={text}"])).task.prompt == text
+    assert composed(*as_hydra_reads([*given, f"task.prompt={quoted(text)}"])).task.prompt == text
     with pytest.raises(ValueError, match=r"task\.column=q with task\.prompt"):
-        composed(*with_own_model([*given, f"task.prompt={text}", "task.column=q"]))
+        composed(*as_hydra_reads([*given, f"task.prompt={text}", "task.column=q"]))
 
 
 @pytest.mark.parametrize("given", [["model.path=/x"], ["task.limit=3", "model.path=/x", "seed=1"]])
@@ -106,10 +106,11 @@ def test_verification_that_makes_no_sense_is_refused(given: dict[str, Any], name
 @pytest.mark.parametrize("group", ["model", "task", "decode", "launcher", "experiment"])
 def test_every_choice_of_every_group_composes(group: str) -> None:
     needed = {"local": ["model.path=x"], "batch": ["task.input=x"], "harness": ["task.harness=x"]}
+    needed["own"] = [f"task.name={Path(__file__).parent.parent / 'examples' / 'task.py'}:Capitals"]
     choices = [f.stem for f in (cli.CONF / group).glob("*.yaml")]
     assert choices
     if group == "task":
-        assert set(choices) == set(TASKS)
+        assert set(choices) == {*TASKS, "own"}
     for choice in choices:
         composed(f"{group}={choice}", *needed.get(choice, []))
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from lopa_dist.config import Config, TaskConfig, check_files
+from lopa_dist.config import Config, TaskConfig, as_hydra_reads, check_files, composed
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.jobs.run.job import run
@@ -18,6 +18,7 @@ from lopa_dist.own_code import load, module_of
 from lopa_dist.parallel.launcher import World
 from lopa_dist.tasks.batch import Batch
 from lopa_dist.tasks.embedded import Arithmetic
+from lopa_dist.tasks.registry import make_task
 from lopa_dist.tasks.task import CannotJudge
 from tests.jobs.run.test_job import config, lines
 
@@ -178,6 +179,78 @@ def test_what_cannot_be_called_is_refused_before_anything_is_read(files: Path, t
     named = text if text in (":f", "lopa_nothing:f", "nowhere.py:f", "math:sqrt") else f"{files}/{text}"
     with pytest.raises(ValueError, match=message):
         check_files(Config(decode=replace(Config().decode, fill=named)))
+
+
+TASK = """
+from lopa_dist.tasks.task import Item, Score
+
+class Sums:
+    name = "sums"
+
+    def __init__(self, limit):
+        self.limit = limit
+
+    def items(self):
+        for n in range(self.limit or 4):
+            yield Item(f"sum-{n}", prompt=f"{n} + {n} =", reference=str(2 * n))
+        yield Item("broken", error="this one cannot be used")
+
+    def score(self, item, text):
+        return Score(RIGHT, text.split()[-1] if text.split() else None, expected=item.reference)
+
+class Nameless:
+    def __init__(self, limit): pass
+
+class Greedy(Sums):
+    options = ("input", "fewshot")
+
+number = 8
+"""
+
+
+def own_task(folder: Path, name: str, right: bool = True, **options: Any) -> Config:
+    (folder / "task.py").write_text(TASK.replace("RIGHT", str(right)))
+    for cached in (load, module_of):
+        cached.cache_clear()
+    return config(TaskConfig(f"{folder}/task.py:{name}", **{"limit": None} | options), branches=0)
+
+
+def test_a_task_of_one_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs as those of the package do; where its file changes, finished answers are judged anew."""
+    report = run(own_task(tmp_path, "Sums"), tmp_path / "run", World("python"))
+    found = lines(tmp_path / "run")
+    assert [line["custom_id"] for line in found] == ["sum-0", "sum-1", "sum-2", "sum-3", "broken"]
+    assert [line.get("expected") for line in found[:4]] == ["0", "2", "4", "6"]
+    assert found[4]["error"] == "this one cannot be used"
+    assert (report["accuracy"], report["errors"], report["task"]["name"]) == (1.0, 1, f"{tmp_path}/task.py:Sums")
+    monkeypatch.setattr(Engine, "generate", lambda *_: iter(()))
+    again = run(own_task(tmp_path, "Sums", right=False), tmp_path / "run", World("python"))
+    assert again["accuracy"] == 0
+    assert [line["text"] for line in lines(tmp_path / "run")[:4]] == [line["text"] for line in found[:4]]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("Nameless", {}, r"task=.*:Nameless: is a type and has no name, items, score; a task is a class with a name"),
+        ("number", {}, r"task=.*:number: is a int and has no name, items, score; a task is a class"),
+        ("nothing", {}, r"task=.*:nothing: there is no 'nothing' in .*task\.py"),
+        ("Greedy", {}, r"it is made with limit, .*, here limit, input, fewshot, but got an unexpected keyword"),
+        ("Sums", {"fewshot": 3}, r"task\.fewshot=3: has no effect with task=.*:Sums, only with gsm8k"),
+    ],
+)
+def test_what_is_no_task_is_refused(tmp_path: Path, name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_task(own_task(tmp_path, name, **options).task)
+
+
+def test_a_task_of_one_s_own_is_named_as_others_are() -> None:
+    given = as_hydra_reads(["task=examples/task.py:Capitals", "task.limit=2"])
+    assert given == ["task=own", "task.name=examples/task.py:Capitals", "task.limit=2"]
+    found = composed(given).task
+    task = make_task(replace(found, name=found.name.replace("examples", str(ROOT / "examples"))))
+    assert [item.reference for item in task.items()] == ["Paris", "Tokyo"]
+    assert [task.score(item, "Paris.").correct for item in task.items()] == [True, False]
 
 
 def test_settings_that_cannot_be_a_function_are_refused() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lopa_dist.checks import in_a_line
-from lopa_dist.tasks.registry import TASKS
+from lopa_dist.tasks.registry import options_of, task_class
 from lopa_dist.tasks.rows import HUB, hub_parts, is_dataset
 
 TIMEOUT_S = 10.0
@@ -16,7 +16,7 @@ OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
 
 def data_sets(task: Any) -> list[str]:
     """Return the ``hf://`` sources that the task of these options reads: its problems and its examples."""
-    kind, options = TASKS[task.name], TASKS[task.name].options
+    kind, options = task_class(task.name), options_of(task.name)
     sources = [task.input or getattr(kind, "test", None)]
     if "fewshot" in options and task.fewshot != 0:
         sources.append(task.fewshot_input or (None if task.input else getattr(kind, "train", None)))

@@ -1,9 +1,11 @@
-"""All tasks by name, and the one that a configuration names."""
+"""All tasks by name, and the one that a configuration names, which may be the user's own."""
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
+from lopa_dist.own_code import is_own, load
 from lopa_dist.tasks.batch import Batch
 from lopa_dist.tasks.embedded import Arithmetic, Lists
 from lopa_dist.tasks.gsm8k import GSM8K
@@ -23,10 +25,44 @@ def make_task(options: Any) -> Task:
     """The task that the configuration's section `task` names.
 
     Raises:
-        ValueError: a source that cannot be read, a library that is not there, code that may not be run.
+        ValueError: a source that cannot be read, a library that is not there, code that may not be run; a class of the
+            user's own that is no task.
     """
     if options.input:
         check(options.input)
-    kind = TASKS[options.name]
-    task: Task = kind(limit=options.limit, **{key: getattr(options, key) for key in kind.options})
+    kind = task_class(options.name)
+    given = {"limit": options.limit} | {key: getattr(options, key) for key in options_of(options.name)}
+    if is_own(options.name):
+        try:
+            inspect.signature(kind).bind(**given)
+        except TypeError as error:
+            raise ValueError(
+                f"task={options.name}: it is made with limit, and with the keys of task.* that its `options` name, "
+                f"here {', '.join(given)}, but {error}"
+            ) from error
+    task: Task = kind(**given)
     return task
+
+
+def task_class(name: str) -> Any:
+    """Return the class of a task, or the user's own that ``FILE.py:CLASS`` names.
+
+    Raises:
+        ValueError: there is no such class, or it is no task.
+    """
+    if not is_own(name):
+        return TASKS[name]
+    kind = load(name, "task")
+    missing = [what for what in ("name", "items", "score") if not hasattr(kind, what)]
+    if not isinstance(kind, type) or missing:
+        lacks = f" and has no {', '.join(missing)}" if missing else ""
+        raise ValueError(
+            f"task={name}: is a {type(kind).__name__}{lacks}; a task is a class with a name, items() and score() "
+            "(docs/inputs.md#a-task-of-your-own)"
+        )
+    return kind
+
+
+def options_of(name: str) -> tuple[str, ...]:
+    """Return the keys of ``task.*`` that a task takes besides ``limit``."""
+    return tuple(getattr(task_class(name), "options", ()))

@@ -16,7 +16,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 
 from lopa_dist.checks import UserError, did_you_mean
-from lopa_dist.config import CONF, Config, check_keys, composed, with_own_model
+from lopa_dist.config import CONF, Config, as_hydra_reads, check_keys, composed
 from lopa_dist.jobs.setup.device import choose_device
 from lopa_dist.jobs.setup.resolve import Resolved, by_device, by_model, resolve_decode
 from lopa_dist.jobs.setup.settings import Setting, settings_of, shown
@@ -126,7 +126,7 @@ def explain(arguments: list[str]) -> str:
                 hint += f" Sections: {', '.join(dict.fromkeys(name.split('.')[0] for name in known))}"
             raise UserError(f"{key}: no such key{hint}")
     parts = []
-    for setting, value, origin in explanations(with_own_model(overrides)):
+    for setting, value, origin in explanations(as_hydra_reads(overrides)):
         if not wanted or any(setting.key == key or setting.key.startswith(f"{key}.") for key in wanted):
             lines = [setting.meaning, f"takes: {setting.allowed}", f"from: {origin}"]
             if setting.key in wanted and setting.details:

@@ -32,7 +32,8 @@ RESULTS = ("report.json", "report.html", "results.jsonl", ERRORS, FIGURES, NAME,
 FORMAT = 2  # of the entries; a journal in another format lacks figures, and is not gone on with
 ANEW = "give job.resume=new to start over (what there is is set aside)"
 MAY_CHANGE = ("model.dtype was ", "model.quantization was ")  # where what had failed is run again
-VERDICT_SETTINGS = ("score", "the source of task.score")  # which change no text: answers are judged again
+# which change no text: answers are judged again
+VERDICT_SETTINGS = ("score", "the source of task.score", "the source of task")
 FAILED, STALE, UNJUDGED, JUDGED = range(4)  # how good a request's entry is; stale: its verdict is of another rule
 PART = re.compile(r"(\d+)-(\d+)\.jsonl")
 

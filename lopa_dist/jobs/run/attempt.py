@@ -14,7 +14,7 @@ import torch
 
 from lopa_dist.config import Config, TaskConfig
 from lopa_dist.jobs.folder.attempt_record import AttemptRecord
-from lopa_dist.jobs.folder.journal import FORMAT, Journal, Writer, read
+from lopa_dist.jobs.folder.journal import FORMAT, VERDICT_SETTINGS, Journal, Writer, read
 from lopa_dist.jobs.run.crashes import crashes
 from lopa_dist.jobs.run.job_input import JobInput
 from lopa_dist.jobs.run.rejudge import rejudge
@@ -72,7 +72,8 @@ def begin_attempt(
         changes = journal.open(settings, config.job.resume, start, retry)
         number = journal.next_attempt()
         since = journal.retried_from(retry, number, start)
-        rules = settings.get("score"), read(journal.folder / "settings.json").get("score")
+        earlier = read(journal.folder / "settings.json")
+        rules = [one.get(key) for one in (settings, earlier) for key in VERDICT_SETTINGS]
         if any(rules):
             rejudged = rejudge(journal, partial(Writer, folder, number, group.world.size), job_input, task, settings)
         done, errors = journal.done(job_input.ids, since if retry else 0, unjudged=any(rules))
@@ -148,7 +149,8 @@ def journal_settings(config: Config, builder: EngineBuilder) -> dict[str, Any]:
 def own_sources(config: Config) -> dict[str, str]:
     """Return hashes of the files with functions of the user's own."""
     decode = config.decode
-    named = {"task.score": config.task.score, "decode.fill": decode.fill, "decode.rule": decode.rule}
+    named = {"task": config.task.name, "task.score": config.task.score}
+    named |= {"decode.fill": decode.fill, "decode.rule": decode.rule}
     return {f"the source of {key}": digest(str(text), key) for key, text in named.items() if is_own(text)}
 
 

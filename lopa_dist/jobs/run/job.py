@@ -400,7 +400,7 @@ class Job:
         inputs, task = self.input, self.config.task
 
         def rule(index: int) -> str | None:
-            return verdict_rule(self.attempt.settings, inputs.items[index]) if task.score else None
+            return verdict_rule(self.attempt.settings, inputs.items[index])
 
         last = task.shard + task.shards * len(inputs)
         numbers = range(task.shard, last, task.shards)  # places in the whole input, of which this job may have a share

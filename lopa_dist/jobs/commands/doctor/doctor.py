@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lopa_dist.checks import UserError
-from lopa_dist.config import check_keys, composed, with_own_model
+from lopa_dist.config import as_hydra_reads, check_keys, composed
 from lopa_dist.jobs.commands.doctor.checkpoint import memory_needed, model, tokenizer
 from lopa_dist.jobs.commands.doctor.computing import compiler, device, kernels, library
 from lopa_dist.jobs.commands.doctor.finding import Finding, Machine, State
@@ -76,7 +76,7 @@ def doctor(overrides: list[str], console: Console) -> bool:
     if wrong:
         raise UserError(f"{wrong[0]}: doctor takes settings as key=value, as a job does: lopa-dist doctor model=...")
     check_keys(overrides)
-    machine, world = Machine(composed(with_own_model(overrides))), detect()
+    machine, world = Machine(composed(as_hydra_reads(overrides))), detect()
     states = []
     for name, finding in examine(machine):
         states.append(finding.state)

@@ -15,7 +15,7 @@ from lopa_dist.jobs.commands.doctor.finding import GIB, Finding, Machine, broken
 from lopa_dist.jobs.show.wandb_log import chosen_mode
 from lopa_dist.tasks import sandbox
 from lopa_dist.tasks.hub_data import data_sets, why_not_there
-from lopa_dist.tasks.registry import TASKS
+from lopa_dist.tasks.registry import options_of
 from lopa_dist.tasks.rows import check, is_dataset
 
 LEAST_FREE = 1 << 30  # bytes on the disk of the run folders
@@ -113,7 +113,7 @@ def logged_in() -> bool:
 def programs(machine: Machine) -> Finding:
     """The sandbox, which only tasks that run a model's programs need."""
     task = machine.config.task
-    needs = "allow_code_execution" in TASKS[task.name].options
+    needs = "allow_code_execution" in options_of(task.name)
     if needs and task.allow_code_execution is None:
         return broken(f"task={task.name} runs the model's programs", "task.allow_code_execution=true, or false")
     unconfined = task.allow_code_execution == "unconfined"
