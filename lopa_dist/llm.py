@@ -23,7 +23,8 @@ from lopa_dist.engine.request import Generation, Likelihood, Request
 from lopa_dist.jobs.run.answers import answer_of
 from lopa_dist.jobs.run.attempt import work
 from lopa_dist.jobs.run.prompts import Encoder, Rejection
-from lopa_dist.jobs.run.tries import Repeated, Tries
+from lopa_dist.jobs.run.request_source import RequestSource
+from lopa_dist.jobs.run.tries import Tries
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.setup.device import choose_device
 from lopa_dist.jobs.setup.resolve import resolve, resolve_decode, sequences_of_replica
@@ -385,14 +386,14 @@ class LLM:
             Stopped: a rank was asked to stop.
         """
         group.ready()
-        tried = Repeated(requests)
-        engine.prepare(tried)
+        engine.prepare(requests)
         group.prepared()
         tries = Tries(engine, items, self.builder.tokenizer)
+        source = RequestSource(requests, partial(group.queue.take, total=len(requests)))
         own: dict[int, list[Any]] = {}
         shown = "auto" if progress and group.world.rank == 0 else "never"
         with ProgressDisplay(shown, len(items), engine.statistics, self.config.logging.every_s) as display:
-            for generation in tries.generate(tried, partial(group.queue.take, total=len(requests))):
+            for generation in tries.generate(source):
                 if group.is_leader:
                     own[generation.request.index] = values(generation)
                     amounts = {"tokens": len(generation.tokens), "forwards": generation.forwards}

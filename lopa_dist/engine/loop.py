@@ -112,11 +112,11 @@ class Engine:
 
         Args:
             requests: all that may be handed out.
-            next_requests: hands out positions in `requests`; without it, all of them in order.
+            next_requests: hands them out, or others that are no larger; without it, all of them in order.
         """
         if not requests:
             return
-        batch = self.start(requests, next_requests or in_order(len(requests)))
+        batch = self.start(requests, next_requests or in_order(requests))
         rule, share = self.rule, self.share
         batch.admit()
         while batch.running:
@@ -149,7 +149,7 @@ class Engine:
         scheduler = Scheduler(pool, self.config, plan.row_limit, self.share, self.prefix_rules)
         chunks = ChunkedPrefill(pool, runner, self.prefix_rules, self.lockstep.attempt)
         self.batch = RunningBatch(
-            requests, next_requests, state, pool, runner, scheduler, chunks, self.lookahead, self.sampling,
+            next_requests, state, pool, runner, scheduler, chunks, self.lookahead, self.sampling,
             self.statistics, Chains(self.drafter, plan.sequences) if self.drafter else None, self.text_of,
         )  # fmt: skip
         self.statistics.start()

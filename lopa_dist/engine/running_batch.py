@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
@@ -32,9 +32,9 @@ from lopa_dist.rows import ForwardBatch, SharedPrefixes
 from lopa_dist.rows.lookahead import Lookahead
 from lopa_dist.rows.row_maker import Structures
 
-NextRequests = Callable[[int], list[int]]
-"""Takes a limit and returns the numbers of the next requests, at most that many; empty when there are no more. All
-branch ranks get the same."""
+NextRequests = Callable[[int], list[Request]]
+"""Takes a limit and returns the next requests, at most that many; empty when there are no more. All branch ranks get
+the same."""
 
 
 @dataclass
@@ -78,9 +78,8 @@ class EndedStep(NamedTuple):
 class RunningBatch:
     """The running sequences of one `Engine.generate`: their state, their K/V, and the requests that wait for a slot."""
 
-    requests: Sequence[Request]  # all of them
-    next_requests: NextRequests  # hands out positions in `requests`
-    state: State  # made for these requests, like the four fields behind it
+    next_requests: NextRequests
+    state: State  # made for all requests that may come, like the four fields behind it
     pool: KVPool
     runner: Runner
     scheduler: Scheduler
@@ -92,7 +91,7 @@ class RunningBatch:
     text_of: TextOf | None = None  # decodes tokens, to find stop strings; None: they end no sequence
     running: dict[int, Admission] = field(default_factory=dict)  # by slot
     structures: Structures = field(default_factory=dict)  # of earlier steps
-    waiting: deque[int] = field(default_factory=deque)  # handed out, but without K/V space yet
+    waiting: deque[Request] = field(default_factory=deque)  # handed out, but without K/V space yet
 
     def __post_init__(self) -> None:
         self.host = self.state.to_host()
@@ -104,9 +103,9 @@ class RunningBatch:
         self.waiting.extend(self.next_requests(missing) if missing > 0 else [])
         admitted: list[Admitted] = []
         for slot in empty:
-            if not self.waiting or not self.scheduler.fits(slot, self.requests[self.waiting[0]]):
+            if not self.waiting or not self.scheduler.fits(slot, self.waiting[0]):
                 break
-            request = self.requests[self.waiting.popleft()]
+            request = self.waiting.popleft()
             sampling = request.sampling or self.sampling
             if sampling != self.sampling:
                 self.runner.request_sampling[slot] = sampling
@@ -263,7 +262,7 @@ class RunningBatch:
         )
 
 
-def in_order(total: int) -> NextRequests:
-    """Hand out 0 to total - 1."""
-    numbers = iter(range(total))
-    return lambda most: list(islice(numbers, most))
+def in_order(requests: Iterable[Request]) -> NextRequests:
+    """Hand out requests as they stand."""
+    left = iter(requests)
+    return lambda most: list(islice(left, most))

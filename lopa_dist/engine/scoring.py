@@ -51,10 +51,10 @@ class ScoringEngine(Engine):
 
     def generate(self, requests: Sequence[Request], next_requests: NextRequests | None = None) -> Iterator[Generation]:
         """Yield requests with their texts' likelihoods, in the order in which they were handed out."""
-        take = next_requests or in_order(len(requests))
+        take = next_requests or in_order(requests)
         self.statistics.start()
-        while self.lockstep.level == StopLevel.RUN and (numbers := take(self.options.max_sequences)):
-            yield from self.score([requests[number] for number in numbers])
+        while self.lockstep.level == StopLevel.RUN and (some := take(self.options.max_sequences)):
+            yield from self.score(some)
             for callback in self.meanwhile:
                 callback(self)
             # the highest of the tensor ranks' levels, which hear of a signal at different moments

@@ -121,11 +121,11 @@ def static_run(
         observe(engine.batch.runner)
         poison(engine)
 
-    def take(most: int) -> list[int]:
+    def take(most: int) -> list[Request]:
         poison(engine)
         return given_out(most)
 
-    given_out = in_order(len(requests))
+    given_out = in_order(requests)
     settings = EngineConfig(sequences, attention="meta", graphs="always", **options)
     engine = Engine(model, config, comm or Solo(), settings, observed)
     return engine, {g.request.index: (g.tokens, g.forwards) for g in engine.generate(requests, take)}

@@ -7,20 +7,14 @@ says have begun but not ended were running when the process crashed, and one of 
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
-from lopa_dist.engine.loop import Engine
-from lopa_dist.engine.request import Generation, Request
-from lopa_dist.engine.running_batch import NextRequests
 from lopa_dist.jobs.folder.packed import RequestIds
 from lopa_dist.parallel.failures import RankError
-from lopa_dist.parallel.stop import StopLevel, Stopped
+from lopa_dist.parallel.stop import Stopped
 
 SUFFIX = ".begun"
 IN_ORDER = (Stopped, KeyboardInterrupt, OSError, ValueError)  # no request is the reason why these end a process
@@ -63,49 +57,3 @@ def crashes(journal: Path, ids: RequestIds, done: bytearray, since: int) -> byte
             indices = ids.find([name for name in names if name and f"-{name}" not in names])
             counts[[index for index in indices.tolist() if index >= 0 and left[index]]] += 1
     return bytearray(counts.tobytes())
-
-
-class Generate(Protocol):
-    """As `Engine.generate`."""
-
-    def __call__(
-        self, requests: Sequence[Request], next_requests: NextRequests | None = None, /
-    ) -> Iterator[Generation]:
-        """Yield finished requests."""
-
-
-def in_turn(
-    engine: Engine,
-    generate: Generate,
-    requests: Sequence[Request],
-    first: int,
-    take: NextRequests,
-    begin: Callable[[list[Request]], None],
-) -> Iterator[Generation]:
-    """Generate for requests before number `first` as usual, and then for the others one at a time.
-
-    Args:
-        engine: that generates.
-        generate: with it.
-        requests: all that there are.
-        first: number of the first that runs alone.
-        take: hands out numbers of requests, in ascending order.
-        begin: is told of requests that begin.
-    """
-    held: deque[int] = deque()
-
-    def others(most: int) -> list[int]:
-        taken = take(most)
-        together = [number for number in taken if number < first]
-        held.extend(taken[len(together) :])
-        begin([requests[number] for number in together])
-        return together
-
-    yield from generate(requests, others)
-    while engine.lockstep.level == StopLevel.RUN:
-        held.extend([] if held else take(1))
-        if not held:
-            return
-        request = requests[held.popleft()]
-        begin([request])
-        yield from generate([request])

@@ -31,7 +31,7 @@ from lopa_dist.jobs.folder.results import results, write_errors
 from lopa_dist.jobs.folder.shard_figures import write_figures
 from lopa_dist.jobs.run.answers import NOT_NUMBERS, Pieces, answer_of, error_line, generation_line
 from lopa_dist.jobs.run.attempt import Attempt, begin_attempt
-from lopa_dist.jobs.run.crashes import Begun, in_turn
+from lopa_dist.jobs.run.crashes import Begun
 from lopa_dist.jobs.run.job_input import HashedItems, JobInput, request_id
 from lopa_dist.jobs.run.judging import Answer, Judges, Verdict
 from lopa_dist.jobs.run.lessons import Lessons
@@ -39,7 +39,8 @@ from lopa_dist.jobs.run.output import check_output, write_output
 from lopa_dist.jobs.run.prompts import Encoder, wraps
 from lopa_dist.jobs.run.recall import recall
 from lopa_dist.jobs.run.rejudge import verdict_rule
-from lopa_dist.jobs.run.tries import Repeated, Tries
+from lopa_dist.jobs.run.request_source import RequestSource
+from lopa_dist.jobs.run.tries import Tries
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.setup.device import choose_device, cores, threads
 from lopa_dist.jobs.setup.resolve import resolve, sequences_of_replica
@@ -184,19 +185,16 @@ class Job:
             recall(engine.drafter, self.attempt.journal, self.attempt.number, self.builder.tokenizer, group)
         group.ready()
         if self.requests:
-            self.requests = Repeated(self.requests)
             engine.prepare(self.requests)
             group.prepared()
         self.start = time.perf_counter()
-        first = len(self.requests) - self.suspects
         tries = Tries(engine, self.input.items, self.builder.tokenizer)
 
         def generate(end: int) -> Iterator[Generation]:
             if engine.workspace is None and self.requests:  # it was freed for a lesson
                 engine.prepare(self.requests)
-            return in_turn(
-                engine, tries.generate, self.requests, first, partial(group.queue.take, total=end), self.begin
-            )
+            take = partial(group.queue.take, total=end)
+            return tries.generate(RequestSource(self.requests, take, self.suspects, self.begin))
 
         generations = self.lessons.rounds(generate)
         if group.is_leader:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
 from lopa_dist.engine.loop import Engine
-from lopa_dist.engine.memory import Shuffled
-from lopa_dist.engine.request import Generation, Request, request_key
-from lopa_dist.engine.running_batch import NextRequests, in_order
+from lopa_dist.engine.request import Generation, request_key
 from lopa_dist.engine.work import Work
 from lopa_dist.jobs.run.answers import answer_of
+from lopa_dist.jobs.run.request_source import RequestSource
 from lopa_dist.parallel.stop import StopLevel
 from lopa_dist.tasks.task import Item
 from lopa_dist.tasks.worker import Lost, TooLong, Workers
@@ -24,31 +22,6 @@ SCHEMA_WORKER = "lopa_dist.tasks.schema_worker"
 CHECK_S = 5.0  # that checking an answer by its schema may take
 SLOW_CHECKS = 3  # after so many that took longer, a schema's answers are not checked any more
 TOO_SLOW = f"not checked: that takes more than {CHECK_S:g} s by its schema; simplify the schema and its patterns"
-
-
-class Repeated(Sequence[Request]):
-    """Requests by their numbers; further tries of them have negative numbers."""
-
-    def __init__(self, requests: Sequence[Request]) -> None:
-        self.requests = requests
-        self.again: dict[int, Request] = {}  # by number
-        self.last = 0  # number
-
-    def __len__(self) -> int:
-        return len(self.requests)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.again[index] if index < 0 else self.requests[index]
-
-    def in_any_order(self) -> Iterator[Request]:
-        """Return all requests in the order that is the fastest to read, without further tries."""
-        return self.requests.in_any_order() if isinstance(self.requests, Shuffled) else iter(self.requests)
-
-    def append(self, request: Request) -> int:
-        """Add a request; returns its number."""
-        self.last -= 1
-        self.again[self.last] = request
-        return self.last
 
 
 class Tries:
@@ -98,39 +71,28 @@ class Tries:
         sampling = generation.request.sampling or self.engine.sampling
         return wanted is None or generation.tries >= wanted.tries or not sampling.temperature
 
-    def generate(self, requests: Sequence[Request], next_requests: NextRequests | None = None) -> Iterator[Generation]:
-        """Yield finished requests as `Engine.generate` does.
+    def generate(self, source: RequestSource) -> Iterator[Generation]:
+        """Yield finished requests as `Engine.generate` does; suspects come last.
 
         Answers that are not of their format are thrown away, and what they took is counted with the next one's. If the
         last try fails, too, its answer is yielded, with the reason.
         """
-        requests = requests if isinstance(requests, Repeated) else Repeated(requests)
-        take = next_requests or in_order(len(requests))
-        waiting: deque[int] = deque()  # numbers of those that are tried again
-        tried: dict[int, tuple[int, Generation]] = {}  # by index: the number of the last try, and all tries so far
-
-        def following(most: int) -> list[int]:
-            again = [waiting.popleft() for _ in range(min(most, len(waiting)))]
-            return again + (take(most - len(again)) if len(again) < most else [])
-
+        tried: dict[int, Generation] = {}  # by index: all tries so far of what is tried again
         with ExitStack() as ending:
             self.checks = Workers(SCHEMA_WORKER, CHECK_S)
             ending.callback(self.checks.end)
             while True:
-                for latest in self.engine.generate(requests, following):
-                    index = latest.request.index
-                    number, before = tried.pop(index, (0, None))
-                    requests.again.pop(number, None)
+                for latest in self.engine.generate(source.requests, source):
+                    before = tried.pop(latest.request.index, None)
                     answer = latest if before is None else joined(before, latest)
                     failure = self.failure(latest)
                     if not failure or self.is_last(answer):
                         yield replace(answer, invalid=failure)
                         continue
+                    tried[latest.request.index] = answer
                     key = request_key(answer.request.key, f"try {answer.tries}")
-                    number = requests.append(replace(answer.request, key=key))
-                    tried[index] = number, answer
-                    waiting.append(number)
-                if not waiting or self.engine.lockstep.level != StopLevel.RUN:
+                    source.again.append(replace(answer.request, key=key))
+                if self.engine.lockstep.level != StopLevel.RUN or not (source.again or source.next_suspect()):
                     return
 
 

@@ -1,0 +1,57 @@
+"""Where a replica's requests come from: the job's queue, further tries of answers, and suspects one at a time."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from lopa_dist.engine.request import Request
+
+
+class RequestSource:
+    """Hands out requests, as `Engine.generate` asks for them: those that are tried again, then those of the queue.
+
+    Suspects, during which a process has ended, are the last requests. They are held back until `next_suspect` asks for
+    them, and each runs alone: if it ends the process again, it was the reason.
+
+    Args:
+        requests: all that there are.
+        take: takes a limit and hands out numbers of requests, in ascending order.
+        suspects: how many of the requests run alone.
+        begin: is told of requests that begin for the first time.
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        take: Callable[[int], list[int]],
+        suspects: int = 0,
+        begin: Callable[[list[Request]], None] = lambda requests: None,
+    ) -> None:
+        self.requests, self.take, self.begin = requests, take, begin
+        self.first_suspect = len(requests) - suspects
+        self.again: deque[Request] = deque()  # that are tried again
+        self.held: deque[int] = deque()  # numbers of suspects that were handed out
+        self.alone = False  # whether a suspect runs, and no other request begins
+
+    def __call__(self, most: int) -> list[Request]:
+        """Return the next requests, at most `most`; empty when there are no more for now."""
+        again = [self.again.popleft() for _ in range(min(most, len(self.again)))]
+        if self.alone or len(again) == most:
+            return again
+        numbers = self.take(most - len(again))
+        ready = [self.requests[number] for number in numbers if number < self.first_suspect]
+        self.held.extend(numbers[len(ready) :])
+        self.begin(ready)
+        return again + ready
+
+    def next_suspect(self) -> bool:
+        """Let the next suspect be handed out, and no other request; return False when there is none."""
+        self.alone = True
+        self.held.extend([] if self.held else self.take(1))
+        if not self.held:
+            return False
+        suspect = self.requests[self.held.popleft()]
+        self.begin([suspect])
+        self.again.append(suspect)
+        return True
