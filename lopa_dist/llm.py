@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from difflib import get_close_matches
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal
@@ -18,16 +17,14 @@ from typing import Any, Literal
 from lopa_dist.config import CONF, Config, check_keys, composed, quoted
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.engine.likelihood import SAMPLES
-from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Generation, Likelihood, Request
 from lopa_dist.jobs.run.answers import answer_of
 from lopa_dist.jobs.run.attempt import work
 from lopa_dist.jobs.run.prompts import Encoder, Rejection
-from lopa_dist.jobs.run.request_source import RequestSource
-from lopa_dist.jobs.run.tries import Tries
+from lopa_dist.jobs.run.session import Session
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.setup.device import choose_device
-from lopa_dist.jobs.setup.resolve import resolve, resolve_decode, sequences_of_replica
+from lopa_dist.jobs.setup.resolve import resolve, resolve_decode
 from lopa_dist.jobs.show.progress import ProgressDisplay
 from lopa_dist.parallel.failures import RankError, announce_before_joining
 from lopa_dist.parallel.group import Group
@@ -250,14 +247,12 @@ class LLM:
             config = resolve(config, builder.shape, builder.device)
             own = {"LLM's method": "generate", "the hash of the prompts": hash_of(requests, items)}
             group.store.agree("call", work(config, builder) | own, SAME_CALL)
-            builder.load(self.world.rank == 0, group.tensor)
-            sequences = sequences_of_replica(config.engine, len(requests), group.mesh.data)
-            engine = builder.engine(config.decode, replace(config.engine, max_sequences=sequences), group)
+            session = Session(config, builder, group, items, requests)
 
             def values(generation: Generation) -> list[Any]:
                 return list(vars(self.output(generation, items[generation.request.index])).values())
 
-            answers = iter([Output(*one) for one in self.collected(engine, items, requests, group, progress, values)])
+            answers = iter([Output(*one) for one in self.collected(session, progress, values)])
         return [refused.get(index) or next(answers) for index in range(len(items) + len(refused))]
 
     def score(
@@ -299,17 +294,14 @@ class LLM:
         with self.joined(everywhere, max(len(requests), self.world.size), 1) as group:
             own = {"LLM's method": "score", "samples": samples, "the hash of the prompts": hash_of(requests, items)}
             group.store.agree("call", work(config, builder) | own, SAME_CALL)
-            builder.load(self.world.rank == 0, group.tensor)
-            options = replace(config.engine, max_sequences=AT_ONCE)
-            sequences = sequences_of_replica(options, len(requests), group.mesh.data)
-            options = replace(options, max_sequences=sequences)
-            engine = builder.scoring_engine(config.decode, options, samples, group)
+            config = replace(config, engine=replace(config.engine, max_sequences=AT_ONCE))
+            session = Session(config, builder, group, items, requests, samples)
 
             def values(generation: Generation) -> list[Any]:
                 assert generation.likelihoods is not None
                 return list(generation.likelihoods[0])
 
-            return [Likelihood(*found) for found in self.collected(engine, items, requests, group, False, values)]
+            return [Likelihood(*found) for found in self.collected(session, False, values)]
 
     @contextmanager
     def refusing(self) -> Iterator[None]:
@@ -363,37 +355,23 @@ class LLM:
         preset = [] if decode is None else [f"decode='{decode}'"]
         return composed([*self.settings, *preset, *given]) if preset or given else self.config
 
-    def collected(
-        self,
-        engine: Engine,
-        items: Sequence[Item],
-        requests: Sequence[Request],
-        group: Group,
-        progress: bool,
-        values: Callable[[Generation], list[Any]],
-    ) -> list[list[Any]]:
+    def collected(self, session: Session, progress: bool, values: Callable[[Generation], list[Any]]) -> list[list[Any]]:
         """What `values` makes of each finished request, in their order: what all replicas have finished, on every rank.
 
         Args:
-            engine: of this rank.
-            items: what the requests were made of.
-            requests: the same on all ranks.
-            group: the ranks of the call.
+            session: of this rank.
             progress: show a bar where this is a terminal or a notebook.
             values: returns what JSON can hold.
 
         Raises:
             Stopped: a rank was asked to stop.
         """
-        group.ready()
-        engine.prepare(requests)
-        group.prepared()
-        tries = Tries(engine, items, self.builder.tokenizer)
-        source = RequestSource(requests, partial(group.queue.take, total=len(requests)))
+        session.prepare()
+        group, total = session.group, len(session.requests)
         own: dict[int, list[Any]] = {}
         shown = "auto" if progress and group.world.rank == 0 else "never"
-        with ProgressDisplay(shown, len(items), engine.statistics, self.config.logging.every_s) as display:
-            for generation in tries.generate(source):
+        with ProgressDisplay(shown, total, session.engine.statistics, self.config.logging.every_s) as display:
+            for generation in session.generate():
                 if group.is_leader:
                     own[generation.request.index] = values(generation)
                     amounts = {"tokens": len(generation.tokens), "forwards": generation.forwards}
@@ -407,7 +385,7 @@ class LLM:
             text = json.dumps(list(own.items())) if group.is_leader else None
             texts = group.store.gather(text, group.data_rank, group.mesh.data)
             own = {index: found for text in texts for index, found in json.loads(text)}
-        return [own[index] for index in range(len(requests))]
+        return [own[index] for index in range(total)]
 
     def output(self, generation: Generation, item: Item) -> Output:
         """The answer of a finished request."""

@@ -15,6 +15,7 @@ from lopa_dist.engine.runner import Runner
 from lopa_dist.engine.sizes import longest_sequence, stack_rows, usual_forward, usual_predictions
 from lopa_dist.engine.static_runner import StaticRunner
 from lopa_dist.kernels.attention import Meta, make, suited
+from lopa_dist.kernels.dispatch import sum_in_fp32
 from lopa_dist.kernels.preflight import WITHOUT_GRAPHS
 from lopa_dist.kernels.row_bits import warn_of_bits
 from lopa_dist.kernels.sampling import Sampling
@@ -80,6 +81,7 @@ class Runners:
         self.tensor = tensor = tensor or Solo()
         attention, graphs, reproducible = options.attention, options.graphs, options.reproducible
         device, shape = model.head_weight.device, model.config
+        sum_in_fp32()
         name = suited(device, shape.head_dim, options.kernels) if attention == "auto" else attention
         heads, kv_heads = shape.heads // tensor.size, shape.kv_heads // tensor.size
         stack = stack_rows(config, 1 if reproducible else self.branches)

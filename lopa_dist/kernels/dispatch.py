@@ -36,6 +36,16 @@ def fused(x: Tensor, kernel: str) -> bool:
     return not (torch.is_grad_enabled() and x.requires_grad)
 
 
+def sum_in_fp32() -> None:
+    """Let the GPU's library add up products of bf16 and fp16 in fp32 alone.
+
+    By default it may split a long sum and round its parts to the products' precision. How it splits follows the shape,
+    so a row's bits would depend on the batch, and be less exact than those of our kernels.
+    """
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+
+
 def on_device(device: torch.device) -> AbstractContextManager[object]:
     """Return a context in which a GPU is the current one; on a CPU, one that does nothing."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -12,8 +12,8 @@ path filled, and verifies the m drafts behind it. For example with m = 2, drafts
     verifies    a b    b c    c d    c d    d e
     parent             0      0      0      1          the branch that verifies the last token of its path
 
-Branches 3 and 4 go on where all drafts of their parents are accepted. Which paths there are, and which
-k of them run, says `paths`.
+Branches 3 and 4 go on where all drafts of their parents are accepted. `paths` says which paths there are, and which k
+of them run.
 
 Verification walks from the anchor. Where the drafts of a branch end, or one is rejected, the walk continues in the
 branch whose path has the token that the model predicts there: above, in branch 2 if the anchor's rows predict a and,

@@ -25,6 +25,15 @@ REQUEST = Request(0, [1, 2, 3], 32, 7)
 FAULT = Fault("there is no C compiler", "install gcc")
 
 
+def test_sums_are_never_rounded_to_the_products_precision(small_model: Transformer) -> None:
+    """The library's split of a long sum follows the shape, and so bits would follow the batch."""
+    flags = torch.backends.cuda.matmul
+    flags.allow_bf16_reduced_precision_reduction = flags.allow_fp16_reduced_precision_reduction = True
+    runners.Runners(small_model, DecodeConfig(), EngineConfig())
+    assert not flags.allow_bf16_reduced_precision_reduction
+    assert not flags.allow_fp16_reduced_precision_reduction
+
+
 def test_what_is_needed_follows_model_and_options(small_model: Transformer) -> None:
     assert needed(small_model, EngineConfig(), 16) == ("attention", "rotation", "norm", "swiglu", "head")
     assert needed(small_model, EngineConfig(reproducible=True), None) == ("rotation", "norm", "swiglu", "head", "vgemm")

@@ -6,9 +6,9 @@ import json
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -19,7 +19,6 @@ from lopa_dist.checks import UserError
 from lopa_dist.config import Config, typed
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.context import CONTEXTS
-from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Generation, Request
 from lopa_dist.engine.sizes import usual_rows
@@ -39,11 +38,10 @@ from lopa_dist.jobs.run.output import check_output, write_output
 from lopa_dist.jobs.run.prompts import Encoder, wraps
 from lopa_dist.jobs.run.recall import recall
 from lopa_dist.jobs.run.rejudge import verdict_rule
-from lopa_dist.jobs.run.request_source import RequestSource
-from lopa_dist.jobs.run.tries import Tries
+from lopa_dist.jobs.run.session import Session
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.setup.device import choose_device, cores, threads
-from lopa_dist.jobs.setup.resolve import resolve, sequences_of_replica
+from lopa_dist.jobs.setup.resolve import resolve
 from lopa_dist.jobs.show.extra import Extra
 from lopa_dist.jobs.show.made_on import made_on
 from lopa_dist.jobs.show.metrics import Figures, build_report, failures
@@ -169,9 +167,8 @@ class Job:
             group.failures.last_acts.append(self.writer.close)
         logs = (self.is_rank_0 or config.logging.wandb.ranks) and config.logging.wandb.mode != "disabled"
         wandb_log = WandbLog(config, self.folder, group.world.rank) if logs else None
-        sequences = sequences_of_replica(config.engine, len(self.requests), group.mesh.data)
-        options = replace(config.engine, max_sequences=sequences)
-        engine = self.engine(options)
+        session = Session(config, self.builder, group, self.input.items, self.requests, self.masks or None)
+        engine = session.engine
         if wandb_log is not None:
             engine.meanwhile.append(wandb_log.observe)
         self.lessons = Lessons(
@@ -183,20 +180,9 @@ class Job:
         self.lessons.begin()
         if engine.drafter and not self.masks and any(self.attempt.done):
             recall(engine.drafter, self.attempt.journal, self.attempt.number, self.builder.tokenizer, group)
-        group.ready()
-        if self.requests:
-            engine.prepare(self.requests)
-            group.prepared()
+        session.prepare()
         self.start = time.perf_counter()
-        tries = Tries(engine, self.input.items, self.builder.tokenizer)
-
-        def generate(end: int) -> Iterator[Generation]:
-            if engine.workspace is None and self.requests:  # it was freed for a lesson
-                engine.prepare(self.requests)
-            take = partial(group.queue.take, total=end)
-            return tries.generate(RequestSource(self.requests, take, self.suspects, self.begin))
-
-        generations = self.lessons.rounds(generate)
+        generations = self.lessons.rounds(partial(session.generate, suspects=self.suspects, begin=self.begin))
         if group.is_leader:
             lone = group.mesh.branch == group.mesh.tensor == 1
             with Begun(self.attempt.journal.folder, self.attempt.number, group.data_rank, lone) as self.begun:
@@ -218,12 +204,6 @@ class Job:
         if stopped and complete != "yes":
             raise Stopped(f"stopped by {group.stop.signal}; the results so far are kept")
         return report
-
-    def engine(self, options: EngineConfig) -> Engine:
-        """An engine for what the task asks: texts, or likelihoods."""
-        if self.masks:
-            return self.builder.scoring_engine(self.config.decode, options, self.masks, self.group)
-        return self.builder.engine(self.config.decode, options, self.group)
 
     def begin(self, requests: Sequence[Request]) -> None:
         """On a leader, write down which requests begin."""
