@@ -1,7 +1,8 @@
 """What a stage of `gpu_first` consists of: facts, each found by a function and printed as a line of JSON at once.
 
-A fact that fails is a line with the whole traceback, and the next one is tried. A stage that hangs prints where
-when it is asked to (SIGQUIT); one that dies in C code prints where, too.
+A fact that fails is a line with the whole traceback, and the next one is tried. After an error of the GPU itself, all
+that follows in the same process would fail, so it ends, and `gpu_first` begins another one behind that fact. A stage
+that hangs prints where when it is asked to (SIGQUIT); one that dies in C code prints where, too.
 """
 
 from __future__ import annotations
@@ -14,15 +15,30 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+BROKEN_GPU = "CUDA error"  # in an error's words: nothing more can be computed in this process
 LONGEST = 6000  # characters of a traceback, from its end
 
 Fact = tuple[str, Callable[[], dict[str, Any]]]  # a name, and what finds it; "ok" says whether it is as it should be
+
+
+@dataclass(frozen=True)
+class Making:
+    """The function of a fact that makes what later facts need; it is found again where earlier facts are skipped."""
+
+    function: Callable[[], dict[str, Any]]
+
+    def __call__(self) -> dict[str, Any]:
+        """Make it."""
+        return self.function()
+
+
 StageOf = Callable[[torch.device], Iterator[Fact]]
 
 
@@ -33,14 +49,21 @@ def say(**line: Any) -> None:
 
 
 def find(name: str, function: Callable[[], dict[str, Any]]) -> None:
-    """Find a fact and say it, or what went wrong."""
+    """Find a fact and say it, or what went wrong.
+
+    Raises:
+        SystemExit: the GPU is of no more use to this process.
+    """
     say(begun=name)
-    began = time.perf_counter()
+    began, broken = time.perf_counter(), False
     try:
         found = {"ok": True} | function()
     except Exception as error:
+        broken = BROKEN_GPU in str(error)
         found = {"ok": False, "error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()[-LONGEST:]}
     say(fact=name, seconds=round(time.perf_counter() - began, 3), **found)
+    if broken:
+        sys.exit(1)
     if torch.cuda.is_available():
         gc.collect()
         torch.cuda.empty_cache()
@@ -51,19 +74,22 @@ def main(stages: Mapping[str, StageOf], arguments: list[str] | None = None) -> N
     parser = argparse.ArgumentParser(description="Find the facts of one stage.")
     parser.add_argument("stage", choices=list(stages))
     parser.add_argument("--toy", action="store_true")
+    parser.add_argument("--skip", action="append", default=[], metavar="FACT")
+    parser.add_argument("--only", metavar="FACT")
     options = parser.parse_args(arguments)
     faulthandler.enable()
     faulthandler.register(signal.SIGQUIT, all_threads=True)
     device = torch.device("cuda:0" if torch.cuda.is_available() and not options.toy else "cpu")
-    perform(stages[options.stage], device)
+    perform(stages[options.stage], device, options.skip, options.only)
 
 
-def perform(stage: StageOf, device: torch.device) -> None:
-    """Find the facts of a stage."""
+def perform(stage: StageOf, device: torch.device, skip: Collection[str] = (), only: str | None = None) -> None:
+    """Find the facts of a stage, without those to skip, or one alone; in any case those that others need."""
     torch.manual_seed(0)
     with torch.inference_mode():
         for name, function in stage(device):
-            find(name, function)
+            if isinstance(function, Making) or (name not in skip and only in (None, name)):
+                find(name, function)
 
 
 def compared(found: Tensor, wanted: Tensor, bound: float) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.first_facts import Fact
+from benchmarks.first_facts import Fact, Making
 from benchmarks.gpu_shapes import GRAPHS, dtype_of, models, random_model, runner_of, windows
 from lopa_dist.engine.runner import Prepared
 from lopa_dist.engine.static_runner import Body, Replay, StaticRunner
@@ -120,7 +120,7 @@ def graphs(device: torch.device) -> Iterator[Fact]:
         built.append(Graphs(device))
         return {}
 
-    yield "weights", build
+    yield "weights", Making(build)
     for size in sizes:
         yield f"{size} rows", partial(lambda size: built[0].bucket(size), size)
     yield "many replays", lambda: built[0].many(sizes[1], REPLAYS if device.type == "cuda" else 3)

@@ -15,7 +15,7 @@ from unittest.mock import patch
 import torch
 
 from benchmarks.exposed import Exposed
-from benchmarks.first_facts import Fact
+from benchmarks.first_facts import Fact, Making
 from benchmarks.gpu_shapes import Weights, has_fp8, models
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.decode.context import CONTEXTS
@@ -69,13 +69,13 @@ def speed(device: torch.device) -> Iterator[Fact]:
         order = "self_device_time_total" if gpu else "self_cpu_time_total"
         return {"table": profile.key_averages().table(sort_by=order, row_limit=40, max_name_column_width=90)}
 
-    yield "model", partial(weights.make, models(device)["Dream-7B"])
+    yield "model", Making(partial(weights.make, models(device)["Dream-7B"]))
     for sequences in (1, 8, 16, 64) if gpu else (1, 2):
         yield f"default decoding, {sequences} sequences", partial(run, default, sequences)
     yield "LoPA k=7, 1 sequence", partial(run, lookahead, 1)
     yield "profile", profiled
     if has_fp8(device):
-        yield "model in fp8", weights.to_fp8
+        yield "model in fp8", Making(weights.to_fp8)
         for sequences in (1, 64) if gpu else (1,):
             for fast in (False, True):
                 how = "fast" if fast else "exact"

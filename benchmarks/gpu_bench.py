@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.first_facts import Fact, StageOf, main
+from benchmarks.first_facts import Fact, Making, StageOf, main
 from benchmarks.gpu_clock import Clock
 from benchmarks.gpu_kernels import attention, products
 from benchmarks.gpu_shapes import GRAPHS, Weights, has_fp8, models, qwen2, runner_of, windows
@@ -100,13 +100,13 @@ def steps(device: torch.device) -> Iterator[Fact]:
                 yield f"{name} {precision}, {case}", partial(forward, name, precision, case)
 
     for name, shape in models(device).items():
-        yield f"{name}: weights", partial(weights.make, shape)
+        yield f"{name}: weights", Making(partial(weights.make, shape))
         yield from facts(name, BF16, True)
         if has_fp8(device):
-            yield f"{name}: in fp8", weights.to_fp8
+            yield f"{name}: in fp8", Making(weights.to_fp8)
             yield from facts(name, FP8, True)
     for name, shape in models(device).items():
-        yield f"{name}: weights again", partial(weights.make, shape)
+        yield f"{name}: weights again", Making(partial(weights.make, shape))
         yield from facts(name, BF16, False)
 
 
@@ -142,7 +142,7 @@ def eager(device: torch.device) -> Iterator[Fact]:
         other = clock.wall(eager_step(theirs[0], model.config, case, device))
         return judged({"ms": ours, "eager ms": other, "x eager": ratio(other, ours)}, Bar("x eager", 4, False))
 
-    yield "weights", both
+    yield "weights", Making(both)
     for case in EAGER if clock.gpu else TOY_CASES:
         yield f"Dream-7B bf16, {case}, host included", partial(compare, case)
 

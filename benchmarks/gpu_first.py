@@ -5,7 +5,8 @@
     python -m benchmarks.gpu_first --out DIR --toy   # on a CPU, with small shapes, where nothing is measured
 
 Each stage is a process of its own with a time limit, so that one that crashes, hangs or runs out of memory costs the
-others nothing. One that dies is repeated at the end with blocking launches, which names the place of an error on a GPU.
+others nothing. One that dies in a fact is begun again behind it. At the end each such fact is found once more with
+blocking launches, which names the place of an error on a GPU.
 DIR gets `first.jsonl`, a line for each fact as it is found; `errors.txt`, whole tracebacks; and `first.md`, one screen.
 With --bench these are `bench.jsonl` and `bench.md`.
 """
@@ -39,15 +40,15 @@ class Stage:
 
 STAGES = (
     Stage("environment", 20),
-    Stage("preflight", 60),
-    Stage("kernels", 80),
-    Stage("graphs", 40),
-    Stage("texts", 80),
-    Stage("layers", 50),
-    Stage("speed", 150),
+    Stage("preflight", 75),
+    Stage("kernels", 110),
+    Stage("graphs", 45),
+    Stage("texts", 120),
+    Stage("layers", 60),
+    Stage("speed", 110),
     Stage("ranks", 50),
-    Stage("sanitizer", 60),
 )
+SANITIZER = Stage("sanitizer", 300)  # with --stage only: it compiles everything anew, and watches each access
 BENCH = (
     Stage("environment", 20),
     Stage("steps", 270, BENCH_MODULE),
@@ -101,30 +102,66 @@ def run(stages: Sequence[Stage], folder: Path, toy: bool, name: str = "first", t
     for file in (f"{name}.jsonl", "errors.txt"):
         (folder / file).unlink(missing_ok=True)
     journal, end = Journal(folder, name), time.monotonic() + total
-    dead = [stage for stage in stages if in_time(stage, journal, toy, False, end).startswith("died")]
-    for stage in dead:
-        in_time(stage, journal, toy, True, end)
+    fatal = [(stage, fact) for stage in stages for fact in around(stage, journal, toy, end)]
+    for stage, fact in fatal:
+        in_time(stage, journal, toy, end, only=fact)
     return journal
 
 
-def in_time(stage: Stage, journal: Journal, toy: bool, blocking: bool, end: float) -> str:
+def around(stage: Stage, journal: Journal, toy: bool, end: float) -> list[str]:
+    """Run a stage, and behind each fact in which it dies once more; return these facts."""
+    end = min(end, time.monotonic() + stage.seconds)
+    done: list[str] = []
+    fatal: list[str] = []
+    while True:
+        ended = in_time(stage, journal, toy, end, skip=[*done, *fatal])
+        last = ended.begun or (ended.facts[-1] if ended.facts else "")
+        if not ended.how.startswith("died") or not last or last in fatal:
+            return fatal
+        done += ended.facts
+        fatal.append(last)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How an attempt at a stage ended."""
+
+    how: str  # "fine", "time limit", "died (...)" or "no time left"
+    facts: Sequence[str] = ()  # that were found
+    begun: str = ""  # the fact that it was finding
+
+
+def in_time(
+    stage: Stage, journal: Journal, toy: bool, end: float, skip: Sequence[str] = (), only: str | None = None
+) -> Ended:
     """As `attempt`, until `end`; a stage for which no time is left is not begun."""
     left = end - time.monotonic()
     if left < LEAST:
-        ended = "no time left"
-        journal.put({"stage": stage.name, "blocking": blocking, "ok": False, "error": ended})
+        ended = Ended("no time left")
+        journal.put({"stage": stage.name, "blocking": only is not None, "ok": False, "error": ended.how})
     else:
-        ended = attempt(replace(stage, seconds=min(stage.seconds, left)), journal, toy, blocking)
+        ended = attempt(replace(stage, seconds=min(stage.seconds, left)), journal, toy, skip, only)
     journal.write_screen()
     return ended
 
 
-def attempt(stage: Stage, journal: Journal, toy: bool, blocking: bool) -> str:
-    """Run a stage in a process of its own; return how it ended: ``fine``, ``time limit`` or ``died (...)``."""
+def attempt(stage: Stage, journal: Journal, toy: bool, skip: Sequence[str], only: str | None) -> Ended:
+    """Run a stage in a process of its own.
+
+    Args:
+        stage: with the time that it has.
+        journal: gets what is found.
+        toy: on the CPU, with small shapes.
+        skip: facts that are not tried.
+        only: the fact that is tried alone, with blocking launches; None: all, without.
+    """
+    blocking = only is not None
     command = [sys.executable, "-m", stage.module, stage.name, *["--toy"] * toy]
+    command += [word for fact in skip for word in ("--skip", fact)] + ["--only", only] * blocking  # type: ignore[list-item]
     environment = {**os.environ, **({"CUDA_LAUNCH_BLOCKING": "1"} if blocking else {})}
     log, late = journal.folder / "stderr.txt", Event()
-    began, facts, wrong, begun = time.monotonic(), 0, 0, ""
+    began, wrong, begun = time.monotonic(), 0, ""
+    facts: list[str] = []
     with log.open("w+") as errors:
         child = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment, start_new_session=True
@@ -147,7 +184,8 @@ def attempt(stage: Stage, journal: Journal, toy: bool, blocking: bool) -> str:
                 continue
             begun = line.get("begun", begun)
             if "fact" in line:
-                facts, wrong, begun = facts + 1, wrong + (not line["ok"]), ""
+                facts.append(line["fact"])
+                wrong, begun = wrong + (not line["ok"]), ""
                 journal.put({"stage": stage.name, "blocking": blocking, **line})
         timer.cancel()
         end(child)
@@ -164,9 +202,9 @@ def attempt(stage: Stage, journal: Journal, toy: bool, blocking: bool) -> str:
         journal.put({"stage": stage.name, "blocking": blocking, "ok": False, "error": what, "stderr": last[-6000:]})
         journal.error(f"{stage.name}: {what}{', with blocking launches' if blocking else ''}", last)
     seconds = round(time.monotonic() - began, 2)
-    journal.put({"stage": stage.name, "ended": ended, "facts": facts, "wrong": wrong, "seconds": seconds})
-    print(f"{stage.name}: {ended}, {facts} facts, {wrong} wrong, {seconds:.0f} s", flush=True)
-    return ended
+    journal.put({"stage": stage.name, "ended": ended, "facts": len(facts), "wrong": wrong, "seconds": seconds})
+    print(f"{stage.name}: {ended}, {len(facts)} facts, {wrong} wrong, {seconds:.0f} s", flush=True)
+    return Ended(ended, facts, begun)
 
 
 def end(child: subprocess.Popen[str]) -> None:
@@ -183,7 +221,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the facts go")
     parser.add_argument("--toy", action="store_true", help="small shapes on the CPU: nothing is measured")
     parser.add_argument("--bench", action="store_true", help="measure forwards and kernels beside their bars instead")
-    every = {stage.name: stage for stage in (*STAGES, *BENCH)}
+    every = {stage.name: stage for stage in (*STAGES, SANITIZER, *BENCH)}
     parser.add_argument("--stage", action="append", choices=list(every), help="only this one; may be repeated")
     options = parser.parse_args(arguments)
     name, stages = ("bench", BENCH) if options.bench else ("first", STAGES)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.first_facts import Fact, StageOf, main
+from benchmarks.first_facts import Fact, Making, StageOf, main
 
 
 def before() -> dict[str, Any]:
@@ -21,8 +21,18 @@ def crash(device: torch.device) -> Iterator[Fact]:
         ctypes.string_at(0)
         return {}
 
+    yield "weights", Making(before)
     yield "before", before
     yield "illegal access", illegal_access
+    yield "after", before
+
+
+def gpu(device: torch.device) -> Iterator[Fact]:
+    def bad_access() -> dict[str, Any]:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    yield "bad access", bad_access
+    yield "after", before
 
 
 def hang(device: torch.device) -> Iterator[Fact]:
@@ -40,7 +50,7 @@ def memory(device: torch.device) -> Iterator[Fact]:
     yield "after", before
 
 
-STAGES: dict[str, StageOf] = {"crash": crash, "hang": hang, "memory": memory}
+STAGES: dict[str, StageOf] = {"crash": crash, "hang": hang, "memory": memory, "gpu": gpu}
 
 if __name__ == "__main__":
     main(STAGES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import first_kernels, first_ranks, gpu_first
+from benchmarks import first_kernels, first_model, first_ranks, gpu_first, gpu_shapes
 from benchmarks.first_facts import brief, compared, perform
 from benchmarks.first_graphs import Graphs
 from benchmarks.first_kernels import compiled
@@ -23,6 +24,9 @@ from benchmarks.gpu_first import Journal, Stage, run
 from benchmarks.gpu_shapes import CPU, models
 from lopa_dist.engine.static_runner import Body, StaticRunner
 from lopa_dist.kernels import rows
+from lopa_dist.kernels.attention import Meta
+from lopa_dist.models.config import ModelConfig
+from lopa_dist.models.transformer import Transformer
 
 BROKEN = "tests.benchmarks.broken_stages"
 
@@ -59,7 +63,7 @@ def test_a_toy_measures_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_stages_fit_into_ten_minutes() -> None:
-    assert [stage.name for stage in gpu_first.STAGES] == list(STAGES)
+    assert [stage.name for stage in (*gpu_first.STAGES, gpu_first.SANITIZER)] == list(STAGES)
     assert sum(stage.seconds for stage in gpu_first.STAGES) < 600
 
 
@@ -208,19 +212,28 @@ def test_what_is_no_number_is_wrong() -> None:
 
 
 def test_stages_that_break_leave_their_facts_and_the_others(tmp_path: Path) -> None:
-    stages = [Stage("crash", 60, BROKEN), Stage("hang", 10, BROKEN), Stage("memory", 60, BROKEN)]
+    stages = [Stage(name, 10 if name == "hang" else 60, BROKEN) for name in ("crash", "hang", "memory", "gpu")]
     run(stages, tmp_path, toy=True)
     lines = [json.loads(line) for line in (tmp_path / "first.jsonl").read_text().splitlines()]
     ends = [(line["stage"], line["ended"]) for line in lines if "ended" in line]
     died = ("crash", "died (SIGSEGV)")
-    assert ends == [died, ("hang", "time limit"), ("memory", "fine"), died], "what dies is tried again at the end"
+    broken = ("gpu", "died (exit status 1)")
+    assert ends == [
+        died, ("crash", "fine"), ("hang", "time limit"), ("memory", "fine"), broken, ("gpu", "fine"), died, broken
+    ], "what dies goes on behind the fact, which is tried again at the end"  # fmt: skip
     found = [(line["stage"], line["fact"], line["ok"], line["blocking"]) for line in lines if "fact" in line]
     assert found == [
+        ("crash", "weights", True, False),
         ("crash", "before", True, False),
+        ("crash", "weights", True, False),
+        ("crash", "after", True, False),
         ("hang", "before", True, False),
         ("memory", "too large", False, False),
         ("memory", "after", True, False),
-        ("crash", "before", True, True),
+        ("gpu", "bad access", False, False),
+        ("gpu", "after", True, False),
+        ("crash", "weights", True, True),
+        ("gpu", "bad access", False, True),
     ]
     errors = (tmp_path / "errors.txt").read_text()
     for title, place in (
@@ -246,3 +259,42 @@ def test_the_commands_status_says_what_was_found(ok: bool, tmp_path: Path, monke
     with pytest.raises(SystemExit) as left:
         gpu_first.main(["--out", str(tmp_path), "--toy", "--stage", "texts"])
     assert bool(left.value.code) is not ok
+
+
+@pytest.mark.parametrize("faulty", [None, 20])
+def test_right_layers_in_bf16_are_no_alarm_and_wrong_ones_are(
+    faulty: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dream's depth and gains: rounding alone takes two right ways further apart than a fixed bound."""
+    shape = replace(
+        gpu_shapes.DREAM, hidden_size=512, intermediate_size=2048, heads=4, kv_heads=1, vocab_size=2048, mask_id=2047,
+        eos_ids=(2046,), pad_id=2046,
+    )  # fmt: skip
+
+    def random_model(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Transformer:
+        model = Transformer(config).to(dtype)
+        for name, weight in model.named_parameters():
+            weight.data.fill_(1) if "norm" in name else weight.data.normal_(0, 0.053)
+        return model.requires_grad_(False).eval()
+
+    attend = first_model.Watched.attend
+
+    def attended(self: Any, *given: Any) -> torch.Tensor:
+        result = attend(self, *given)
+        if faulty is not None and len(self.results) == 1 + faulty and isinstance(self.kernel, Meta):
+            self.results[-1][3] *= -1  # one row of a tile
+        return result
+
+    monkeypatch.setattr(gpu_shapes, "random_model", random_model)
+    monkeypatch.setattr(first_model, "models", lambda device: {"Dream-7B": shape})
+    monkeypatch.setattr(first_model, "dtype_of", lambda device: torch.bfloat16)
+    monkeypatch.setattr(first_model, "ROWS", {"Dream-7B": (94,)})
+    monkeypatch.setattr(first_model.Watched, "attend", attended)
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        found = {name: function() for name, function in first_model.layers(CPU)}
+    [torch_form, theirs] = [found[f"Dream-7B, 94 rows, against {other}"] for other in ("torch", "transformers")]
+    assert max(torch_form["layers"]) > first_model.BOUND[torch.bfloat16]
+    for one in (torch_form, theirs):
+        assert one["ok"] == (faulty is None), one
+        assert one.get("first wrong layer") == faulty
