@@ -111,7 +111,7 @@ class Watch:
                 missing = [int(masked[:length].sum()) for masked in trace.masked]
                 for i, (window, ran) in enumerate(zip(trace.rows, trace.branches, strict=True)):
                     self.steps.append((i > 0, missing[i], missing[i] - missing[i + 1], window, ran))
-        self.predictions.append(batch.columns / max(1, int((before.branches > 0).sum())))
+        self.predictions.append(batch.heads.columns / max(1, int((before.branches > 0).sum())))
 
 
 def config_of(name: str) -> DecodeConfig:
@@ -168,7 +168,7 @@ def time_steps(name: str, seconds: float, together: Barrier, found: Any) -> None
         now = time.perf_counter()
         for before in last:
             assert engine.ended is not None
-            steps.append((int(engine.ended.rows.rows.sum()), now - before))
+            steps.append((int(engine.ended.rows.table.rows.sum()), now - before))
         last[:] = [now]
 
     powers = [2**n for n in range(IN_FLIGHT.bit_length())]

@@ -116,7 +116,7 @@ def forward_ms(clock: Clock, model: Transformer, case: Case) -> float | None:
     assert isinstance(runner, StaticRunner)
     batch = windows(case.branches, case.window, case.prefix, model.config.mask_id, clock.device)
     runner.forward(runner.prepare(batch))
-    body, head = runner.bodies[bucket(len(batch.tokens)) or 0], runner.heads[bucket(len(batch.head_slots)) or 0]
+    body, head = runner.bodies[bucket(len(batch.tokens)) or 0], runner.heads[bucket(len(batch.heads.slots)) or 0]
 
     def graphs() -> None:
         body.replay(partial(body.run, runner), clock.device, runner.memory)

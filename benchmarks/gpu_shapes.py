@@ -24,7 +24,7 @@ from lopa_dist.kernels.tiles import Capacity, Split, tile, tile_rows_for
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.quantize import quantize
 from lopa_dist.models.transformer import Transformer
-from lopa_dist.rows.forward_batch import ForwardBatch, Predictions
+from lopa_dist.rows.forward_batch import ForwardBatch, Heads, Predictions, RowTable, Windows
 from lopa_dist.rows.share import ALONE
 
 CPU = torch.device("cpu")
@@ -110,14 +110,17 @@ def windows(count: int, window: int, prefix: int, mask_id: int, device: torch.de
     rows = np.full(count, window)
     head = torch.arange(0, total, every, device=device)
     return ForwardBatch(
-        sequence=0 * numbers, branch=numbers, start=numbers * window, rows=rows,
-        shared=np.full(count, prefix), first=np.zeros(count, int),
-        hi=np.full(total, window), depth=np.zeros(total, int), tail=None, begin=rows * 0, stop=rows, prefill=None,
+        table=RowTable(
+            sequence=0 * numbers, branch=numbers, start=numbers * window, rows=rows, shared=np.full(count, prefix),
+            first=np.zeros(count, int), hi=np.full(total, window), depth=np.zeros(total, int),
+        ),
         tokens=torch.full((total,), mask_id, device=device),
         positions=prefix + torch.arange(window, device=device).repeat(count),
-        head_slots=torch.arange(len(head), device=device), head_sequence=np.zeros(len(head), int),
-        predict=lambda: Predictions(head, None, head), share=ALONE, local_branches=1, columns=len(head), width=window,
-        computed=np.array([total]), of_commit=None, drafts=None,
+        heads=Heads(
+            predict=lambda: Predictions(head, None, head), slots=torch.arange(len(head), device=device),
+            sequence=np.zeros(len(head), int), branches=1, columns=len(head),
+        ),
+        share=ALONE, computed=np.array([total]), prefill=None, windows=Windows(rows * 0, rows, window, None),
     )  # fmt: skip
 
 

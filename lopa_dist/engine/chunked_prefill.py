@@ -19,7 +19,7 @@ from lopa_dist.engine.kv_pool import KVPool, PrefixEntry
 from lopa_dist.engine.prefix_rules import PrefixRules
 from lopa_dist.engine.runner import Runner
 from lopa_dist.ragged import Ints, padded, to_device
-from lopa_dist.rows.forward_batch import ForwardBatch, Predictions
+from lopa_dist.rows.forward_batch import ForwardBatch, Heads, Predictions, RowTable, Windows
 from lopa_dist.rows.prefill import Prefill
 from lopa_dist.rows.share import ALONE
 
@@ -44,10 +44,10 @@ class ChunkedPrefill:
         """Compute the next chunk of the prefix of the sequence in `slot`; all ranks go on, also if it fails on one."""
         entry = self.pool.entry_of[slot]
         batch = self.batch(entry)
-        count = int(batch.rows[0])
+        count = int(batch.table.rows[0])
         with self.attempt():
             self.runner.forward(self.runner.prepare(batch, np.array([slot])))
-            if batch.place is None:
+            if batch.table.place is None:
                 self.pool.move(np.arange(count), entry.begin + entry.computed + np.arange(count))
         entry.computed += count
         if entry.stored:
@@ -76,12 +76,15 @@ class ChunkedPrefill:
         )  # fmt: skip
         nothing = torch.zeros(0, dtype=torch.long, device=device)
         return ForwardBatch(
-            sequence=one(0), branch=one(-1), start=one(0), rows=one(count),
-            shared=one(first + count if causal else first), first=one(first),
-            hi=np.zeros_like(rows) if causal else np.minimum((rows // size + 1) * size, count),
-            depth=np.zeros_like(rows), tail=None, begin=one(0), stop=one(0),
-            prefill=prefill, tokens=to_device(ids, device), positions=to_device(positions, device),
-            predict=lambda: Predictions(nothing, None), head_slots=nothing, head_sequence=np.zeros(0, np.int64),
-            share=ALONE, local_branches=1, columns=0, width=size, computed=one(0), of_commit=None, drafts=None,
-            seen=first + rows + 1 if causal else None, place=first + rows if causal else None,
+            table=RowTable(
+                sequence=one(0), branch=one(-1), start=one(0), rows=one(count),
+                shared=one(first + count if causal else first), first=one(first),
+                hi=np.zeros_like(rows) if causal else np.minimum((rows // size + 1) * size, count),
+                depth=np.zeros_like(rows), seen=first + rows + 1 if causal else None,
+                place=first + rows if causal else None,
+            ),
+            tokens=to_device(ids, device), positions=to_device(positions, device),
+            heads=Heads(lambda: Predictions(nothing, None), nothing, np.zeros(0, np.int64), branches=1, columns=0),
+            share=ALONE, computed=one(0), prefill=prefill,
+            windows=None if causal else Windows(begin=one(0), stop=one(0), width=size, of_commit=None),
         )  # fmt: skip

@@ -56,10 +56,11 @@ def commit(
 
 def segments(batch: ForwardBatch, winner: Ints) -> Ints:
     """Return the segment of each sequence's windows by branch, ``[S, K]``; -1: not on this rank."""
-    branches = int(max(winner.max(), batch.branch.max(initial=0))) + 1
+    table = batch.table
+    branches = int(max(winner.max(), table.branch.max(initial=0))) + 1
     segment = np.full((len(winner), branches), -1)
-    of_window = np.nonzero(batch.branch >= 0)[0]
-    segment[batch.sequence[of_window], batch.branch[of_window]] = of_window
+    of_window = np.nonzero(table.branch >= 0)[0]
+    segment[table.sequence[of_window], table.branch[of_window]] = of_window
     return segment
 
 
@@ -84,7 +85,7 @@ def store(
         owner: ``[S]`` the branch rank that computed them; -1: every rank did.
     """
     sequence, number = np.arange(len(count)).repeat(count), ragged_arange(count)
-    rows = np.append(batch.start, 0)[segment[sequence]] + number  # those of other ranks are not read
+    rows = np.append(batch.table.start, 0)[segment[sequence]] + number  # those of other ranks are not read
     slots = pool.slots(slot[sequence], token[sequence] + number)
     rank_of_row = owner[sequence]
     local = rank_of_row < 0
@@ -99,10 +100,10 @@ def store(
 
 def commit_prompts(batch: ForwardBatch, prefill: Prefill, pool: KVPool, slot: Ints) -> None:
     """Store the prompts, or parts of prompts, that were prefilled in segments of their own: the batch's first ones."""
-    sequence, own = slot[prefill.sequence], slice(len(prefill.sequence))
-    if batch.place is None:  # otherwise they were written in place
-        count, rows = batch.rows[own], np.arange(batch.rows[own].sum())
-        token = np.repeat(batch.shared[own], count) + ragged_arange(count)
+    sequence, own, table = slot[prefill.sequence], slice(len(prefill.sequence)), batch.table
+    if table.place is None:  # otherwise they were written in place
+        count, rows = table.rows[own], np.arange(table.rows[own].sum())
+        token = np.repeat(table.shared[own], count) + ragged_arange(count)
         pool.move(rows, pool.slots(np.repeat(sequence, count), token))
     for first in sequence[: prefill.num_prefixes].tolist():
         pool.store_prefix(first)

@@ -63,7 +63,7 @@ class Lockstep:
             step: of the batch.
 
         Returns:
-            This rank's share as it ran, for `commit`; and records ``[ranks, local_branches, columns, 3 or 5]`` int32.
+            This rank's share as it ran, for `commit`; and records ``[ranks, branches, columns, 3 or 5]`` int32.
         """
         if self.error is None:  # of a chunk before it
             with self.attempt():
@@ -72,8 +72,7 @@ class Lockstep:
                 records = runner.forward(prepared)
                 self.statistics.lap("forward")
         if self.error:
-            shape = (batch.local_branches, batch.columns, runner.record_size)
-            records = torch.zeros(shape, dtype=torch.int32, device=batch.tokens.device)
+            records = batch.heads.no_records(runner.record_size)
         self.own_level = StopLevel.FAILED if self.error else self.requested()
         gathered = self.gather(records, step.proposal)
         error, self.error = self.error, None

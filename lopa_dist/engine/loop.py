@@ -236,5 +236,5 @@ class Engine:
     def account(self, ended: EndedStep) -> None:
         """Count a step."""
         step, rows = ended.step, ended.rows
-        self.statistics.records += rows.columns * rows.local_branches * self.comm.size
+        self.statistics.records += rows.heads.columns * rows.heads.branches * self.comm.size
         self.statistics.step(step.before, step.after, rows.computed, step.works, step.accepted_with, ended.seconds)

@@ -82,35 +82,35 @@ class Runner:
 
     def kv_slots(self, batch: ForwardBatch, slots: Ints | None) -> Tensor | None:
         """Return `Prepared.kv_slots`."""
-        if batch.place is None:
+        table = batch.table
+        if table.place is None:
             return None
-        sequence = (batch.sequence if slots is None else slots[batch.sequence]).repeat(batch.rows)
+        sequence = (table.sequence if slots is None else slots[table.sequence]).repeat(table.rows)
         at = self.pool.scratch + np.arange(len(batch.tokens))
-        own = np.flatnonzero(batch.place >= 0)
-        at[own] = self.pool.slots(sequence[own], batch.place[own])
+        own = np.flatnonzero(table.place >= 0)
+        at[own] = self.pool.slots(sequence[own], table.place[own])
         return to_device(at, self.device)
 
     def segments(self, batch: ForwardBatch, slots: Ints | None) -> Segments:
         """Return the batch's segments with the pool's addresses."""
-        pool = self.pool
-        sequence = batch.sequence if slots is None else slots[batch.sequence]
-        prefill = batch.prefill
+        pool, table, prefill = self.pool, batch.table, batch.prefill
+        sequence = table.sequence if slots is None else slots[table.sequence]
         rows = None
-        if prefill and batch.place is None:  # K/V of prompts' rows are in scratch
-            rows = prefill.prefix_row[batch.sequence], prefill.suffix_row[batch.sequence]
-        base, shared, tail = pool.key_ranges(sequence, batch.shared, rows)
-        if batch.tail is not None:  # with a dual cache no prefix is shared
-            tail = base + batch.tail[0], batch.tail[1]
-        own = pool.scratch + batch.start
-        drafts = None if batch.drafts is None else (batch.depth, batch.drafts.until)
-        return Segments(batch.start, batch.rows, base, shared, own, batch.hi, tail, batch.seen, drafts)
+        if prefill and table.place is None:  # K/V of prompts' rows are in scratch
+            rows = prefill.prefix_row[table.sequence], prefill.suffix_row[table.sequence]
+        base, shared, tail = pool.key_ranges(sequence, table.shared, rows)
+        if table.tail is not None:  # with a dual cache no prefix is shared
+            tail = base + table.tail[0], table.tail[1]
+        own = pool.scratch + table.start
+        drafts = None if batch.drafts is None else (table.depth, batch.drafts.until)
+        return Segments(table.start, table.rows, base, shared, own, table.hi, tail, table.seen, drafts)
 
     def warm_up(self) -> None:
         """Make in advance what takes long and steps need: here nothing."""
 
     @torch.inference_mode()
     def forward(self, prepared: Prepared) -> Tensor:
-        """Return this rank's records ``[local_branches, columns, 3 or 5]`` int32; zeros where none is wanted."""
+        """Return this rank's records ``[branches, columns, 3 or 5]`` int32; zeros where none is wanted."""
         try:
             # Triton launches kernels on the current device, wherever their tensors are
             with by_torch(self.plain), on_device(self.device):
@@ -121,14 +121,11 @@ class Runner:
     def run(self, prepared: Prepared) -> Tensor:
         """As `forward`, on the current device."""
         batch, pool = prepared.batch, self.pool
-        records = torch.zeros(
-            batch.local_branches * batch.columns, self.record_size, dtype=torch.int32, device=batch.tokens.device
-        )
-        shape = (batch.local_branches, batch.columns, self.record_size)
-        if not len(batch.rows):
-            return records.view(shape)
+        records = batch.heads.no_records(self.record_size)
+        if not len(batch.table.rows):
+            return records
 
-        rows, last = batch.predictions.rows, self.last_rows(batch)
+        rows, last = batch.heads.predictions.rows, self.last_rows(batch)
         wanted = rows.clamp(min=0)
         if last is not None:
             wanted = torch.cat([wanted, last[0]])
@@ -141,8 +138,8 @@ class Runner:
             self.prefix_hidden[last[1]] = hidden[len(rows) : len(rows) + last.shape[1]]
         if batch.prefill and batch.prefill.reads_stored:
             head = torch.where((rows < 0)[:, None], self.prefix_hidden[rows.clamp(max=-1)], head)
-        self.write_records(prepared, head, records)
-        return records.view(shape)
+        self.write_records(prepared, head, records.flatten(0, 1))
+        return records
 
     def rope(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return the cosines and sines of positions ``[R]``, as of `rope_of`."""
@@ -166,11 +163,11 @@ class Runner:
     def write_records(self, prepared: Prepared, hidden: Tensor, records: Tensor) -> None:
         """Write the records of the head rows' hidden states ``[H, d]``, each by its request's sampling."""
         batch, weight, mask_id = prepared.batch, self.model.head_weight, self.model.config.mask_id
-        all_keys = batch.predictions.keys
+        all_keys = batch.heads.predictions.keys
         for sampling, rows in self.by_sampling(prepared):
             keys = None if all_keys is None else all_keys[rows]
             found = record_head(hidden[rows], weight, mask_id, keys, sampling, self.shard, None, self.runner_up)
-            records.index_copy_(0, batch.head_slots[rows], found)
+            records.index_copy_(0, batch.heads.slots[rows], found)
 
     def by_sampling(self, prepared: Prepared) -> Iterator[tuple[Sampling, Tensor | slice]]:
         """Yield head rows by their requests' sampling: all at once, unless some request has its own."""
@@ -181,7 +178,7 @@ class Runner:
         kind_of = np.zeros(len(self.pool.base), int)
         for slot, sampling in self.request_sampling.items():
             kind_of[slot] = kinds.index(sampling)
-        found = kind_of[prepared.slot(prepared.batch.head_sequence)]
+        found = kind_of[prepared.slot(prepared.batch.heads.sequence)]
         for kind, sampling in enumerate(kinds):
             rows = np.nonzero(found == kind)[0]
             if len(rows):

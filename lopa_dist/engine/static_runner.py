@@ -149,7 +149,7 @@ class Body:
         """Put the step's inputs in place."""
         batch, count = prepared.batch, len(prepared.batch.tokens)
         self.tokens[:count], self.positions[:count] = batch.tokens, batch.positions
-        self.rows.fill_(len(batch.hi))
+        self.rows.fill_(len(batch.table.hi))
         if self.must_be_finite is not None:
             self.must_be_finite.zero_()
             if prepared.must_be_finite is not None:
@@ -335,19 +335,18 @@ class StaticRunner(Runner):
         batch = prepared.batch
         if self.buffered(len(batch.tokens)) is None:
             return super().run(prepared)
-        if len(batch.rows):  # first of all: the device has nothing to do until then
+        if len(batch.table.rows):  # first of all: the device has nothing to do until then
             self.body(prepared)
-        records = torch.zeros(
-            batch.local_branches * batch.columns, self.record_size, dtype=torch.int32, device=self.device
-        )
-        if len(batch.rows):
+        records = batch.heads.no_records(self.record_size)
+        flat = records.flatten(0, 1)
+        if len(batch.table.rows):
             if (last := self.last_rows(batch)) is not None:
                 self.prefix_hidden[last[1]] = self.hidden[last[0]]
             if self.request_sampling or self.sampling.filtered:
-                self.write_records(prepared, self.hidden[batch.predictions.rows], records)
-            elif len(batch.head_slots):
-                records[batch.head_slots] = self.head(batch)
-        return records.view(batch.local_branches, batch.columns, self.record_size)
+                self.write_records(prepared, self.hidden[batch.heads.predictions.rows], flat)
+            elif len(batch.heads.slots):
+                flat[batch.heads.slots] = self.head(batch)
+        return records
 
     def body(self, prepared: Prepared) -> None:
         """Compute the hidden states of the packed rows into `hidden`."""
@@ -363,10 +362,10 @@ class StaticRunner(Runner):
 
     def head(self, batch: ForwardBatch) -> Tensor:
         """Return the records ``[H, 3 or 5]`` of the rows whose predictions are wanted."""
-        count = len(batch.head_slots)
+        count = len(batch.heads.slots)
         size = bucket(count)
         head = self.heads.get(size or 0) or Head(size or count, self)
-        head.load(batch.predictions)
+        head.load(batch.heads.predictions)
         if size is None:
             head.run(self)
         else:

@@ -40,7 +40,7 @@ from torch import Tensor
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.state import HostState, Records, State
 from lopa_dist.ragged import Ints, begins, padded, ragged_arange, together
-from lopa_dist.rows.forward_batch import ChainCells, ForwardBatch, Predictions
+from lopa_dist.rows.forward_batch import ChainCells, ForwardBatch, Heads, Predictions, RowTable
 from lopa_dist.rows.lookahead import NO_LOOKAHEAD, Lookahead
 from lopa_dist.rows.prefill import Prefill, SharedPrefixes, prefill_segments
 from lopa_dist.rows.row_maker import Kept, Structures
@@ -254,20 +254,24 @@ class CausalRows:
         predictions = Predictions(on["heads"], keys)
         kind, sequence, branch, first, count, _ = segments
         return ForwardBatch(
-            sequence=sequence, branch=branch, start=begins(count), rows=count,
-            shared=np.where(kind >= GROUP, first, first + count), first=first - host.prompt[sequence], hi=rows.hi,
-            depth=np.zeros(total, np.int64), tail=None, begin=host.complete - 1, stop=host.complete + host.drafts,
-            prefill=prefill if (branch < 0).any() else None, tokens=tokens, positions=on["positions"],
-            predict=lambda: predictions, head_slots=on["columns"], head_sequence=rows.sequence[heads],
-            share=share, local_branches=1, columns=common + share.most(config.max_branches) * width, width=depths,
-            computed=counts.common * share.ranks + counts.path * (host.branches - 1), of_commit=None, drafts=None,
-            seen=rows.seen, place=np.where(rows.kind >= GROUP, -1, rows.place),
-            causal=ChainCells(on["cells"], on["path_cells"], depths, group),
+            table=RowTable(
+                sequence=sequence, branch=branch, start=begins(count), rows=count,
+                shared=np.where(kind >= GROUP, first, first + count), first=first - host.prompt[sequence], hi=rows.hi,
+                depth=np.zeros(total, np.int64), seen=rows.seen, place=np.where(rows.kind >= GROUP, -1, rows.place),
+            ),
+            tokens=tokens, positions=on["positions"],
+            heads=Heads(
+                predict=lambda: predictions, slots=on["columns"], sequence=rows.sequence[heads], branches=1,
+                columns=common + share.most(config.max_branches) * width,
+            ),
+            share=share, computed=counts.common * share.ranks + counts.path * (host.branches - 1),
+            prefill=prefill if (branch < 0).any() else None,
+            chains=ChainCells(on["cells"], on["path_cells"], depths, group),
         )  # fmt: skip
 
     def unpack(self, state: State, batch: ForwardBatch, gathered: Tensor) -> Records:
         """Return the records, ``[S, K, D]`` of chains, and of groups ``[S, K, D, n]``, with token -1 for no mask."""
-        rows, branches, size = batch.causal, state.config.max_branches, gathered.shape[-1]
+        rows, branches, size = batch.chains, state.config.max_branches, gathered.shape[-1]
         assert rows is not None
         common, width = len(rows.cells), len(rows.path_cells)
         dense = gathered.new_full((size, branches, state.slots * rows.depths * (1 + rows.group)), -1)

@@ -1,4 +1,7 @@
-"""The packed rows of one forward on one rank: what layout hands to the model."""
+"""The packed rows of one forward on one rank: what layout hands to the model.
+
+``[G]`` is a segment, ``[R]`` a row, ``[R']`` a row with padding, ``[S]`` a sequence and ``[H]`` a prediction.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,30 @@ from torch import Tensor
 from lopa_dist.ragged import Ints, ragged_arange, to_device
 from lopa_dist.rows.prefill import Prefill
 from lopa_dist.rows.share import Share
+
+
+@dataclass
+class RowTable:
+    """The rows and what they see. They lie in segments: first the prompts', then the windows'.
+
+    A window's segment belongs to a sequence and a branch; for prompts see `rows.prefill`. A segment's rows see the
+    first `shared` tokens of their sequence in the pool, the first `hi` rows of their own segment and, with a dual
+    cache, the tokens behind their segment, whose K/V an earlier forward computed.
+
+    Rows of a segment are in the order of positions. In a window's segment, further rows may follow: see `RowsBehind`.
+    """
+
+    sequence: Ints  # [G] sequence of each segment
+    branch: Ints  # [G]; -1 for prompts
+    start: Ints  # [G] its first row among the packed ones
+    rows: Ints  # [G] its number of rows
+    shared: Ints  # [G] tokens of its sequence before it, in the pool, which it sees
+    first: Ints  # [G] position of its first row, relative to the prompt's end
+    hi: Ints  # [R] rows of its segment that a row sees, from the first on: the row behind the last of them
+    depth: Ints  # [R] drafts that a row takes as filled: it sees no row whose `DraftRows.until` is not above it
+    tail: tuple[Ints, Ints] | None = None  # [G] cached tokens seen behind it, with a dual cache: first and number
+    seen: Ints | None = None  # [R] cached tokens that each row sees; None: all `shared` ones of its segment
+    place: Ints | None = None  # [R] token of its sequence whose K/V a row writes into the pool; -1: into scratch
 
 
 @dataclass
@@ -34,6 +61,36 @@ class Predictions:
 
 
 @dataclass
+class Heads:
+    """The rows that predict, and where in the records of this rank, ``[branches, columns]``, what they predict goes."""
+
+    predict: Callable[[], Predictions]  # makes `predictions`
+    slots: Tensor  # [H] in the records, flattened
+    sequence: Ints  # [H] whose position is predicted
+    branches: int  # on this rank
+    columns: int  # predictions wanted of each branch: for masked positions, then those of rows behind windows
+
+    @cached_property
+    def predictions(self) -> Predictions:
+        """Which rows predict: worked out when it is asked for, as a GPU's layers run, which do not need it."""
+        return self.predict()
+
+    def no_records(self, size: int) -> Tensor:
+        """Return records of `size` numbers each, ``[branches, columns, size]`` int32, which are all 0."""
+        return torch.zeros(self.branches, self.columns, size, dtype=torch.int32, device=self.slots.device)
+
+
+@dataclass
+class Windows:
+    """Where windows lie, and where in ``[S, K, W]`` their predictions belong."""
+
+    begin: Ints  # [S] position of the first row of each sequence's windows
+    stop: Ints  # [S] position behind their last row
+    width: int  # W
+    of_commit: Tensor | None  # [S] bool, whose first masked position takes the record of the commit; None: of none
+
+
+@dataclass
 class ChainCells:
     """Where the predictions of a causal model's forward belong in ``[S, D, 1 + n]``.
 
@@ -49,58 +106,30 @@ class ChainCells:
 
 @dataclass
 class ForwardBatch:
-    """One forward's packed rows on one rank, in segments: first the prompts', then the windows'.
+    """One forward's packed rows on one rank. `windows` or `chains` says what its predictions are for."""
 
-    A window's segment belongs to a sequence and a branch; for prompts see `rows.prefill`. A segment's rows see the
-    first `shared` tokens of their sequence in the pool, the first `hi` rows of their own segment and, with a dual
-    cache, the tokens behind their segment, whose K/V an earlier forward computed.
-
-    Rows of a segment are in the order of positions. In a window's segment, further rows may follow: see `RowsBehind`.
-    """
-
-    sequence: Ints  # [G] sequence of each segment
-    branch: Ints  # [G]; -1 for prompts
-    start: Ints  # [G] its first row among the packed ones
-    rows: Ints  # [G] its number of rows
-    shared: Ints  # [G] tokens of its sequence before it, in the pool, which it sees
-    first: Ints  # [G] position of its first row, relative to the prompt's end
-    hi: Ints  # [R] rows of its segment that a row sees, from the first on: the row behind the last of them
-    depth: Ints  # [R] drafts that a row takes as filled: it sees no row whose `DraftRows.until` is not above it
-    tail: tuple[Ints, Ints] | None  # [G] cached tokens seen behind the segment, with a dual cache: first and number
-    begin: Ints  # [S] position of the first row of each sequence's windows
-    stop: Ints  # [S] position behind their last row
-    prefill: Prefill | None  # None if there are only windows
+    table: RowTable
     tokens: Tensor  # [R'] ids, R' = `padded` (R)
     positions: Tensor  # [R'] absolute
-    predict: Callable[[], Predictions]  # makes `predictions`
-    head_slots: Tensor  # [H] where in the record buffer the prediction goes
-    head_sequence: Ints  # [H] sequence whose position is predicted
+    heads: Heads
     share: Share  # of the branches that run on this rank
-    local_branches: int  # records are a [local_branches, columns] buffer
-    columns: int  # predictions wanted of each branch: for masked positions, then of verification rows
-    width: int  # W, of the dense records
     computed: Ints  # [S] rows of each sequence on all branch ranks together, without its prompt's
-    of_commit: Tensor | None  # [S] bool, whose first masked position takes the record of the commit; None: of none
-    drafts: DraftRows | None  # the rows that verify drafts; None if there are none
-    seen: Ints | None = None  # [R] cached tokens that each row sees; None: all `shared` ones of its segment
-    place: Ints | None = None  # [R] token of its sequence whose K/V a row writes into the pool; -1: into scratch
-    causal: ChainCells | None = None  # where predictions belong, of a causal model
-
-    @cached_property
-    def predictions(self) -> Predictions:
-        """Which rows predict: worked out when it is asked for, as a GPU's layers run, which do not need it."""
-        return self.predict()
+    prefill: Prefill | None  # None if there are no prompts
+    windows: Windows | None = None  # of a masked model
+    chains: ChainCells | None = None  # of a causal model
+    drafts: DraftRows | None = None  # the rows that verify drafts behind windows; None if there are none
 
     def must_be_finite(self) -> Tensor | None:
         """Return which packed rows stand behind windows, as drafts' do, or are padding, ``[R']`` bool; None: none does.
 
         Of a causal model all rows count: a token's K/V are the same whether it is verified as a draft or alone.
         """
-        if self.causal is not None:
+        table, windows = self.table, self.windows
+        if windows is None:
             return torch.ones_like(self.tokens, dtype=torch.bool)
-        behind = np.where(self.branch < 0, 0, self.rows - (self.stop - self.begin)[self.sequence])  # [G]
+        behind = np.where(table.branch < 0, 0, table.rows - (windows.stop - windows.begin)[table.sequence])  # [G]
         if not behind.any():
             return None
         found = np.ones(len(self.tokens), bool)
-        found[: len(self.hi)] = ragged_arange(self.rows) >= (self.rows - behind).repeat(self.rows)
+        found[: len(table.hi)] = ragged_arange(table.rows) >= (table.rows - behind).repeat(table.rows)
         return to_device(found, self.tokens.device)

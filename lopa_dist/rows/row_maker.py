@@ -64,7 +64,7 @@ class RowMaker(Protocol):
 
         Args:
             state, batch: of this step.
-            gathered: ``[ranks, local_branches, columns, n]`` int32: token, bits of probability and confidence, and so
+            gathered: ``[ranks, branches, columns, n]`` int32: token, bits of probability and confidence, and so
                 on (`Records`).
         """
 

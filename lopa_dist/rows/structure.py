@@ -110,7 +110,7 @@ class Structure:
     [h] a prediction of a window, [H] any prediction.
     """
 
-    sequence: Ints  # [G] as in `ForwardBatch`, like the fields up to `prefill`
+    sequence: Ints  # [G] as in `ForwardBatch` and its parts, like the fields up to `prefill`
     branch: Ints  # [G]
     start: Ints  # [G]
     rows: Ints  # [G]
@@ -135,7 +135,7 @@ class Structure:
     #   number [h]: which of all wanted positions is predicted
     #   row_minus_cell [h]: see `rows_minus_cells`
     #   rows_behind [H - h]: the predicting rows behind windows
-    #   head_slot [H]: as `ForwardBatch.head_slots`
+    #   head_slot [H]: as `Heads.slots`
     # and, where drafts have rows, those of `VerifiedDrafts.find`
     indices: dict[str, Ints]
     on_device: dict[str, Tensor] = field(default_factory=dict)  # the same

@@ -17,7 +17,7 @@ from torch import Tensor
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.state import HostState, Records, State, wanted_count
 from lopa_dist.ragged import Ints, to_device, together
-from lopa_dist.rows.forward_batch import ForwardBatch, Predictions
+from lopa_dist.rows.forward_batch import ForwardBatch, Heads, Predictions, RowTable, Windows
 from lopa_dist.rows.lookahead import NO_LOOKAHEAD, Lookahead
 from lopa_dist.rows.prefill import SharedPrefixes
 from lopa_dist.rows.row_maker import Kept, Structures
@@ -84,13 +84,18 @@ class WindowRows:
         for kind in self.kinds:
             drafts = kind.place(state, structure, index, tokens, positions) or drafts
         return ForwardBatch(
-            sequence=sequence, branch=structure.branch, start=structure.start, rows=structure.rows, shared=shared,
-            first=first, hi=structure.hi, depth=structure.depth, tail=tail, begin=begin,
-            stop=stop, prefill=structure.prefill, tokens=tokens, positions=positions,
-            predict=partial(predict, state, structure, index, positions),
-            head_slots=index["head_slot"], head_sequence=structure.head_sequence,
-            share=share, local_branches=share.most(state.config.max_branches), columns=structure.columns,
-            width=structure.width, computed=structure.computed, of_commit=index.get("of_commit"), drafts=drafts,
+            table=RowTable(
+                sequence=sequence, branch=structure.branch, start=structure.start, rows=structure.rows, shared=shared,
+                first=first, hi=structure.hi, depth=structure.depth, tail=tail,
+            ),
+            tokens=tokens, positions=positions,
+            heads=Heads(
+                predict=partial(predict, state, structure, index, positions), slots=index["head_slot"],
+                sequence=structure.head_sequence, branches=share.most(state.config.max_branches),
+                columns=structure.columns,
+            ),
+            share=share, computed=structure.computed, prefill=structure.prefill,
+            windows=Windows(begin, stop, structure.width, index.get("of_commit")), drafts=drafts,
         )  # fmt: skip
 
     def unpack(self, state: State, batch: ForwardBatch, gathered: Tensor) -> Records:
@@ -99,19 +104,19 @@ class WindowRows:
         A branch has a record for every position that is predicted in the anchor (`State.wanted`). Branches that did not
         run have zeros.
         """
-        branches = state.config.max_branches
+        branches, windows, where = state.config.max_branches, batch.windows, batch.heads.predictions.where
+        assert windows is not None
+        assert where is not None
         parts = batch.share.by_branch(gathered, branches).permute(2, 0, 1)
-        cells = state.slots * batch.width
+        cells = state.slots * windows.width
         dense = gathered.new_zeros(
             len(parts), branches, cells + 1
         )  # the last one for records of no mask, see `predict`
-        where = batch.predictions.where
-        assert where is not None
         dense.index_copy_(2, where, parts[:, :, : len(where)])
-        packed = dense[..., :cells].view(len(parts), branches, state.slots, batch.width).transpose(1, 2)
-        if batch.of_commit is not None:
+        packed = dense[..., :cells].view(len(parts), branches, state.slots, windows.width).transpose(1, 2)
+        if windows.of_commit is not None:
             first = packed[..., 0]
-            torch.where(batch.of_commit[:, None], state.boundary[..., None], first, out=first)
+            torch.where(windows.of_commit[:, None], state.boundary[..., None], first, out=first)
         records = Records(packed)
         for kind in self.kinds:
             records = kind.unpack(state, batch, records, parts)
@@ -155,13 +160,13 @@ class WindowRows:
 
         Rows are the same in every branch if there was only one yet, or if windows are block-causal.
         """
-        pending = (before.complete > before.committed) & (before.branches > 0)
-        if not config.scope.stores_kv or not pending.any():
+        windows, pending = batch.windows, (before.complete > before.committed) & (before.branches > 0)
+        if windows is None or not config.scope.stores_kv or not pending.any():
             return None
-        behind = batch.stop if config.scope.stores_kv_behind else before.complete
-        count = np.where(pending, np.maximum(behind - batch.begin, 0), 0)
+        behind = windows.stop if config.scope.stores_kv_behind else before.complete
+        count = np.where(pending, np.maximum(behind - windows.begin, 0), 0)
         anywhere = (before.committed < 0) | (config.scope.by_blocks)
-        return Kept(before.prompt + batch.begin, count, anywhere)
+        return Kept(before.prompt + windows.begin, count, anywhere)
 
     def in_step(self, state: State, host: HostState, lookahead: Lookahead, share: Share) -> Ints:
         """As of `RowMaker`; with ``context=vanilla`` and the like, the prompt's rows are among them."""

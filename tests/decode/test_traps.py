@@ -206,7 +206,7 @@ def test_a_completed_block_is_forwarded_once_more_before_it_is_committed() -> No
     step(state, records(state, probability=HIGH))
     assert (int(state.committed[0]), int(state.complete[0])) == (0, 32)
     batch = layout(state, state.to_host())
-    assert batch.first.tolist()[0] == 0
+    assert batch.table.first.tolist()[0] == 0
     step(state, records(state))
     assert (int(state.committed[0]), int(state.complete[0])) == (32, 32)
 
@@ -291,8 +291,8 @@ def test_rows_of_every_context() -> None:
         spans = []
         for _ in range(2):
             batch = layout(state, state.to_host())
-            tail = None if batch.tail is None else (int(batch.tail[0][0]), int(batch.tail[1][0]))
-            spans.append((int(batch.begin[0]), int(batch.stop[0]), tail))
+            tail = None if batch.table.tail is None else (int(batch.table.tail[0][0]), int(batch.table.tail[1][0]))
+            spans.append((int(batch.windows.begin[0]), int(batch.windows.stop[0]), tail))
             found = records(state)
             found.confidence[0, :, 5] = -1.0  # so that the first position stays masked
             step(state, found)
@@ -344,8 +344,8 @@ def test_masks_that_the_host_counts_wrongly_stay_inside_every_tensor(
         host = state.to_host()
         host.masked[0] += error
         batch = layout(state, host)
-        assert int(batch.predictions.rows.max()) < len(batch.tokens)
-        gathered = torch.ones(1, batch.local_branches, batch.columns, config.record_size, dtype=torch.int32)
+        assert int(batch.heads.predictions.rows.max()) < len(batch.tokens)
+        gathered = torch.ones(1, batch.heads.branches, batch.heads.columns, config.record_size, dtype=torch.int32)
         winner = verify(state, unpack(state, batch, gathered))
         spawn(state, winner, advance(state, winner))
 
@@ -377,7 +377,9 @@ def test_no_host_synchronisation_in_the_step(knobs: dict[str, Any]) -> None:
         host = state.to_host()
         with NoSynchronisation():
             batch = layout(state, host)
-            gathered = torch.ones(1, batch.local_branches, batch.columns, state.config.record_size, dtype=torch.int32)
+            gathered = torch.ones(
+                1, batch.heads.branches, batch.heads.columns, state.config.record_size, dtype=torch.int32
+            )
             found = unpack(state, batch, gathered)
             winner = verify(state, found)
             spawn(state, winner, advance(state, winner))

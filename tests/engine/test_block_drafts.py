@@ -162,7 +162,7 @@ def test_drafts_are_what_the_definition_says(
         assert engine.winner is not None
         assert engine.winner.records.drafts is not None
         before, rows = engine.ended.step.before, engine.ended.rows
-        groups, counted = engine.winner.records.drafts.token[0], rows.rows[rows.branch >= 0].sum()
+        groups, counted = engine.winner.records.drafts.token[0], rows.table.rows[rows.table.branch >= 0].sum()
         accepted = int(engine.winner.accepted[0])
         steps.append(Proposed(int(before.complete[0]), int(before.drafts[0]), groups, accepted, int(counted)))
 

@@ -234,7 +234,7 @@ def test_rows_of_all_groups_count_against_masks_that_bring_nothing(small_model: 
         assert engine.ended is not None
         step, rows = engine.ended.step, engine.ended.rows
         counts = step.before.drafts + (step.before.branches > 0)
-        ran.append(int(rows.rows[rows.branch >= 0].sum() - counts.sum()))
+        ran.append(int(rows.table.rows[rows.table.branch >= 0].sum() - counts.sum()))
 
     engine.on_step.append(look)
     list(engine.generate(requests_of(5, 8)))
@@ -284,7 +284,7 @@ def test_a_step_s_time_counts_for_its_rows(small_model: Transformer) -> None:
     def look(engine: Engine) -> None:
         assert engine.ended is not None
         counted.append(engine.lookahead.rows)
-        ran.append(int(engine.ended.rows.rows.sum()))
+        ran.append(int(engine.ended.rows.table.rows.sum()))
 
     engine.on_step.append(look)
     list(engine.generate(requests_of(5, 8)))

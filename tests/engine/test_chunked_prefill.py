@@ -50,8 +50,8 @@ def forwards(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     run_one = Runner.run
 
     def noted(self: Runner, prepared: Prepared) -> torch.Tensor:
-        of_prompt = prepared.batch.branch < 0
-        rows = prepared.batch.rows
+        of_prompt = prepared.batch.table.branch < 0
+        rows = prepared.batch.table.rows
         seen.append((int(rows[of_prompt].sum()), int(rows[~of_prompt].sum())))
         return run_one(self, prepared)
 
@@ -174,7 +174,7 @@ def test_a_chunk_that_fails_ends_all_ranks(small_model: Transformer, monkeypatch
     def fails(self: Runner, prepared: Prepared) -> torch.Tensor:
         if not hasattr(self, "bad"):
             self.bad = next(ranks)  # type: ignore[attr-defined]
-        if self.bad and not (prepared.batch.branch >= 0).any():  # type: ignore[attr-defined]
+        if self.bad and not (prepared.batch.table.branch >= 0).any():  # type: ignore[attr-defined]
             raise RuntimeError("no memory")
         return run_one(self, prepared)
 

@@ -192,7 +192,7 @@ def test_drafts_that_overflow_reach_no_window(
         overflown = forward(runner, prepared)
         batch.tokens[:] = tokens
         records = forward(runner, prepared)
-        windows = slice(0, len(batch.predictions.where))
+        windows = slice(0, len(batch.heads.predictions.where))
         assert torch.equal(overflown[:, windows], records[:, windows])
         compared.append(not torch.equal(overflown, records))
         return records

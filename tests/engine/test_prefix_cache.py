@@ -124,9 +124,12 @@ def test_a_prefix_is_computed_once(
 
     def counted(self: Runner, prepared: Prepared) -> torch.Tensor:
         batch = prepared.batch
-        before = batch.hi[:0].sum() + (batch.rows - (batch.first + batch.rows).clip(0)).clip(0).sum()
+        before = (
+            batch.table.hi[:0].sum() + (batch.table.rows - (batch.table.first + batch.table.rows).clip(0)).clip(0).sum()
+        )
         rows.append(
-            int(before) * int((batch.shared == 0).any() or (batch.branch < 0).any() or (batch.first < -1).any())
+            int(before)
+            * int((batch.table.shared == 0).any() or (batch.table.branch < 0).any() or (batch.table.first < -1).any())
         )
         return forward(self, prepared)
 

@@ -66,7 +66,7 @@ def test_rows_stay_below_the_bound(small_model: Transformer, monkeypatch: pytest
     forward = Runner.forward
 
     def counted(self: Runner, prepared: Prepared) -> torch.Tensor:
-        rows.append((int(prepared.batch.rows.sum()), len(np.unique(prepared.batch.sequence))))
+        rows.append((int(prepared.batch.table.rows.sum()), len(np.unique(prepared.batch.table.sequence))))
         return forward(self, prepared)
 
     monkeypatch.setattr(Runner, "forward", counted)

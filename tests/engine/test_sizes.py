@@ -40,7 +40,7 @@ def test_no_forward_of_one_sequence_exceeds_the_bound(small_model: Transformer, 
     engine = Engine(small_model, config, Solo(), EngineConfig(1))
     forwards: list[tuple[int, int]] = []  # prompt, rows
     engine.on_step = [
-        lambda engine: forwards.append((int(engine.ended.step.before.prompt[0]), engine.ended.rows.rows.sum()))
+        lambda engine: forwards.append((int(engine.ended.step.before.prompt[0]), engine.ended.rows.table.rows.sum()))
     ]
     requests = random_requests(1, 6, config.max_new_tokens)
     assert len(list(engine.generate(requests))) == 6

@@ -84,29 +84,31 @@ def expected(state: State, host: HostState, ahead: Lookahead, rank: int, ranks: 
 
 def found(batch: ForwardBatch, cells: dict[int, tuple[int, int, int]]) -> list[Row]:
     """The rows of a forward; `cells` has the cell of each row that predicts."""
-    assert batch.seen is not None
-    assert batch.place is not None
+    assert batch.table.seen is not None
+    assert batch.table.place is not None
     tokens, places = batch.tokens.tolist(), batch.positions.tolist()
     rows = []
-    for start, count, sequence in zip(batch.start.tolist(), batch.rows.tolist(), batch.sequence.tolist(), strict=True):
+    for start, count, sequence in zip(
+        batch.table.start.tolist(), batch.table.rows.tolist(), batch.table.sequence.tolist(), strict=True
+    ):
         for row in range(start, start + count):
-            seen = range(start, start + int(batch.hi[row]))
+            seen = range(start, start + int(batch.table.hi[row]))
             beside = tuple((tokens[other], places[other]) for other in seen)
-            kept = int(batch.place[row])
+            kept = int(batch.table.place[row])
             assert kept in (-1, places[row])
-            cached = int(batch.seen[row])
+            cached = int(batch.table.seen[row])
             rows.append(Row(sequence, tokens[row], places[row], cached, beside, kept >= 0, cells.get(row)))
     return rows
 
 
 def reported(rows: CausalRows, state: State, batches: list[ForwardBatch]) -> list[dict[int, tuple[int, int, int]]]:
     """By rank: the cell in which the record of each row arrives when the ranks' records are gathered and unpacked."""
-    columns = batches[0].columns
+    columns = batches[0].heads.columns
     gathered = torch.full((len(batches), 1, columns, 3), -5, dtype=torch.int32)
     for rank, batch in enumerate(batches):
-        assert batch.columns == columns
-        numbers = rank * 100_000 + batch.predictions.rows
-        gathered[rank, 0, batch.head_slots] = numbers.int()[:, None].expand(-1, 3)
+        assert batch.heads.columns == columns
+        numbers = rank * 100_000 + batch.heads.predictions.rows
+        gathered[rank, 0, batch.heads.slots] = numbers.int()[:, None].expand(-1, 3)
     records = rows.unpack(state, batches[0], gathered)
     assert records.drafts is not None
     cells: list[dict[int, tuple[int, int, int]]] = [{} for _ in batches]

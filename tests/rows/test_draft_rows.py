@@ -75,11 +75,11 @@ def drafted(draw: st.DrawFn, among: Sequence[str] = CONTEXTS) -> tuple[State, in
 def check_segment(state: State, host: HostState, batch: ForwardBatch, g: int) -> None:
     """One segment of a window: its rows' tokens and positions, and what each row sees."""
     config, shift = state.config, int(state.vocabulary.shift)
-    slot, branch = int(batch.sequence[g]), int(batch.branch[g])
-    prompt, begin = int(host.prompt[slot]), int(batch.begin[slot])
+    slot, branch = int(batch.table.sequence[g]), int(batch.table.branch[g])
+    prompt, begin = int(host.prompt[slot]), int(batch.windows.begin[slot])
     assert batch.drafts is not None
     t = int(drafts_with_rows(config, host)[slot])
-    start, rows = int(batch.start[g]), int(batch.rows[g]) - 2 * t
+    start, rows = int(batch.table.start[g]), int(batch.table.rows[g]) - 2 * t
     begin_chain, left = branch * config.drafts, int(state.paths[3, slot, branch])
     mine = state.chain[:2, slot, begin_chain : begin_chain + left].T.tolist()
     edits = {p: token for p, token in state.edits[:, slot, branch].T.tolist() if p >= 0}
@@ -106,8 +106,8 @@ def check_segment(state: State, host: HostState, batch: ForwardBatch, g: int) ->
         assert int(batch.tokens[row]) == token
         assert int(batch.positions[row]) == prompt + position
         assert batch.drafts is not None
-        columns = range(start, start + int(batch.hi[row]))
-        assert {c for c in columns if batch.depth[row] < batch.drafts.until[c]} == sees
+        columns = range(start, start + int(batch.table.hi[row]))
+        assert {c for c in columns if batch.table.depth[row] < batch.drafts.until[c]} == sees
 
     for position, row in place.items():
         seen = {r for p, r in place.items() if p < visible_end(position)}
@@ -135,7 +135,7 @@ def test_rows_hold_and_see_what_the_definition_says(case: tuple[State, int]) -> 
         assert set(batch.tokens.tolist()) <= known, "rows that are not used run, too: of tokens that the model has"
         assert (batch.drafts is None) == bool((host.drafts < 2).all())
         if batch.drafts is not None:
-            for g in np.nonzero(batch.branch >= 0)[0].tolist():
+            for g in np.nonzero(batch.table.branch >= 0)[0].tolist():
                 check_segment(state, host, batch, g)
-            assert len(batch.predictions.rows) == len(batch.head_slots) == len(batch.head_sequence)
-            assert len(set(batch.head_slots.tolist())) == len(batch.head_slots), "two predictions for one place"
+            assert len(batch.heads.predictions.rows) == len(batch.heads.slots) == len(batch.heads.sequence)
+            assert len(set(batch.heads.slots.tolist())) == len(batch.heads.slots), "two predictions for one place"

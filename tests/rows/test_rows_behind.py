@@ -36,16 +36,16 @@ def laid_out(rows: WindowRows, state: State, host: HostState, ranks: int) -> lis
 
 def rows_of(batch: ForwardBatch, g: int, skip: int | None) -> list[tuple[int, int, int, list[int]]]:
     """Each row of a segment without the one at `skip`: token, position, depth, and which of the others it sees."""
-    start, rows = int(batch.start[g]), int(batch.rows[g])
+    start, rows = int(batch.table.start[g]), int(batch.table.rows[g])
     until = np.full(rows, UNBOUNDED) if batch.drafts is None else batch.drafts.until.numpy()[start : start + rows]
     others = [number for number in range(rows) if number != skip]
     found = []
     for number in others:
         row = start + number
-        sees = (np.arange(rows) < batch.hi[row]) & (batch.depth[row] < until)
+        sees = (np.arange(rows) < batch.table.hi[row]) & (batch.table.depth[row] < until)
         assert skip is None or not sees[skip]
         seen = np.flatnonzero(sees[others]).tolist()
-        found.append((int(batch.tokens[row]), int(batch.positions[row]), int(batch.depth[row]), seen))
+        found.append((int(batch.tokens[row]), int(batch.positions[row]), int(batch.table.depth[row]), seen))
     return found
 
 
@@ -60,30 +60,30 @@ def test_a_row_behind_every_window(case: tuple[State, int]) -> None:
     assert (after[0].computed - before[0].computed == host.branches).all()
     assert BOTH.of_branch(state.config, 10) == DRAFTS.of_branch(state.config, 10) + 1
     running = np.flatnonzero(host.branches > 0)
-    wanted = len(before[0].predictions.where)
+    wanted = len(before[0].heads.predictions.where)
     for rank, (one, two) in enumerate(zip(before, after, strict=True)):
-        assert two.columns == one.columns + len(running)
+        assert two.heads.columns == one.heads.columns + len(running)
         behind = two.must_be_finite()  # whose K/V must be finite, because the window's rows do not see them
-        slots = dict(zip(two.predictions.rows.tolist(), two.head_slots.tolist(), strict=True))
-        for g in range(len(one.rows)):
-            slot, branch = int(one.sequence[g]), int(one.branch[g])
+        slots = dict(zip(two.heads.predictions.rows.tolist(), two.heads.slots.tolist(), strict=True))
+        for g in range(len(one.table.rows)):
+            slot, branch = int(one.table.sequence[g]), int(one.table.branch[g])
             if branch < 0:
                 assert rows_of(one, g, None) == rows_of(two, g, None)
                 continue
-            width = int(host.end[slot] - one.first[g])
+            width = int(host.end[slot] - one.table.first[g])
             assert rows_of(one, g, None) == rows_of(two, g, width)
-            row = int(two.start[g]) + width
+            row = int(two.table.start[g]) + width
             assert int(two.tokens[row]) == MASK
             assert int(two.positions[row]) == host.prompt[slot] + host.end[slot]
-            assert two.hi[row] == width + 1
+            assert two.table.hi[row] == width + 1
             assert behind is not None
             assert behind[row]
-            assert not behind[two.start[g] : row].any()
+            assert not behind[two.table.start[g] : row].any()
             column = wanted + running.tolist().index(slot)
             mine = branch % ranks == rank  # otherwise its rows run here for the K/V alone
-            assert slots.get(row) == (branch // ranks * two.columns + column if mine else None)
+            assert slots.get(row) == (branch // ranks * two.heads.columns + column if mine else None)
 
-    shape = (ranks, after[0].local_branches, after[0].columns, state.config.record_size)
+    shape = (ranks, after[0].heads.branches, after[0].heads.columns, state.config.record_size)
     gathered = torch.arange(int(np.prod(shape)), dtype=torch.int32).view(shape)
     without = torch.cat([gathered[:, :, :wanted], gathered[:, :, wanted + len(running) :]], 2)
     found, expected = BOTH.unpack(state, after[0], gathered), DRAFTS.unpack(state, before[0], without)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.rows import ForwardBatch, window_rows
+from lopa_dist.rows.forward_batch import Heads
 from lopa_dist.rows.window_rows import FEW, WindowRows
 from tests.engine.test_loop import BASE, random_requests, texts
 from tests.strategies import engine_configs
@@ -36,7 +37,7 @@ def assert_same(found: Any, wanted: Any) -> None:
     elif isinstance(found, partial):  # makes what the attribute below holds
         pass
     elif hasattr(found, "__dataclass_fields__"):
-        if isinstance(found, ForwardBatch):
+        if isinstance(found, Heads):
             assert_same(found.predictions, wanted.predictions)
         for field in fields(found):
             assert_same(getattr(found, field.name), getattr(wanted, field.name))
@@ -59,7 +60,7 @@ class Both:
         self.new += len(structures) > before
         running = host.branches > 0  # nobody reads the bounds of the others
         for bounds in ("begin", "stop"):
-            getattr(batch, bounds)[~running] = getattr(wanted, bounds)[~running]
+            getattr(batch.windows, bounds)[~running] = getattr(wanted.windows, bounds)[~running]
         assert_same(batch, wanted)
         return batch
 
