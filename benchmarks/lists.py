@@ -2,12 +2,15 @@
 
     python -m benchmarks.lists                                  # 800 held-out problems a setting
     python -m benchmarks.lists --model outputs/lists/checkpoint --problems 80 --only plain
+    python -m benchmarks.lists --model causal_lists             # lossless
     python -m benchmarks.lists --seed 2                         # the final test
     python -m benchmarks.lists --problems 3200 --items 61       # the longest lists: answers of 4 to 8 blocks
 
 The families are run one after the other. Each setting is compared with plain decoding that makes as many tokens a
-forward, by its own `tau_conf`: whatever fills more at a time must do better than a lower threshold. Results are in
-benchmarks/results/lists.json, by the model's weights, and only what is missing is run.
+forward, by its own `tau_conf`: whatever fills more at a time must do better than a lower threshold. A causal model
+(`--model causal_lists`) has one text, whatever it looks ahead; it is said how many answers are that of one token at a
+time. Results are in benchmarks/results/lists.json or causal_lists.json, by the model's weights, and only what is
+missing is run.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict, dataclass
+from zlib import crc32
 
 import numpy as np
 
@@ -22,6 +26,7 @@ from benchmarks.answers import COLUMNS, PUBLISHED, answer, load
 from benchmarks.embedded import LEFT_TO_RIGHT, Setting, drafted
 from benchmarks.results import Result, measured, show
 from lopa_dist.decode import DecodeConfig
+from lopa_dist.models.checkpoint import read_config
 from lopa_dist.models.files import find
 from lopa_dist.tasks.embedded import Lists
 from lopa_dist.tasks.list_problems import BLANK, FAMILIES
@@ -43,6 +48,18 @@ SETTINGS: dict[str, Setting] = {
     "verified, k = 3, 2 drafts above 0.5": drafted(3, 2, tau_look=0.5),
     "verified, 7 branches above 0.5": drafted(7, 1, tau_look=0.5),
 }
+ONE = "one token at a time"
+LOSSLESS: dict[str, Setting] = {
+    name: {"context": "causal", "verify": "agreement", "drafts": drafts, "draft_from": source}
+    for name, drafts, source in (
+        (ONE, 0, "auto"),
+        ("8 drafts of masks", 8, "masks"),
+        ("8 drafts of text", 8, "text"),
+        ("8 drafts of masks and text", 8, "auto"),
+        ("16 drafts of masks and text", 16, "auto"),
+        ("drafts=auto", "auto", "auto"),
+    )
+}
 
 
 @dataclass(frozen=True)
@@ -59,7 +76,7 @@ class Job:
     @property
     def setting(self) -> Setting:
         """What is decoded with."""
-        return {**BASE, **SETTINGS[self.name], "block_size": self.block_size}
+        return {**BASE, **(SETTINGS | LOSSLESS)[self.name], "block_size": self.block_size}
 
     @property
     def key(self) -> str:
@@ -75,13 +92,16 @@ class Job:
 
 def work(job: Job) -> Result:
     """Run one setting in this process, on one thread; returns the figures of each family."""
-    builder = load(job.path, pattern="d2f")
+    builder = load(job.path) if job.name in LOSSLESS else load(job.path, pattern="d2f")
     config = DecodeConfig(**{**PUBLISHED, **job.setting})
     task = Lists(job.problems, "held_out", job.seed)
     families = {}
     for family in FAMILIES:
         if items := [item for item in task.items() if job.takes(item) and item.custom_id.endswith(f"-{family}")]:
-            families[family] = answer(builder, config, task, items, 32).figures
+            answers = answer(builder, config, task, items, 32)
+            families[family] = dict(answers.figures)
+            if job.name in LOSSLESS:
+                families[family]["answers"] = [crc32(json.dumps(tokens).encode()) for tokens in answers.tokens]
     return {name: value for name, value in asdict(job).items() if name != "path"} | {"families": families}
 
 
@@ -103,27 +123,48 @@ def means(results: dict[str, Result]) -> list[Result]:
     return rows
 
 
+def lossless(results: dict[str, Result]) -> list[Result]:
+    """Return means over the families, and how many answers are those of one token at a time."""
+
+    def answers(name: str) -> list[int]:
+        return [number for found in results[name].values() for number in found["answers"]]
+
+    rows = []
+    for name, families in results.items():
+        equal = sum(one == other for one, other in zip(answers(name), answers(ONE), strict=True))
+        figures = {figure: mean(families, figure) for figure in ("accuracy", "tpf", "rows_per_token")}
+        rows.append({"name": name, **figures, "equal": f"{equal} of {len(answers(ONE))}"})
+    return rows
+
+
 def main() -> None:
     """Measure what is missing, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="lists", help="lists, or a checkpoint folder")
+    parser.add_argument("--model", default="lists", help="lists, causal_lists, or a checkpoint folder")
     parser.add_argument("--problems", type=int, default=800)
     parser.add_argument("--seed", type=int, default=1, help="2 is the final test")
     parser.add_argument("--items", type=int, default=0, help="only lists of at least so many")
     parser.add_argument("--block-size", type=int, default=BASE["block_size"])
     parser.add_argument(
-        "--only", choices=list(SETTINGS), action="append", help="one setting beside plain decoding; may be repeated"
+        "--only",
+        choices=[*SETTINGS, *LOSSLESS],
+        action="append",
+        help="one setting beside plain decoding, or beside one token at a time; may be repeated",
     )
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
-    names = [name for name in SETTINGS if name in PLAIN or not options.only or name in options.only]
+    folder = find(options.model, "--model")
+    causal = read_config(folder).family == "lopa_causal"
+    settings, always = (LOSSLESS, [ONE]) if causal else (SETTINGS, PLAIN)
+    names = [name for name in settings if name in always or not options.only or name in options.only]
     asked = options.problems, options.seed, options.block_size, options.items
     jobs = {job.key: job for job in (Job(options.model, name, *asked) for name in names)}
-    found = measured("lists", find(options.model, "--model"), jobs, work, options.processes)
+    found = measured("causal_lists" if causal else "lists", folder, jobs, work, options.processes)
     results = {job.name: found[key]["families"] for key, job in jobs.items()}
-    columns = {"decoding": "{name}", **COLUMNS, "points above plain": "{above}"}
+    last = {"answers of one token at a time": "{equal}"} if causal else {"points above plain": "{above}"}
+    columns = {"decoding": "{name}", **COLUMNS, **last}
     del columns["tokens/s"]
-    show("means", means(results), columns)
+    show("means", (lossless if causal else means)(results), columns)
     for figure, form in (("accuracy", ".1%"), ("tpf", ".2f"), ("rows_per_token", ".1f")):
         rows = [
             {"decoding": name}

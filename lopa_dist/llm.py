@@ -17,7 +17,7 @@ from typing import Any, Literal
 from lopa_dist.config import CONF, Config, check_keys, composed, quoted
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.engine.likelihood import SAMPLES
-from lopa_dist.engine.request import Generation, Likelihood, Request
+from lopa_dist.engine.request import Generation, Likelihood, Request, TokenLikelihood
 from lopa_dist.jobs.run.answers import answer_of
 from lopa_dist.jobs.run.attempt import work
 from lopa_dist.jobs.run.prompts import Encoder, Rejection
@@ -261,6 +261,7 @@ class LLM:
         continuations: Sequence[str],
         decode: str | DecodeConfig | None = None,
         samples: int = SAMPLES,
+        top_logprobs: int | None = None,
         **overrides: Any,
     ) -> list[Likelihood]:
         """How likely the model finds each prompt's continuation; of a masked model, a lower bound.
@@ -270,6 +271,8 @@ class LLM:
             continuations: one for each prompt; a word begins with the space before it.
             decode: what rows see (`decode.context`); other options have no effect.
             samples: masks of a continuation that a bound is worked out from, or of each block of it.
+            top_logprobs: with a causal model: tell of each token its log probability, and so many of the most probable
+                tokens in its place (`Likelihood.tokens`).
             overrides: as for `generate`.
 
         Raises:
@@ -281,6 +284,8 @@ class LLM:
         with self.refusing():
             config = self.configured(decode, overrides)
             config = replace(config, decode=resolve_decode(config.decode, builder.pattern))
+            if top_logprobs is not None:
+                check_top(top_logprobs, config)
             items = items_of(prompts, None)
             if isinstance(continuations, str) or len(continuations) != len(items):
                 raise ValueError("continuations: give a list with one text for each prompt")
@@ -289,7 +294,7 @@ class LLM:
             encoder = Encoder(config, builder.shape, builder.tokenizer)
             pairs = zip(items, continuations, strict=True)
             items = [replace(item, continuations=(Continuation(text, text, item),)) for item, text in pairs]
-            requests = encoded(encoder, items)
+            requests = [asking(request, top_logprobs) for request in encoded(encoder, items)]
         everywhere = replace(config, parallel=replace(config.parallel, data="auto", branch=1))
         with self.joined(everywhere, max(len(requests), self.world.size), 1) as group:
             own = {"LLM's method": "score", "samples": samples, "the hash of the prompts": hash_of(requests, items)}
@@ -301,7 +306,7 @@ class LLM:
                 assert generation.likelihoods is not None
                 return list(generation.likelihoods[0])
 
-            return [Likelihood(*found) for found in self.collected(session, False, values)]
+            return [likelihood_of(found) for found in self.collected(session, False, values)]
 
     @contextmanager
     def refusing(self) -> Iterator[None]:
@@ -434,6 +439,33 @@ def model_settings(model: str) -> list[str]:
     if near and not Path(model).exists():  # ids of the hub have a slash
         raise ValueError(f"model {model!r}: neither a preset nor a folder; did you mean {near[0]}?")
     return ["model=local", f"model.path={quoted(model)}"]
+
+
+def check_top(top_logprobs: Any, config: Config) -> None:
+    """Raise a ValueError unless a call may ask for the log probabilities of single tokens, and of so many others."""
+    if isinstance(top_logprobs, bool) or not isinstance(top_logprobs, int) or top_logprobs < 0:
+        raise ValueError(f"top_logprobs={top_logprobs!r}: must be a number from 0 on")
+    if not config.decode.causal:
+        raise ValueError(
+            f"top_logprobs={top_logprobs}: only a causal model's tokens have log probabilities of their own; of a "
+            "masked model there is a bound for the whole text"
+        )
+
+
+def asking(request: Request, top: int | None) -> Request:
+    """Return a request for likelihoods that also asks for those of single tokens."""
+    return replace(request, scored=tuple(tuple(replace(part, top=top) for part in text) for text in request.scored))
+
+
+def likelihood_of(values: Sequence[Any]) -> Likelihood:
+    """Return a likelihood whose values JSON may have held."""
+    found = Likelihood(*values)
+    if found.tokens is None:
+        return found
+    tokens = [
+        TokenLikelihood(token, logprob, [(id, other) for id, other in top]) for token, logprob, top in found.tokens
+    ]
+    return found._replace(tokens=tokens)
 
 
 def items_of(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import runpy
 import signal
@@ -22,6 +23,7 @@ from lopa_dist import LLM, DecodeConfig, Output, SamplingParams
 from lopa_dist.config import Config, LoggingConfig, ParallelConfig, TaskConfig, WandbConfig, composed
 from lopa_dist.jobs.run.job import run
 from lopa_dist.jobs.setup import build
+from lopa_dist.llm import likelihood_of
 from lopa_dist.models.files import EMBEDDED
 from lopa_dist.parallel.launcher import World
 from lopa_dist.parallel.stop import Stopped
@@ -94,9 +96,40 @@ def test_the_score_of_an_answer_is_the_sum_of_its_log_probabilities() -> None:
         assert output.logprobs is not None
         assert score.loglikelihood == pytest.approx(sum(output.logprobs), abs=1e-4)
         assert (score.error, score.greedy) == (0, True)
+    tops = causal.score(chats, [output.text for output in outputs], top_logprobs=3)
+    for output, score, same in zip(outputs, tops, scores, strict=True):
+        assert output.logprobs is not None
+        assert score.tokens is not None
+        assert [one.token for one in score.tokens] == output.tokens
+        assert [one.logprob for one in score.tokens] == pytest.approx(output.logprobs, abs=1e-4)
+        assert sum(one.logprob for one in score.tokens) == pytest.approx(score.loglikelihood)
+        for one in score.tokens:  # the answer is the greedy one
+            assert one.top[0] == (one.token, one.logprob)
+            assert [logprob for _, logprob in one.top] == sorted((logprob for _, logprob in one.top), reverse=True)
+            assert len({token for token, _ in one.top}) == 3
+        assert likelihood_of(json.loads(json.dumps(list(score)))) == score, "as it comes from another rank"
+        assert (same.tokens, same.loglikelihood) == (None, pytest.approx(score.loglikelihood, abs=1e-6))
     [worse] = causal.score(chats[:1], [" Tom Tom Tom"])
     assert worse.loglikelihood < min(score.loglikelihood for score in scores)
     assert not worse.greedy
+
+
+def test_raw_log_probabilities_of_what_was_sampled() -> None:
+    """Those of `generate` are after the temperature; those of `score` as the model has them, of every token."""
+    causal = LLM("causal", "parallel.threads=1")
+    chats = [[{"role": "user", "content": PROBLEMS[0]}]]
+    [drawn] = causal.generate(chats, sampling=SamplingParams(temperature=1.5, seed=1, logprobs=True, max_tokens=12))
+    [score] = causal.score(chats, [drawn.text], top_logprobs=10**6)
+    assert drawn.logprobs is not None
+    assert score.tokens is not None
+    for one in score.tokens:
+        logprobs = dict(one.top)
+        assert one.logprob == pytest.approx(logprobs[one.token])
+        assert sum(map(math.exp, logprobs.values())) == pytest.approx(1)
+    warm = [torch.tensor([logprob for _, logprob in one.top]).div(1.5).logsumexp(0).item() for one in score.tokens]
+    cooled = [one.logprob / 1.5 - total for one, total in zip(score.tokens, warm, strict=True)]
+    assert [one.token for one in score.tokens] == drawn.tokens
+    assert cooled == pytest.approx(drawn.logprobs, abs=1e-3)
 
 
 def test_a_right_answer_is_likelier_than_a_wrong_one(llm: LLM) -> None:
@@ -119,6 +152,9 @@ def test_what_is_wrong_with_a_score_is_said(llm: LLM) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             llm.score(prompts, continuations)
+    for wrong, message in ((3, "only a causal model's tokens"), (-1, "a number from 0 on"), (True, "a number")):
+        with pytest.raises(ValueError, match=f"top_logprobs={wrong}: .*{message}"):
+            llm.score(["x"], ["y"], top_logprobs=wrong)
     with pytest.raises(ValueError, match="samples=0: must be at least 1"):
         llm.score(["x"], ["y"], samples=0)
 

@@ -21,8 +21,8 @@ from lopa_dist.models.transformer import Transformer
 from training.attention import dense
 from training.noise import NAME, TrainingExample
 
-LENGTHS = (96, 160, 192)  # of sequences with their groups
-LEAST = 64  # rows that the sequence of a story has for groups
+LEAST = 64  # rows that the sequence of a story has for groups; one of a short answer has this many a token
+A_TOKEN = 3
 GROUPS = (4, 8, 16)  # masks of a group
 DRAFTS = 0.3, 1.0  # weights of a mask's prediction, early and late; a wording's next token has the weight 1
 FACT, BEGINNING = 3.0, 2.0  # weight of names, operations and results, and of a sentence's first word
@@ -38,7 +38,7 @@ class CausalBatch:
     positions: NDArray[np.int64]
     last: NDArray[np.int64]  # the last clean position that the row sees
     groups: NDArray[np.int64]
-    numbers: NDArray[np.bool_]  # what accuracy counts: clean rows that predict a result
+    numbers: NDArray[np.bool_]  # what accuracy counts: clean rows that predict a result; without facts, the answer
 
 
 def end_of(example: TrainingExample, pad_id: int) -> int:
@@ -48,7 +48,8 @@ def end_of(example: TrainingExample, pad_id: int) -> int:
 
 def rows_of(example: TrainingExample, pad_id: int) -> int:
     """How many rows an example needs at least."""
-    return end_of(example, pad_id) + (0 if example.drill else LEAST)
+    end = end_of(example, pad_id)
+    return end + (0 if example.drill else min(LEAST, A_TOKEN * (end - example.prompt)))
 
 
 def causal_batch(
@@ -75,7 +76,7 @@ def causal_batch(
         inputs[row, :end] = tokens[:end]
         targets[row, :end] = tokens[1 : end + 1]
         positions[row] = last[row] = np.arange(length)
-        result = (fact >= 0) & (fact < NAME)
+        result = (fact >= 0) & (fact < NAME) if fact.max() >= 0 else np.arange(len(tokens)) >= first
         importance = np.where(fact >= 0, FACT, np.where(np.roll(tokens, 1) == period_id, BEGINNING, 1.0))
         importance[first] = BEGINNING
         weight = np.where(result, FACT, 0.0) if example.drill else importance

@@ -22,6 +22,7 @@ class ListExamples:
     """A seeded source of examples over `tokenizer`."""
 
     lengths: tuple[int, ...] = (32, 64, 96, 160, 288)
+    causal_lengths: tuple[int, ...] = (32, 64, 128, 208, 352)
     period: int | None = None
     right = 0.4
     near = 6.0

@@ -56,6 +56,7 @@ class Source(Protocol):
     """Where examples come from: one kind of data."""
 
     lengths: tuple[int, ...]  # static sequence lengths, so that compiled training sees few shapes
+    causal_lengths: tuple[int, ...]  # likewise, with the groups of `causal`
     period: int | None  # the token that ends a sentence; null where there are none
     right: float  # share of left parts with which a right part is known, too
     near: float  # how much more masks weigh that have a known token next to them, or one token further
@@ -68,6 +69,7 @@ class Examples:
     """A seeded source of word problems over `tokenizer`; `drills` is their share at the start and at the end."""
 
     lengths: tuple[int, ...] = LENGTHS
+    causal_lengths: tuple[int, ...] = (96, 160, 192)
     right = 0.0
     near = 1.0
 

@@ -28,7 +28,7 @@ LONGEST = 64  # tokens of an answer
 class OwnAnswers:
     """A source that mixes the examples of `source` with the model's own answers to training problems."""
 
-    lengths = Examples.lengths
+    lengths, causal_lengths = Examples.lengths, Examples.causal_lengths
     right = Examples.right
     near = Examples.near
 

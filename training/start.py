@@ -9,7 +9,7 @@ trained from there on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import cast
 
 import torch
@@ -17,14 +17,15 @@ import torch
 from lopa_dist.models.transformer import Layer, Transformer
 
 DISTANCES = (-1, 1, -2, 2)  # of the first layer's heads, in turn
+CAUSAL_DISTANCES = (-1, -2, -3, -4)  # where rows see nothing behind them
 FAST = 4  # frequencies by which a head tells distances: the fastest
 SHARPNESS = 6.0
 EMBEDDING, HEAD = 0.5, 0.05  # standard deviations
 
 
 @torch.no_grad()
-def prepare_to_copy(model: Transformer) -> None:
-    """Set the weights as above.
+def prepare_to_copy(model: Transformer, distances: Sequence[int] = DISTANCES) -> None:
+    """Set the weights as above; `distances` are those of the first layer's heads, in turn.
 
     Raises:
         ValueError: heads that share K and V, which cannot write what each of them reads.
@@ -47,7 +48,7 @@ def prepare_to_copy(model: Transformer) -> None:
     first, half = attentions[0], config.head_dim // 2
     speed = config.rope_theta ** (-torch.arange(FAST, dtype=torch.float32) / half)
     for head in range(config.heads):
-        angle = DISTANCES[head % len(DISTANCES)] * speed
+        angle = distances[head % len(distances)] * speed
         start = head * config.head_dim
         first.q_proj.bias[start : start + FAST] = SHARPNESS * angle.cos()
         first.q_proj.bias[start + half : start + half + FAST] = SHARPNESS * angle.sin()

@@ -35,7 +35,7 @@ from training import causal, checkpoint, noise, own_answers, tokenizer
 from training.attention import dense
 from training.list_examples import ListExamples
 from training.own_answers import OwnAnswers
-from training.start import prepare_to_copy
+from training.start import CAUSAL_DISTANCES, DISTANCES, prepare_to_copy
 from training.vocabularies import list_words
 
 
@@ -150,7 +150,7 @@ def source_of(config: TrainConfig, words: Any, split: Split, seed: int) -> noise
 
 def lengths_of(config: TrainConfig, source: noise.Source) -> tuple[int, ...]:
     """The static lengths of the sequences in a batch."""
-    return source.lengths if config.objective == "masked" else causal.LENGTHS
+    return source.lengths if config.objective == "masked" else source.causal_lengths
 
 
 class Batches:
@@ -214,7 +214,7 @@ def new_model(config: TrainConfig, ids: ModelConfig, device: str) -> Transformer
         if p.ndim == 2:
             torch.nn.init.normal_(p, std=0.02 if "embed" in name or "lm_head" in name else p.shape[1] ** -0.5)
     if config.copying:
-        prepare_to_copy(model)
+        prepare_to_copy(model, CAUSAL_DISTANCES if config.objective == "causal" else DISTANCES)
     return model
 
 
@@ -271,8 +271,6 @@ def check(config: TrainConfig) -> None:
     """
     require("train.data", config.data, ("word_problems", "lists"))
     require("train.objective", config.objective, ("masked", "causal"))
-    if config.objective == "causal" and config.data != "word_problems":
-        raise ValueError(f"train.objective=causal does not go with train.data={config.data}: use word_problems")
 
 
 def train(config: TrainConfig) -> Path:
@@ -295,8 +293,7 @@ def train(config: TrainConfig) -> Path:
     }
     source = source_of(config, words, "train", config.seed + run.step)
     own = None
-    if config.objective == "causal":
-        assert isinstance(source, noise.Examples)
+    if config.objective == "causal" and isinstance(source, noise.Examples):
         own = OwnAnswers(source, model, config.seed + run.step)
     batches = Batches(own or source, config, ids, config.seed + run.step)
     held_out = Batches(source_of(config, words, "held_out", 1), config, ids, 1)

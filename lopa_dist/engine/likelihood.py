@@ -29,7 +29,7 @@ from torch import Tensor
 
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.decode.context import Part
-from lopa_dist.engine.request import Given, Likelihood
+from lopa_dist.engine.request import Given, Likelihood, TokenLikelihood
 from lopa_dist.kernels.segment_attention import Segments, attend_grouped, plan
 from lopa_dist.models.tensor_parallel import head_shard
 from lopa_dist.models.transformer import Transformer
@@ -57,6 +57,7 @@ class Predicted(NamedTuple):
     logprob: NDArray[np.float64]  # of the answer's tokens
     right: Mask  # whether the answer's token is the most probable one
     best: NDArray[np.float64]  # log probability of the most probable one
+    top: NDArray[np.float64]  # [n, 2, k] the most probable tokens, and their log probabilities
 
 
 class Scorer:
@@ -82,7 +83,8 @@ class Scorer:
         self.model, self.config, self.samples, self.rows = model, config, samples, rows
         self.shard = head_shard(tensor or Solo())
         self.scope = config.scope
-        self.shift = int(model.config.shift or self.scope.causal)
+        self.exact = self.scope.causal  # one forward gives the likelihood itself
+        self.shift = int(model.config.shift or self.exact)
 
     @torch.inference_mode()
     def score(self, given: Sequence[Given]) -> list[Likelihood]:
@@ -100,19 +102,24 @@ class Scorer:
                     drawn.add((number, part))
         terms: dict[tuple[int, Part], list[float]] = {}
         greedy = [True] * len(given)
+        tokens: list[list[TokenLikelihood] | None] = [None] * len(given)
         for view, weight, predicted in zip(views, weights, self.predict(given, views), strict=True):
             terms.setdefault((view.answer, view.part), []).append(weight * float(predicted.logprob.sum()))
-            greedy[view.answer] &= bool(predicted.right.all())  # of a causal model
+            if self.exact:
+                greedy[view.answer] &= bool(predicted.right.all())
+                tokens[view.answer] = of_tokens(given[view.answer], predicted)
         sums, variances = np.zeros((2, len(given)))
         for (number, part), of_masks in terms.items():
             sums[number] += sum(of_masks)
             if (number, part) in drawn and len(of_masks) > 1:
                 variances[number] += len(of_masks) * np.var(of_masks, ddof=1)
         forwards = Counter(view.answer for view in views)
-        if not self.scope.causal:
+        if not self.exact:
             greedy = self.greedy(given, forwards)
         errors = np.sqrt(variances)
-        return [Likelihood(float(sums[n]), float(errors[n]), greedy[n], forwards[n]) for n in range(len(given))]
+        return [
+            Likelihood(float(sums[n]), float(errors[n]), greedy[n], forwards[n], tokens[n]) for n in range(len(given))
+        ]
 
     def parts(self, given: Given) -> list[Part]:
         """Return the parts of an answer that are scored one by one."""
@@ -121,7 +128,7 @@ class Scorer:
 
     def masks(self, length: int, random: np.random.Generator) -> tuple[list[Mask], list[float], bool]:
         """Return masks of `length` tokens, their weights in the sum, and whether they are drawn ones, not all."""
-        if self.scope.causal:  # every token is seen by those behind it, and predicted
+        if self.exact:  # every token is seen by those behind it, and predicted
             return [np.ones(length, bool)], [1.0], False
         if length < 63 and 2**length - 1 <= self.samples:
             sets = [list(some) for count in range(1, length + 1) for some in combinations(range(length), count)]
@@ -199,19 +206,23 @@ class Scorer:
             masked = part.first + np.flatnonzero(view.mask)
             start, count = len(tokens), part.end - part.begin
             own = np.array(text[part.begin : part.end])
-            if not self.scope.causal:
+            if not self.exact:
                 own[masked - part.begin] = self.model.config.mask_id
             segments.append((start, count, base, part.begin if before else 0))
             tokens += own.tolist()
             positions += range(part.begin, part.end)
-            ends += range(1, count + 1) if self.scope.causal else [count] * count
+            ends += range(1, count + 1) if self.exact else [count] * count
             predicts = masked - self.shift
             wanted += np.where(predicts < part.begin, base + predicts, start + predicts - part.begin).tolist()
             targets += [text[position] for position in masked.tolist()]
-        columns = self.logprobs(self.hidden(tokens, positions, np.array(segments), np.array(ends)), wanted, targets)
+        top = max(given[view.answer].top or 0 for view in views)
+        hidden = self.hidden(tokens, positions, np.array(segments), np.array(ends))
+        columns = self.logprobs(hidden, wanted, targets, top)
         cuts = np.cumsum([view.mask.sum() for view in views])[:-1]
-        logprob, right, best = (np.split(column, cuts) for column in columns)
-        return [Predicted(*of_view) for of_view in zip(logprob, (r > 0 for r in right), best, strict=True)]
+        return [
+            Predicted(part[0], part[1] > 0, part[2], part[3:].reshape(2, -1, part.shape[1]).transpose(2, 0, 1))
+            for part in np.split(columns, cuts, 1)
+        ]
 
     def ends(self, rows: int, prompt: int) -> list[int]:
         """Return where the columns end that each of `rows` rows sees; the first `prompt` rows are the prompt's."""
@@ -229,8 +240,12 @@ class Scorer:
         sent = to_device(np.array([tokens + extra * [0], positions + extra * [0]]), weight.device)
         return self.model(*sent, lambda layer, q, k, v: attend_grouped(q, k, v, groups))
 
-    def logprobs(self, hidden: Tensor, rows: list[int], targets: list[int]) -> NDArray[np.float64]:
-        """Return ``[3, H]``: the targets' log probabilities, 1 if one is the most probable token, the latter's own."""
+    def logprobs(self, hidden: Tensor, rows: list[int], targets: list[int], top: int = 0) -> NDArray[np.float64]:
+        """Return ``[3 + 2 top, H]``: what rows say of their targets, and what they say instead.
+
+        The targets' log probabilities, 1 if one is the most probable token, the latter's own; then the `top` most
+        probable tokens, and their log probabilities.
+        """
         mask_id, columns = self.model.config.mask_id, []
         both = to_device(np.array([rows, targets]), hidden.device)
         for row, target in zip(both[0].split(TILE), both[1].split(TILE), strict=True):
@@ -240,5 +255,18 @@ class Scorer:
             logits[:, mask_id : mask_id + 1] = -torch.inf  # as in decoding, it is never predicted
             total, (best, token) = logits.logsumexp(1), logits.max(1)
             logprob = logits.gather(1, target[:, None])[:, 0] - total
-            columns.append(torch.stack([logprob, (token == target).float(), best - total]))
-        return torch.cat(columns, 1).double().cpu().numpy()
+            found = [logprob, (token == target).float(), best - total]
+            most, ids = logits.topk(min(top, logits.shape[1] - 1), 1)
+            columns.append(torch.cat([torch.stack(found), ids.T, (most - total[:, None]).T]).double().cpu())
+        return torch.cat(columns, 1).numpy()
+
+
+def of_tokens(given: Given, predicted: Predicted) -> list[TokenLikelihood] | None:
+    """Return what is predicted of each token of an answer; None if nobody asked."""
+    if given.top is None:
+        return None
+    found = zip(given.answer, predicted.logprob.tolist(), predicted.top.tolist(), strict=True)
+    return [
+        TokenLikelihood(token, logprob, [(int(id), other) for id, other in zip(*top, strict=True)][: given.top])
+        for token, logprob, top in found
+    ]

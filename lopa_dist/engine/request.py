@@ -19,11 +19,20 @@ class Given:
     prompt: Sequence[int]
     answer: Sequence[int]
     key: int
+    top: int | None = None  # tell each token's log probability, and so many of the most probable tokens in its place
 
     @classmethod
     def seeded(cls, prompt: Sequence[int], answer: Sequence[int], seed: int) -> Given:
         """Return an answer whose masks follow from it, its prompt and a seed alone."""
         return cls(prompt, answer, request_key(seed, f"{list(prompt)} {list(answer)}"))
+
+
+class TokenLikelihood(NamedTuple):
+    """How likely a token is behind the tokens before it, in nats, at temperature 1 and without `top_p` or `top_k`."""
+
+    token: int
+    logprob: float
+    top: list[tuple[int, float]]  # the most probable tokens and their log probabilities, the most probable one first
 
 
 class Likelihood(NamedTuple):
@@ -33,6 +42,7 @@ class Likelihood(NamedTuple):
     error: float  # standard error of the bound at most; 0 where nothing was sampled
     greedy: bool  # whether filling one token at a time, the most probable first, gives this answer
     forwards: int  # passes through the model, one for each mask
+    tokens: list[TokenLikelihood] | None = None  # of a causal model's answer with `Given.top`
 
 
 @dataclass(frozen=True, slots=True)

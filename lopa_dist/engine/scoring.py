@@ -94,6 +94,7 @@ class ScoringEngine(Engine):
 
 def total(parts: Sequence[Likelihood]) -> Likelihood:
     """Return the likelihood of a text whose parts follow one another."""
-    sums, errors, greedy, forwards = zip(*parts, strict=True)
+    sums, errors, greedy, forwards, of_parts = zip(*parts, strict=True)
     error = math.sqrt(sum(error**2 for error in errors))
-    return Likelihood(float(sum(sums)), error, all(greedy), sum(forwards))
+    tokens = None if None in of_parts else [token for part in of_parts for token in part]
+    return Likelihood(float(sum(sums)), error, all(greedy), sum(forwards), tokens)

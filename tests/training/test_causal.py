@@ -14,9 +14,11 @@ from transformers import PreTrainedTokenizerFast
 from lopa_dist.models.transformer import Transformer
 from training import tokenizer
 from training.attention import dense
-from training.causal import GROUPS, LENGTHS, CausalBatch, causal_batch, hidden_rows, rows_of
+from training.causal import GROUPS, CausalBatch, causal_batch, hidden_rows, rows_of
+from training.list_examples import ListExamples
 from training.noise import Examples, TrainingExample
 from training.train import Shape, TrainConfig, model_config, train
+from training.vocabularies import list_words
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +38,7 @@ def laid_out(words: PreTrainedTokenizerFast, model: Transformer) -> tuple[list[T
     source, ids = Examples(words, "train", 0, (0.3, 0.3)), model.config
     examples = [source.draw(0.0) for _ in range(40)]
     rng = np.random.default_rng(0)
-    return examples, causal_batch(examples, LENGTHS[-1], ids.mask_id, ids.pad_id, source.period, rng)
+    return examples, causal_batch(examples, source.causal_lengths[-1], ids.mask_id, ids.pad_id, source.period, rng)
 
 
 @torch.no_grad()
@@ -122,8 +124,9 @@ def test_rows_predict_the_tokens_behind_them(
 
 def test_every_problem_has_room(words: PreTrainedTokenizerFast, model: Transformer) -> None:
     """The longest question and answer, with their groups, fit the longest rows."""
-    source = Examples(words, "train", 1, (0.3, 0.3))
-    assert max(rows_of(source.draw(0.0), model.config.pad_id) for _ in range(500)) <= LENGTHS[-1]
+    for source in (Examples(words, "train", 1, (0.3, 0.3)), ListExamples(tokenizer.build(list_words()), "train", 1)):
+        rows = [rows_of(source.draw(1.0), model.config.pad_id) for _ in range(500)]
+        assert max(rows) <= source.causal_lengths[-1]
 
 
 def test_it_learns(tmp_path: Path) -> None:
@@ -136,6 +139,13 @@ def test_it_learns(tmp_path: Path) -> None:
     assert last < first - 0.5
 
 
-def test_lists_are_not_for_it(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"train\.objective=causal .*train\.data=lists"):
-        train(TrainConfig(data="lists", objective="causal", folder=str(tmp_path), device="cpu", threads=1))
+def test_of_lists_all_tokens_of_the_answer_count() -> None:
+    words = tokenizer.build(list_words())
+    source, ids = ListExamples(words, "train", 0), model_config(Shape(), tokenizer.build(list_words()), "lopa_causal")
+    examples = [source.draw(1.0) for _ in range(20)]
+    rng, length = np.random.default_rng(0), source.causal_lengths[-1]
+    batch = causal_batch(examples, length, ids.mask_id, ids.pad_id, source.period, rng)
+    for row, example in enumerate(examples):
+        end = example.tokens.index(ids.pad_id, example.prompt)
+        assert np.flatnonzero(batch.numbers[row]).tolist() == list(range(example.prompt - 1, end))
+        assert len(groups_of(batch, row)) >= 1

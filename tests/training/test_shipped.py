@@ -22,7 +22,7 @@ from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Solo
 from lopa_dist.tasks.embedded import Arithmetic, EmbeddedTask, Lists
 from training.attention import dense
-from training.causal import LENGTHS, causal_batch, hidden_rows
+from training.causal import causal_batch, hidden_rows
 from training.checkpoint import config_json, generation_config
 from training.noise import Examples
 from training.own_answers import greedy
@@ -118,7 +118,9 @@ def test_the_causal_model_solves_its_problems_and_foresees_its_answers() -> None
         source.example(item.messages[0]["content"], text.strip(), drill=False)
         for item, text in zip(task.items(), texts, strict=True)
     ]
-    batch = causal_batch(examples, LENGTHS[-1], config.mask_id, config.pad_id, None, np.random.default_rng(0))
+    batch = causal_batch(
+        examples, source.causal_lengths[-1], config.mask_id, config.pad_id, None, np.random.default_rng(0)
+    )
     inputs, positions, last, groups = (
         torch.from_numpy(rows) for rows in (batch.inputs, batch.positions, batch.last, batch.groups)
     )

@@ -22,6 +22,7 @@ from training.train import Shape, TrainConfig, tokenizer_of, train
         ("word_problems", "causal", False),
         ("lists", "masked", False),
         ("lists", "masked", True),
+        ("lists", "causal", True),
     ],
 )
 def test_training_runs_and_resumes(
