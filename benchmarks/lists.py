@@ -86,7 +86,7 @@ class Job:
 
     def takes(self, item: Item) -> bool:
         """Whether a problem is asked; squares have no items."""
-        _, _, question = item.reference.partition(" : ")
+        _, _, question = item.reference[0].partition(" : ")
         return not self.items or (BLANK not in question and len(question.split()) >= self.items)
 
 
