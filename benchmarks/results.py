@@ -78,6 +78,13 @@ def measured(
     return results
 
 
+class Missing:
+    """What a row does not have: nothing is shown, whatever the form."""
+
+    def __format__(self, form: str) -> str:
+        return ""
+
+
 def show(title: str, rows: Sequence[Result], columns: Mapping[str, str] | None = None) -> None:
     """Print rows as a table.
 
@@ -90,6 +97,6 @@ def show(title: str, rows: Sequence[Result], columns: Mapping[str, str] | None =
     first, *others = columns or rows[0]
     table = Table(Column(first, no_wrap=True), *(Column(name, justify="right") for name in others), title=title)
     for row in rows:
-        filled = defaultdict(str, row)
+        filled = defaultdict(Missing, row)
         table.add_row(*(form.format_map(filled) for form in columns.values()) if columns else map(str, row.values()))
     Console(width=None if sys.stdout.isatty() else WIDTH).print(table)

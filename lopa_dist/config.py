@@ -42,7 +42,9 @@ CONF = HERE / "conf" if (HERE / "conf").is_dir() else HERE.parent / "conf"  # in
 class ModelOptions:
     """Which checkpoint, and how it is loaded."""
 
-    path: str = option("embedded", "the checkpoint: embedded, lists, causal, a folder, or a Hugging Face id")
+    path: str = option(
+        "embedded", "the checkpoint: embedded, lists, causal, causal_lists, a folder, or a Hugging Face id"
+    )
     lora: str | None = option(None, "a PEFT LoRA adapter (folder or id), merged into the weights as they are loaded")
     lora_rows: str = option(
         "all",

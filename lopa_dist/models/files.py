@@ -13,7 +13,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 ASSETS = Path(__file__).parent.parent / "assets"
-SHIPPED = ("embedded", "lists", "causal")
+SHIPPED = ("embedded", "lists", "causal", "causal_lists")
 """The checkpoints in the package, by the names of their folders."""
 EMBEDDED = ASSETS / "embedded"
 PROBES, PROBE_BYTES = 64, 65_536

@@ -13,6 +13,7 @@ from benchmarks import cluster_jobs, embedded, in_flight, large_job, lists, loss
 from benchmarks.answers import PUBLISHED
 from lopa_dist.config import composed
 from lopa_dist.decode import DecodeConfig
+from lopa_dist.tasks.list_problems import FAMILIES
 
 
 @pytest.fixture(autouse=True)
@@ -52,15 +53,20 @@ def test_only_what_is_missing_is_measured_until_the_weights_change(
 
 
 def test_a_table_leaves_empty_what_a_row_lacks(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [{"name": "a", "speed": 2.345, "equal": 7}, {"name": "b", "speed": 10.0}]
-    results.show("title", rows, {"name": "{name}", "tokens/s": "{speed:.1f}", "equal": "{equal}"})
+    rows = [{"name": "a", "speed": 2.345, "equal": 7, "ratio": 0.5}, {"name": "b", "speed": 10.0}]
+    results.show(
+        "title", rows, {"name": "{name}", "tokens/s": "{speed:.1f}", "equal": "{equal}", "ratio": "{ratio:.2f}"}
+    )
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in capsys.readouterr().out.splitlines()]
-    assert [row for row in cells if row] == [["a", "2.3", "7"], ["b", "10.0", ""]]
+    assert [row for row in cells if row] == [["a", "2.3", "7", "0.50"], ["b", "10.0", "", ""]]
 
 
 def test_every_setting_is_legal(folder: Path) -> None:
     of_embedded = [setting for part in embedded.PARTS.values() for _, setting in part]
-    for base, settings in ((embedded.BASE, of_embedded), (lists.BASE, lists.SETTINGS.values())):
+    for base, settings in (
+        (embedded.BASE, of_embedded),
+        (lists.BASE, [*lists.SETTINGS.values(), *lists.LOSSLESS.values()]),
+    ):
         for setting in settings:
             decode = {key: value for key, value in setting.items() if key != "quantization"}
             DecodeConfig(**{**PUBLISHED, **base, **decode})
@@ -74,3 +80,25 @@ def test_every_setting_is_legal(folder: Path) -> None:
     for name in cluster_jobs.SETTINGS:
         cluster_jobs.config_of(name)
     assert composed(large_job.options(folder, 3)).decode.tau_conf == 0
+
+
+@pytest.mark.parametrize("items", [0, 10])
+def test_lists_are_answered_by_family(items: int) -> None:
+    job = lists.Job("lists", "plain", 16, 1, 16, items)
+    families = lists.work(job)["families"]
+    assert set(families) == set(FAMILIES) if not items else "latin" not in families
+    assert all({"accuracy", "tpf", "rows_per_token"} <= found.keys() for found in families.values())
+
+
+def test_lossless_answers_are_compared_with_those_of_one_token_at_a_time() -> None:
+    """The table's own comparison finds an answer that differs."""
+    found = {
+        name: lists.work(lists.Job("causal_lists", name, 16, 1, 16, 0))["families"]
+        for name in (lists.ONE, "8 drafts of masks")
+    }
+    one, ahead = lists.lossless(found)
+    assert (one["equal"], ahead["equal"]) == ("16 of 16", "16 of 16")
+    assert ahead["accuracy"] == one["accuracy"]
+    assert ahead["tpf"] > 1.5 > 1 > one["tpf"]
+    found["8 drafts of masks"]["sort"]["answers"][0] += 1
+    assert lists.lossless(found)[1]["equal"] == "15 of 16"

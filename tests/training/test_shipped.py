@@ -34,7 +34,7 @@ from training.vocabularies import list_words
 def test_format(name: str) -> None:
     folder = find(name)
     config = json.loads((folder / "config.json").read_text())
-    assert config["model_type"] == ("lopa_causal" if name == "causal" else "Dream")
+    assert config["model_type"] == ("lopa_causal" if name.startswith("causal") else "Dream")
     assert sum(f.stat().st_size for f in folder.iterdir()) <= 10_000_000
     reference = Qwen2ForCausalLM(Qwen2Config(**{k: v for k, v in config.items() if k != "model_type"}))
     missing, unexpected = reference.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
@@ -56,6 +56,7 @@ def test_other_projects_find_what_they_ask_for(name: str) -> None:
         ("embedded", None, "<|user|> Wendy has 12 apples, <0x41> ü 😀<|assistant|> 3 + 4 = 7 ."),
         ("causal", None, "<|user|> Wendy has 12 apples, <0x41> ü 😀<|assistant|> 3 + 4 = 7 ."),
         ("lists", list_words(), "<|user|> insert 7 anywhere : 12 3, ü<|assistant|> 12 7 3"),
+        ("causal_lists", list_words(), "<|user|> insert 7 anywhere : 12 3, ü<|assistant|> 12 7 3"),
     ],
 )
 def test_tokenizer_is_the_one_that_the_code_builds(name: str, words: list[str] | None, text: str) -> None:
