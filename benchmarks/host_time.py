@@ -15,6 +15,7 @@ the structure of an earlier one (`rows.window_rows`).
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -91,6 +92,7 @@ def exposed(
 
 def main() -> None:
     """Measure and print."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     builder = EngineBuilder(ModelOptions(dtype="fp32"), torch.device("cpu"))
     items = list(Arithmetic(256).items())
     rows: list[dict[str, Any]] = []

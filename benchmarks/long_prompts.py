@@ -9,6 +9,7 @@ benchmarks/results/long_prompts.json.
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
 import resource
 import statistics
@@ -59,6 +60,7 @@ def measure(chunk: int | None) -> dict[str, Any]:
 
 def main() -> None:
     """Measure every setting three times in turn; write and print the medians."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         runs = pool.map(measure, CHUNKS * 3, chunksize=1)
     figures = [name for name in runs[0] if name != "chunk"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,4 +28,7 @@ def curves(folder: Path, picture: Path) -> None:
 
 
 if __name__ == "__main__":
-    curves(Path(sys.argv[1]), Path(sys.argv[2]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("picture", type=Path)
+    curves(**vars(parser.parse_args()))
