@@ -188,6 +188,10 @@ class Context:
         first = origin + (prompt - origin) // size * size
         return [Part(at, max(at, prompt), min(at + size, end)) for at in range(first, end, size)]
 
+    def estimates(self, masks: int) -> int:
+        """Return how many masks of a text its likelihood takes, where up to `masks` are asked for; 1 if it is exact."""
+        return min(masks, 1) if self.causal else masks
+
     def before(self, part: Part, prompt: int) -> int:
         """Return how many tokens before a part it sees that do not see it.
 

@@ -22,6 +22,7 @@ from lopa_dist.ragged import Ints, padded, to_device
 from lopa_dist.rows.forward_batch import ForwardBatch, Heads, Predictions, RowTable, Windows
 from lopa_dist.rows.prefill import Prefill
 from lopa_dist.rows.share import ALONE
+from lopa_dist.rules import rule_for
 
 
 @dataclass
@@ -58,7 +59,8 @@ class ChunkedPrefill:
 
         Positions in it are counted from the prompt's first token.
         """
-        size, first, causal = self.prefix_rules.unit, entry.computed, self.prefix_rules.config.causal
+        size, first = self.prefix_rules.unit, entry.computed
+        in_place = rule_for(self.prefix_rules.config).rows.in_place
         tokens = entry.prefix[first : first + (self.prefix_rules.chunk or 0)]
         count, device = len(tokens), self.pool.keys.device
         rows = np.arange(count)
@@ -68,7 +70,7 @@ class ChunkedPrefill:
         def one(value: int) -> Ints:  # of the one segment, or of its sequence
             return np.array([value])
 
-        stores_hidden = first + count == entry.tokens and not causal  # of the last row, for the token behind it
+        stores_hidden = first + count == entry.tokens and not in_place  # of the last row, for the token behind it
         prefill = Prefill(
             sequence=one(0), first=one(first), stop=one(first + count), num_prefixes=1, waiting=np.ones(1, bool),
             prefix_row=one(-1), suffix_row=one(-1),
@@ -78,13 +80,13 @@ class ChunkedPrefill:
         return ForwardBatch(
             table=RowTable(
                 sequence=one(0), branch=one(-1), start=one(0), rows=one(count),
-                shared=one(first + count if causal else first), first=one(first),
-                hi=np.zeros_like(rows) if causal else np.minimum((rows // size + 1) * size, count),
-                depth=np.zeros_like(rows), seen=first + rows + 1 if causal else None,
-                place=first + rows if causal else None,
+                shared=one(first + count if in_place else first), first=one(first),
+                hi=np.zeros_like(rows) if in_place else np.minimum((rows // size + 1) * size, count),
+                depth=np.zeros_like(rows), seen=first + rows + 1 if in_place else None,
+                place=first + rows if in_place else None,
             ),
             tokens=to_device(ids, device), positions=to_device(positions, device),
             heads=Heads(lambda: Predictions(nothing, None), nothing, np.zeros(0, np.int64), branches=1, columns=0),
             share=ALONE, computed=one(0), prefill=prefill,
-            windows=None if causal else Windows(begin=one(0), stop=one(0), width=size, of_commit=None),
+            windows=None if in_place else Windows(begin=one(0), stop=one(0), width=size, of_commit=None),
         )  # fmt: skip

@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.state import FAILED, HostState, Records, State, Window, arange
 from lopa_dist.decode.winner import Winner
 from lopa_dist.decode.written import note
@@ -195,4 +196,11 @@ def put_chains(
     return host._replace(drafts=known[0], expects_eos=known[1], branches=known[2])
 
 
-CAUSAL = Rule("causal", verify, spawn, advance, CausalRows(), serves=lambda config: config.causal)
+def in_words(config: DecodeConfig) -> str:
+    """As of `Rule`."""
+    branches = f"{config.branches} lookahead branches and " if config.branches else ""
+    drafts = "as many drafts as are fastest" if config.drafts == "auto" else f"{config.drafts or 'no'} drafts"
+    return f"{branches}{drafts}, context {config.context}"
+
+
+CAUSAL = Rule("causal", verify, spawn, advance, CausalRows(), words=in_words, serves=lambda config: config.causal)

@@ -21,6 +21,14 @@ def anchor_only(state: State, winner: Winner, window: Window | None) -> None:
     state.branches.copy_(state.done == 0)
 
 
+def in_words(config: DecodeConfig) -> str:
+    """Return how far windows look ahead, and in which context."""
+    branches = f"{config.branches} lookahead branches" if config.branches else ""
+    drafts = f"{config.drafts} drafts{' a branch' if branches else ''}" if config.drafts else ""
+    ahead = " and ".join(filter(None, [branches, drafts])) or "no lookahead"
+    return f"{ahead}, context {config.context} in blocks of {config.block_size}"
+
+
 @dataclass(frozen=True)
 class Rule:
     """A rule of decoding. As it stands, it fills masks without lookahead.
@@ -48,6 +56,9 @@ class Rule:
 
     rows: RowMaker = WINDOWS
     """Lays out the rows."""
+
+    words: Callable[[DecodeConfig], str] = in_words
+    """Say in a job's first lines what is decoded how."""
 
     serves: Callable[[DecodeConfig], bool] = lambda config: False
     """Whether this is the rule that the keys of `decode` ask for; a rule of the user's own is named instead."""

@@ -77,3 +77,23 @@ def test_what_cannot_decode_is_refused(tmp_path: Path, name: str, options: dict[
     if not options:  # before anything is read
         with pytest.raises(ValueError, match=message):
             check_files(Config(decode=replace(Config().decode, rule=f"{tmp_path}/own.py:{name}")))
+
+
+def test_a_rule_says_how_it_looks_ahead() -> None:
+    """Branches beside the drafts compute several times as many rows."""
+
+    def words(**options: Any) -> str:
+        config = DecodeConfig(**options)
+        return rule_for(config).words(config)
+
+    causal = {"context": "causal", "max_active_blocks": 1}
+    assert words(**causal, drafts=4) == "4 drafts, context causal"
+    assert words(**causal, drafts=4, branches=3) == "3 lookahead branches and 4 drafts, context causal"
+    assert words(**causal, drafts=0) == "no drafts, context causal"
+    assert words(**causal, drafts="auto") == "as many drafts as are fastest, context causal"
+    windows = {"context": "d2f", "block_size": 32}
+    assert (
+        words(**windows, drafts=2, branches=3)
+        == "3 lookahead branches and 2 drafts a branch, context d2f in blocks of 32"
+    )
+    assert words(**windows, verify="confidence", drafts=0) == "no lookahead, context d2f in blocks of 32"

@@ -17,7 +17,6 @@ from typing import Any
 from lopa_dist.atomic import no_room
 from lopa_dist.checks import UserError
 from lopa_dist.config import Config, typed
-from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.context import CONTEXTS
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Generation, Request
@@ -57,6 +56,7 @@ from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import Start, World
 from lopa_dist.parallel.mesh import choose_mesh
 from lopa_dist.parallel.stop import Stop, StopLevel, Stopped
+from lopa_dist.rules import rule_for
 from lopa_dist.tasks.registry import make_task
 from lopa_dist.tasks.task import LikelihoodTask, Task, TotallingTask
 
@@ -146,7 +146,7 @@ class Job:
 
     def __post_init__(self) -> None:
         self.is_rank_0 = self.group.world.rank == 0
-        self.masks = scored_masks(self.task)
+        self.masks = self.config.decode.scope.estimates(scored_masks(self.task))
         self.made = made_on(self.builder.device)
         self.pieces = Pieces(self.builder.tokenizer)
         crashes = self.attempt.crashes
@@ -238,11 +238,12 @@ class Job:
         """Say what begins."""
         config, mesh, decode = self.config, self.group.mesh, self.config.decode
         if self.masks:
-            masks = "" if decode.causal else f" by up to {self.masks} masks of each text or block"
+            masks = f" by up to {self.masks} masks of each text or block" if self.masks > 1 else ""
             how = f"scores texts{masks}, context {decode.context}"
         else:
             cached, prompt = CONTEXTS[decode.context].summary, "its prompt and " if decode.scope.cache == "none" else ""
-            how = f"{in_words(decode)} (cached: {cached}; {prompt}{usual_rows(decode)} rows a sequence in a step)"
+            rows = f"{prompt}{usual_rows(decode)} rows a sequence in a step"
+            how = f"{rule_for(decode).words(decode)} (cached: {cached}; {rows})"
         log.info(
             "%s: %d requests, model %s (%s, %.1fM parameters%s, %s on %s), %s, "
             "data %d x branch %d x tensor %d ranks%s, into %s",
@@ -367,7 +368,7 @@ class Job:
         if errors:
             report["failures"] = failures(results(folder))
         if self.masks:
-            report["masks"] = 1 if config.decode.causal else self.masks
+            report["masks"] = self.masks
         if isinstance(self.task, TotallingTask):
             report["metrics"] = self.task.totals(results(folder))
         write_report(folder, report)  # the last of its results: a job that finds it has nothing more to do
@@ -432,14 +433,3 @@ def check_learning(config: Config, task: Task) -> None:
 def scored_masks(task: Task) -> int:
     """The masks from which `task` has a text's likelihood worked out; 0 where it has answers generated."""
     return task.masks if isinstance(task, LikelihoodTask) and task.scores else 0
-
-
-def in_words(decode: DecodeConfig) -> str:
-    """Return how far decoding looks ahead, and in which context."""
-    branches = f"{decode.branches} lookahead branches" if decode.branches else ""
-    if decode.causal:
-        drafts = "as many drafts as are fastest" if decode.drafts == "auto" else f"{decode.drafts or 'no'} drafts"
-        return f"{branches + ' and ' if branches else ''}{drafts}, context causal"
-    drafts = f"{decode.drafts} drafts{' a branch' if branches else ''}" if decode.drafts else ""
-    ahead = " and ".join(filter(None, [branches, drafts])) or "no lookahead"
-    return f"{ahead}, context {decode.context} in blocks of {decode.block_size}"

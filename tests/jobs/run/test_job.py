@@ -28,7 +28,7 @@ from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.jobs.run.answers import NOT_NUMBERS
-from lopa_dist.jobs.run.job import Job, in_words, parameters, run
+from lopa_dist.jobs.run.job import Job, parameters, run
 from lopa_dist.jobs.show import wandb_log
 from lopa_dist.jobs.show.compare import compare, names_of, words_of
 from lopa_dist.jobs.show.seed_groups import SeedGroup
@@ -280,14 +280,6 @@ def test_the_first_line_says_what_is_cached_and_how_many_rows_run(
             World("python"),
         )
     assert told in next(record.getMessage() for record in caplog.records if "1 requests" in record.getMessage())
-
-
-def test_the_first_line_says_how_a_causal_model_looks_ahead() -> None:
-    """Branches beside the drafts compute several times as many rows."""
-    decode = DecodeConfig(context="causal", drafts=4, max_active_blocks=1)
-    assert in_words(decode) == "4 drafts, context causal"
-    assert in_words(replace(decode, branches=3)) == "3 lookahead branches and 4 drafts, context causal"
-    assert in_words(replace(decode, drafts=0)) == "no drafts, context causal"
 
 
 def test_a_full_disk_is_told_with_the_job_s_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
