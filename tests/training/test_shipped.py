@@ -138,3 +138,12 @@ def test_the_list_model_solves_its_problems() -> None:
     folder, task = find("lists"), Lists(64, "held_out", 1)
     texts = answers(load_model(folder, torch.float32, torch.device("cpu")), load_tokenizer(folder), task, 144)
     assert sum(task.score(item, text).correct for item, text in zip(task.items(), texts, strict=True)) > 36
+
+
+@torch.no_grad()
+def test_the_causal_list_model_solves_its_problems() -> None:
+    """80 % of 800 when it was shipped; 42 of 64 would be a different model."""
+    folder, task = find("causal_lists"), Lists(64, "held_out", 1)
+    model, words = load_model(folder, torch.float32, torch.device("cpu")), load_tokenizer(folder)
+    texts = [words.decode(answer) for answer in greedy(model, prompts_of(words, task), 144)]
+    assert sum(task.score(item, text).correct for item, text in zip(task.items(), texts, strict=True)) > 42
