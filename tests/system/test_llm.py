@@ -110,8 +110,9 @@ def alone() -> list[Any]:
 def test_two_ranks_give_what_one_gives(tmp_path: Path, alone: list[Any], axis: str) -> None:
     for *outputs, scores in ranks(tmp_path, 2, f"parallel.{axis}"):
         assert outputs == alone[:-1]
-        for found, wanted in zip(scores, alone[-1], strict=True):
+        for (*found, tokens), (*wanted, none) in zip(scores, alone[-1], strict=True):
             assert found == pytest.approx(wanted, rel=1e-5)
+            assert tokens is none is None
 
 
 def test_after_a_call_that_some_ranks_refuse_there_may_be_another(tmp_path: Path) -> None:
