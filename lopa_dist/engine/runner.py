@@ -14,7 +14,7 @@ from torch import Tensor
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.memory import short_of_memory
 from lopa_dist.kernels.attention import AttentionKernel
-from lopa_dist.kernels.dispatch import by_torch, on_device
+from lopa_dist.kernels.dispatch import by_torch, in_c, on_device
 from lopa_dist.kernels.record_head import record_head, record_size
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.kernels.segment_attention import Segments
@@ -129,10 +129,14 @@ class Runner:
         wanted = rows.clamp(min=0)
         if last is not None:
             wanted = torch.cat([wanted, last[0]])
-        wanted = F.pad(wanted, (0, padded(len(wanted)) - len(wanted)))
-        cache = Cache(pool.keys, pool.values, pool.scratch, prepared.must_be_finite, prepared.kv_slots)
-        rope = self.rope(batch.positions)
-        hidden = self.network(batch.tokens, batch.positions, None, cache, self.attend(prepared), wanted, rope)
+        tokens, positions, slots = batch.tokens, batch.positions, prepared.kv_slots
+        if in_c(self.network.head):  # which has no need of whole tiles of rows
+            count = len(batch.table.hi)
+            tokens, positions, slots = tokens[:count], positions[:count], slots if slots is None else slots[:count]
+        else:
+            wanted = F.pad(wanted, (0, padded(len(wanted)) - len(wanted)))
+        cache = Cache(pool.keys, pool.values, pool.scratch, prepared.must_be_finite, slots)
+        hidden = self.network(tokens, positions, None, cache, self.attend(prepared), wanted, self.rope(positions))
         head = hidden[: len(rows)]
         if last is not None:
             self.prefix_hidden[last[1]] = hidden[len(rows) : len(rows) + last.shape[1]]
@@ -162,7 +166,7 @@ class Runner:
 
     def write_records(self, prepared: Prepared, hidden: Tensor, records: Tensor) -> None:
         """Write the records of the head rows' hidden states ``[H, d]``, each by its request's sampling."""
-        batch, weight, mask_id = prepared.batch, self.model.head_weight, self.model.config.mask_id
+        batch, weight, mask_id = prepared.batch, self.network.head, self.model.config.mask_id
         all_keys = batch.heads.predictions.keys
         for sampling, rows in self.by_sampling(prepared):
             keys = None if all_keys is None else all_keys[rows]

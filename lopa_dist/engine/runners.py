@@ -15,7 +15,8 @@ from lopa_dist.engine.runner import Runner
 from lopa_dist.engine.sizes import longest_sequence, stack_rows, usual_forward, usual_predictions
 from lopa_dist.engine.static_runner import StaticRunner
 from lopa_dist.kernels.attention import Meta, make, suited
-from lopa_dist.kernels.dispatch import sum_in_fp32
+from lopa_dist.kernels.dispatch import suits_c, sum_in_fp32
+from lopa_dist.kernels.native import warn_of_fault
 from lopa_dist.kernels.preflight import WITHOUT_GRAPHS
 from lopa_dist.kernels.row_bits import warn_of_bits
 from lopa_dist.kernels.sampling import Sampling
@@ -85,11 +86,14 @@ class Runners:
         name = suited(device, shape.head_dim, options.kernels) if attention == "auto" else attention
         heads, kv_heads = shape.heads // tensor.size, shape.kv_heads // tensor.size
         stack = stack_rows(config, 1 if reproducible else self.branches)
-        form = heads, kv_heads, shape.head_dim, stack, model.head_weight, self.rows.in_place
+        in_c = options.kernels != "torch" and suits_c(model.head_weight)
+        form = heads, kv_heads, shape.head_dim, stack, model.head_weight, self.rows.in_place, in_c
         self.attention = make(name, *form)
         tile_rows = self.attention.tile_rows if isinstance(self.attention, Meta) else None
-        if device.type == "cpu":
+        if device.type == "cpu" and not in_c:
             warn_of_bits(model.head_weight.dtype)
+            if model.head_weight.dtype == torch.float32 and options.kernels != "torch":
+                warn_of_fault()
         self.plain = plain_kernels(model, options, device, tile_rows, tensor.size)
         if "attention" in self.plain and name == "meta" and device.type == "cuda":
             self.attention = make("torch", *form)

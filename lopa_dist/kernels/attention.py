@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from lopa_dist.kernels import exact_attention, segment_attention
+from lopa_dist.kernels import exact_attention, native, segment_attention
 from lopa_dist.kernels.dispatch import TRITON
 from lopa_dist.kernels.meta_attention import MOST_DIM, MetaPlan, attend_meta, attend_tiles_plain
 from lopa_dist.kernels.segment_attention import Segments, attend_grouped, attend_plain
@@ -61,6 +61,16 @@ class Exact:
         return exact_attention.attend_exact(q, keys, values, plan, self.room)
 
 
+class Native:
+    """Attention in C, row by row: bits follow from what a row sees (`native`)."""
+
+    def plan(self, segments: Segments, rows: int) -> native.Plan:
+        return native.plan(segments)
+
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor, plan: native.Plan) -> Tensor:
+        return native.attend(q, keys, values, plan)
+
+
 class Meta:
     """Meta-attention over a table of tiles: Triton on a GPU, the table's oracle on a CPU."""
 
@@ -92,7 +102,14 @@ NAMES = ("torch", "meta", "plain")
 
 
 def make(
-    name: str, heads: int, kv_heads: int, dim: int, stack_rows: int, weight: Tensor, causal: bool = False
+    name: str,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    stack_rows: int,
+    weight: Tensor,
+    causal: bool = False,
+    in_c: bool = False,
 ) -> AttentionKernel:
     """A back end of `NAMES` for a model's shape.
 
@@ -102,11 +119,14 @@ def make(
         stack_rows: the usual rows of a sequence's branches together.
         weight: one of the model's, whose device and dtype q, K and V have.
         causal: whether rows see a part of the cached tokens, and a row's bits must not depend on the rows beside it.
+        in_c: whether operations run in C (`dispatch.suits_c`).
     """
     device = weight.device
     if name == "plain":
         return Plain()
     if name == "torch":
+        if in_c:
+            return Native()
         return Exact(heads, kv_heads, device) if causal else Grouped(heads // kv_heads, device, weight.dtype)
     return Meta(heads, kv_heads, dim, stack_rows, device, bounded=causal)
 

@@ -1,4 +1,4 @@
-"""Which form of a primitive runs: the Triton kernel or plain torch."""
+"""Which form of a primitive runs: the Triton kernel on a GPU, C on a CPU in fp32, or plain torch."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from lopa_dist.kernels import native
 
 TRITON = find_spec("triton") is not None  # it comes with torch's CUDA builds for Linux; CPU builds lack it
 OPTIONS: dict[str, Any] = {"enable_fp_fusion": True}  # of every launch: Triton's default is to change, and with it bits
@@ -34,6 +36,16 @@ def fused(x: Tensor, kernel: str) -> bool:
     if not (TRITON and x.is_cuda) or kernel in _by_torch.get():
         return False
     return not (torch.is_grad_enabled() and x.requires_grad)
+
+
+def in_c(x: Tensor) -> bool:
+    """Whether operations on a tensor run in C now: where they can, and nothing is differentiated or `by_torch`."""
+    return not torch.is_grad_enabled() and not _by_torch.get() and suits_c(x)
+
+
+def suits_c(x: Tensor) -> bool:
+    """Whether operations on a tensor can run in C (`native`): on a CPU in fp32, with a C compiler."""
+    return x.device.type == "cpu" and x.dtype == torch.float32 and not isinstance(native.found(), str)
 
 
 def sum_in_fp32() -> None:

@@ -16,7 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lopa_dist.kernels.dispatch import fused
+from lopa_dist.kernels import native
+from lopa_dist.kernels.dispatch import fused, in_c
+from lopa_dist.kernels.product import product
 from lopa_dist.kernels.random import gumbel
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.ragged import ROW_TILE
@@ -76,7 +78,7 @@ def record_head(
         return fused_records(hidden, weight, mask_id, keys, sampling, shard, rows, runner_up)
     # a GPU's library gives a row the same bits where it is called for whole tiles of logits
     count, extra = len(hidden), -len(hidden) % (ROWS if hidden.is_cuda else ROW_TILE)
-    if extra:  # reductions, too, may give a lone row other bits than a row among others
+    if extra and not in_c(hidden):  # reductions, too, may give a lone row other bits than a row among others
         hidden, keys = F.pad(hidden, (0, 0, 0, extra)), None if keys is None else F.pad(keys, (0, extra))
     parts = []
     for begin in range(0, len(hidden), ROWS):
@@ -125,11 +127,11 @@ def _sums(
 ) -> Tensor:
     """Running sums ``[7 or 10, R, tiles]`` of this rank's tiles; with filters, of the whole rows as one tile."""
     if sampling.filtered:
-        logits = shard.gather(F.linear(rows, weight)).transpose(0, 1).flatten(1)
+        logits = shard.gather(product(rows, weight.t())).transpose(0, 1).flatten(1)
         return _reduce(logits.float(), 0, logits.shape[1], mask_id, keys, sampling, runner_up)
     first, parts = shard.rank * len(weight), []
     for low, high, width in tiles(first, first + len(weight), len(weight) * shard.size):
-        logits = F.linear(rows, weight[low - first : high - first]).float()
+        logits = product(rows, weight[low - first : high - first].t()).float()
         parts.append(_reduce(logits, low, width, mask_id, keys, sampling, runner_up))
     return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
@@ -159,6 +161,8 @@ def _reduce(
     preference, logit and token. With `runner_up` ``[10, R, tiles]``: these three of the second choice, too. All are of
     the logits after temperature and filters, and never of the mask token.
     """
+    if in_c(logits) and not sampling.filtered:
+        return native.reduce(logits, low, width, mask_id, keys, sampling, runner_up)
     if sampling.temperature > 0:
         logits = logits / sampling.divisor
     if low <= mask_id < low + logits.shape[1]:
@@ -193,6 +197,8 @@ def _reduce(
 
 def _records(sums: Tensor, sampling: Sampling) -> Tensor:
     """Records ``[R, 3 or 5]`` from all tiles' sums ``[7 or 10, R, tiles]``; on equal preference the lower id wins."""
+    if in_c(sums):
+        return native.records(sums, sampling)
     tops, seconds, totals, moments, preferences, logits, tokens = sums[:7]
     top = tops.amax(1, keepdim=True)
     below = tops - top

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lopa_dist.kernels.dispatch import fused
+from lopa_dist.kernels import native
+from lopa_dist.kernels.dispatch import fused, in_c
 from lopa_dist.kernels.quantized import QuantizedRows, quantize_rows
 
 
@@ -38,6 +39,8 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
         from lopa_dist.kernels import rows_triton
 
         return rows_triton.add_rms_norm(x, residual, weight, eps)
+    if in_c(x):
+        return native.rms_norm(x, weight, eps, residual), x
     total = x.add_(residual)
     return rms_norm(total, weight, eps), total
 
@@ -60,18 +63,22 @@ def embed_rms_norm(tokens: Tensor, embedding: Tensor, weight: Tensor, eps: float
 
         return rows_triton.embed_rms_norm(tokens, embedding, weight, eps)
     x = F.embedding(tokens, embedding)
+    if in_c(x):
+        return native.rms_norm(x, weight, eps), x
     return rms_norm(x, weight, eps), x
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
     """``silu(gate) * up`` of one projection's ``gate_up [R, 2 I]``, the gates first -> ``[R, I]``.
 
-    On a CPU the result takes the place of the gates.
+    In torch's form on a CPU the result takes the place of the gates.
     """
     if fused(gate_up, "swiglu"):
         from lopa_dist.kernels import rows_triton
 
         return rows_triton.swiglu(gate_up)
+    if in_c(gate_up):
+        return native.swiglu(gate_up)
     gate, up = gate_up.chunk(2, -1)
     return F.silu(gate, inplace=True).mul_(up)
 

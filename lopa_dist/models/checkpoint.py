@@ -17,7 +17,7 @@ from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.families import checkpoint_name, model_config, with_masks
 from lopa_dist.models.files import CheckpointError, opened, read_json, read_json_if_there, repository, weight_files
 from lopa_dist.models.mask_rows import MaskRowAdapter, MaskRows
-from lopa_dist.models.quantize import allocate_experts, check, quantize, stored_parts
+from lopa_dist.models.quantize import allocate_experts, check, for_few_rows, quantize, stored_parts
 from lopa_dist.models.tokenizer import end_of_text, special_tokens
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
@@ -211,7 +211,8 @@ def attach_pairs(model: Transformer, pairs: dict[str, tuple[torch.Tensor, torch.
     for name, (a, whole) in pairs.items():
         b = whole[tensor_parallel.rows(name, len(whole), comm)].clone()
         projection = model.get_submodule(name.removesuffix(".weight"))
-        MaskRowAdapter(model.mask_rows, [(len(b), (a, b))]).attach(projection)
+        pair = for_few_rows(a), for_few_rows(b)
+        MaskRowAdapter(model.mask_rows, [(len(b), pair)]).attach(projection)
 
 
 def embed_mask(model: Transformer, embedding: torch.Tensor) -> None:

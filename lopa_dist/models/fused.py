@@ -17,13 +17,14 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
+from lopa_dist.kernels.product import product
 from lopa_dist.kernels.quantized import QuantizedRows
 from lopa_dist.kernels.rope import rope_and_store
 from lopa_dist.kernels.rows import add_rms_norm, add_rms_norm_fp8, embed_rms_norm, swiglu, swiglu_fp8
 from lopa_dist.kernels.virtual_gemm import vgemm
 from lopa_dist.models.experts import SparseMLP
 from lopa_dist.models.mask_rows import adapter_of
-from lopa_dist.models.quantize import QuantizedLinear, joined, laid_out
+from lopa_dist.models.quantize import QuantizedLinear, for_few_rows, joined, laid_out
 from lopa_dist.models.transformer import MLP, Layer, RMSNorm, Transformer, query_scale_of, rope_of
 
 CPU_ROWS = 2048  # rows of the feed-forward at once on a CPU: what lies between its projections stays small
@@ -71,6 +72,7 @@ class FusedTransformer:
         self.config, self.embedding = model.config, model.model.embed_tokens.weight
         self.layers = [FusedLayer(layer) for layer in model.model.layers]  # type: ignore[arg-type]
         self.norms = [layer.before for layer in self.layers] + [model.model.norm.weight]
+        self.head = head_of(model)
         # what is multiplied, by projection: to call the module takes 8 us longer on a CPU
         self.operands: dict[nn.Module, tuple[Tensor, Tensor | None]] = {
             linear: (linear.weight.t(), linear.bias)
@@ -174,14 +176,24 @@ class FusedTransformer:
             assert isinstance(linear, nn.Linear)
             assert isinstance(x, Tensor)
             assert rows is not None
-            product = vgemm(x, linear.weight, rows, linear.bias)
+            y = vgemm(x, linear.weight, rows, linear.bias)
             adapter = adapter_of(linear)
-            return product if adapter is None else adapter.add(x, product)
+            return y if adapter is None else adapter.add(x, y)
         if linear._forward_hooks or linear._forward_pre_hooks:  # of an adapter, or of tensor ranks
             return linear(x)
         assert isinstance(x, Tensor)
-        weight, bias = self.operands[linear]
-        return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
+        return product(x, *self.operands[linear])
+
+
+def head_of(model: Transformer) -> Tensor:
+    """Return the head's weight ``[vocabulary, d]`` as products with few rows take it fastest.
+
+    It is laid out anew in place, or, if it is the embedding, too, copied.
+    """
+    if model.config.tied:
+        return for_few_rows(model.head_weight.data)
+    laid_out(model.lm_head)
+    return model.head_weight
 
 
 def takes_fp8(linear: nn.Module | None) -> bool:

@@ -18,6 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from lopa_dist.kernels.product import product
+
 Pair = tuple[Tensor, Tensor]
 """A ``[r, in]`` and B ``[out, r]``, the scale included."""
 
@@ -79,7 +81,7 @@ class MaskRowAdapter:
                 drafting, begin = x.index_select(0, numbers), 0
                 for size, pair in self.parts:
                     if pair is not None:
-                        added = F.linear(F.linear(drafting, pair[0]), pair[1])
+                        added = product(product(drafting, pair[0].t()), pair[1].t())
                         y.narrow(1, begin, size).index_add_(0, numbers, added)
                     begin += size
             return y

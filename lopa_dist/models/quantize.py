@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
+from lopa_dist.kernels.product import Linear
 from lopa_dist.kernels.quantized import (
     FP8,
     QuantizedRows,
@@ -150,7 +151,7 @@ def joined(parts: list[nn.Module]) -> nn.Module:
     if isinstance(first, QuantizedLinear):
         joint: nn.Module = QuantizedLinear(first.kind, weight, torch.cat([p.scale for p in parts]), bias)  # type: ignore[misc]
     else:
-        joint = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
+        joint = Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
         joint.weight = nn.Parameter(weight, requires_grad=False)
         joint.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
     sizes = [len(part) for part in weights]

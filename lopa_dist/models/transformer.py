@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lopa_dist.kernels.product import Linear
 from lopa_dist.kernels.rope import apply_rope, rope_table
 from lopa_dist.kernels.rows import rms_norm
 from lopa_dist.models.config import ModelConfig
@@ -54,10 +55,10 @@ class Attention(nn.Module):
         super().__init__()
         self.layer, self.head_dim = layer, config.head_dim
         d, q, kv = config.hidden_size, config.heads * config.head_dim, config.kv_heads * config.head_dim
-        self.q_proj = nn.Linear(d, q, bias=config.qkv_bias)
-        self.k_proj = nn.Linear(d, kv, bias=config.qkv_bias)
-        self.v_proj = nn.Linear(d, kv, bias=config.qkv_bias)
-        self.o_proj = nn.Linear(q, d, bias=False)
+        self.q_proj = Linear(d, q, bias=config.qkv_bias)
+        self.k_proj = Linear(d, kv, bias=config.qkv_bias)
+        self.v_proj = Linear(d, kv, bias=config.qkv_bias)
+        self.o_proj = Linear(q, d, bias=False)
         self.q_norm = RMSNorm(config.head_dim, config.rms_eps) if config.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(config.head_dim, config.rms_eps) if config.qk_norm else nn.Identity()
 
@@ -73,9 +74,9 @@ class MLP(nn.Module):
 
     def __init__(self, hidden_size: int, intermediate_size: int) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
-        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
-        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
+        self.gate_proj = Linear(hidden_size, intermediate_size, bias=False)
+        self.up_proj = Linear(hidden_size, intermediate_size, bias=False)
+        self.down_proj = Linear(intermediate_size, hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))

@@ -170,7 +170,8 @@ def test_causal_models_compute_what_transformers_does(pair: Pair, first: int) ->
     logits = model(tokens, places + first, attend) @ model.head_weight.T
     right = other(tokens[None], position_ids=places[None] + first, use_cache=False).logits[0]
     assert right.std() > 0.5
-    assert (logits - right).abs().max() <= 1e-5
+    # sums of fp32 in another order: products run in C where an engine has laid out the weights before
+    assert (logits - right).abs().max() <= 2e-6 * right.abs().max().clamp(min=5)
 
 
 def test_conventions(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from lopa_dist.jobs.run.crashes import crashes
 from lopa_dist.jobs.run.job_input import JobInput
 from lopa_dist.jobs.run.rejudge import rejudge
 from lopa_dist.jobs.setup.build import EngineBuilder
+from lopa_dist.kernels.native import form
 from lopa_dist.own_code import digest, is_own
 from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import Start
@@ -113,6 +114,7 @@ def work(config: Config, builder: EngineBuilder) -> dict[str, Any]:
             "model.lora's revision": builder.adapter_revision,
             "model.dtype": builder.dtype,
             "the kind of device": builder.device.type,
+            "what computes on a CPU in fp32": form(builder.device, builder.dtype, config.engine.kernels),
             "torch.get_float32_matmul_precision()": torch.get_float32_matmul_precision(),
         }
     )

@@ -14,6 +14,7 @@ from lopa_dist.engine.kernel_choice import widths_of
 from lopa_dist.jobs.commands.doctor.checkpoint import parameters
 from lopa_dist.jobs.commands.doctor.finding import GIB, Finding, Machine, broken, fine, slow
 from lopa_dist.jobs.setup.device import choose_dtype, cores
+from lopa_dist.kernels import native
 from lopa_dist.kernels.dispatch import KERNELS, TRITON
 from lopa_dist.kernels.preflight import Widths, faults
 from lopa_dist.kernels.row_bits import fault
@@ -70,11 +71,21 @@ def compiler(machine: Machine) -> Finding:
     return fine(f"Triton {triton.__version__}, {compiler}")
 
 
+def on_cpu(dtype: str, kernels: str) -> Finding:
+    """What computes on a CPU in a precision, by `engine.kernels`."""
+    if native.form(torch.device("cpu"), dtype, kernels) == "C":
+        return fine("operations run in C, compiled for this CPU")
+    if dtype == "fp32" and kernels != "torch" and (why := native.fault()):
+        return slow(why)
+    found = fault(DTYPES[dtype])
+    return slow(found) if found else fine("torch's operations compute everything here")
+
+
 def kernels(machine: Machine) -> Finding:
-    """Each of Triton's kernels, launched once and compared with torch."""
-    if machine.device.type == "cpu" and (found := fault(DTYPES[choose_dtype(machine.config.model, machine.device)])):
-        return slow(found)
-    if machine.device.type == "cpu" or machine.config.engine.kernels == "torch":
+    """What computes; on a GPU each of Triton's kernels, launched once and compared with torch."""
+    if machine.device.type == "cpu":
+        return on_cpu(choose_dtype(machine.config.model, machine.device), machine.config.engine.kernels)
+    if machine.config.engine.kernels == "torch":
         return fine("torch's operations compute everything here")
     shape = machine.shape
     widths = Widths(1024, 2048, 16, 4, 64, 16)

@@ -1,0 +1,283 @@
+"""A forward's operations on a CPU in fp32, in C: a row's bits follow from the row alone, whatever runs beside it.
+
+`native.c` is compiled for this machine's CPU when it is first needed, which takes seconds, and kept in the user's
+cache. There each number is one chain of operations in an order of its own, so no tile, thread or other row can change
+it. That is a promise by construction, which no matrix library gives; and with few rows it is several times as fast.
+Without a C compiler, torch's operations run instead.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lopa_dist.kernels.sampling import Sampling
+from lopa_dist.kernels.segment_attention import Segments
+from lopa_dist.ragged import Ints, ranges
+
+log = logging.getLogger("lopa_dist")
+SOURCE = Path(__file__).with_suffix(".c")
+# no operation is contracted or put in another order, whatever a compiler's defaults are
+FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fopenmp", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared")
+COMPILE_S = 120
+CONFIDENCES = ("probability", "margin", "neg_entropy")  # by their numbers in C
+REMEDY = "apt install gcc"
+P, N, F, INT, LONG = ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_float, ctypes.c_int, ctypes.c_int64
+ARGUMENTS = {
+    "product": (P, N, P, N, P, P, N, N, N, N, INT),
+    "norm": (P, P, P, P, N, N, F, INT),
+    "swiglu": (P, P, N, N, INT),
+    "rotate_and_store": (P, P, P, P, P, P, LONG, P, P, F, N, N, N, N, INT),
+    "reduce": (P, P, N, N, LONG, N, LONG, F, P, INT, INT, INT, P, INT),
+    "records": (P, N, N, INT, INT, P),
+    "attend": (P, N, P, P, P, P, N, P, P, P, N, N, N, F, LONG, INT),
+}
+
+
+class Unavailable(Exception):
+    """Why the operations cannot run in C here."""
+
+
+def cpu() -> str:
+    """Return what tells this machine's CPU from others, for which code would have to be compiled anew."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.exists() else []
+    kinds = ("model name", "flags", "Features", "CPU part")
+    return "\n".join(sorted({line for line in lines if line.startswith(kinds)})) or platform.processor()
+
+
+def folder() -> Path:
+    """Return where compiled code is kept."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lopa_dist"
+
+
+def compiled() -> Path:
+    """Return the library for this CPU, compiled now unless it was before.
+
+    Raises:
+        Unavailable: there is no compiler, or it fails.
+    """
+    compiler = shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc")
+    if compiler is None:
+        raise Unavailable("there is no C compiler")
+    try:
+        version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=COMPILE_S).stdout
+        of = "\n".join([SOURCE.read_text(), *FLAGS, version, cpu()])
+        path = folder() / f"native-{hashlib.sha256(of.encode()).hexdigest()[:16]}.so"
+        if path.exists():
+            return path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=path.parent) as own:  # ranks that compile at once do not meet
+            made = Path(own) / path.name
+            run = subprocess.run(
+                [compiler, *FLAGS, "-o", str(made), str(SOURCE), "-lm"],
+                capture_output=True,
+                text=True,
+                timeout=COMPILE_S,
+            )
+            if run.returncode:
+                raise Unavailable(f"{compiler} fails: {(run.stderr.strip().splitlines() or ['without a word'])[0]}")
+            made.replace(path)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise Unavailable(str(error)) from error
+    return path
+
+
+@cache
+def found() -> ctypes.CDLL | str:
+    """Return the library, or why there is none; it is compiled, loaded and compared with torch once a process."""
+    try:
+        path = compiled()
+        library = ctypes.CDLL(str(path))
+    except (Unavailable, OSError) as error:
+        return str(error)
+    for name, arguments in ARGUMENTS.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, INT if name == "attend" else None
+    return library if right(library) else f"{path} computes other numbers than torch"
+
+
+def right(library: ctypes.CDLL) -> bool:
+    """Return whether products, whose code depends most on the CPU, are what torch says."""
+    generator = torch.Generator().manual_seed(0)
+    for rows in (1, 3, 40):
+        x, weight = (torch.randn(n, 77, generator=generator) for n in (rows, 83))
+        by_columns, y = weight.t().contiguous(), torch.empty(rows, 83)
+        library.product(
+            x.data_ptr(), 77, by_columns.data_ptr(), 83, None, y.data_ptr(), 83, rows, 77, 83, torch.get_num_threads()
+        )
+        if not torch.allclose(y, x.double().mm(weight.t().double()).float(), atol=1e-3):
+            return False
+    return True
+
+
+def fault() -> str | None:
+    """Return why operations on this CPU run in torch's form, and what to do; None: they run in C."""
+    library = found()
+    if not isinstance(library, str):
+        return None
+    return f"operations run in torch's form, which takes twice as long with few sequences: {library} ({REMEDY})"
+
+
+def form(device: torch.device, dtype: str, kernels: str) -> str:
+    """Return what computes: ``C``, ``torch``; or ``other`` where there is no choice.
+
+    Args:
+        device: where the model is.
+        dtype: its precision, as in `model.dtype`.
+        kernels: `engine.kernels`.
+    """
+    if device.type != "cpu" or dtype != "fp32":
+        return "other"
+    return "torch" if kernels == "torch" or isinstance(found(), str) else "C"
+
+
+@cache
+def warn_of_fault() -> None:
+    """Warn, once, if operations cannot run in C."""
+    if why := fault():
+        log.warning(why)
+
+
+def library() -> ctypes.CDLL:
+    """Return the library.
+
+    Raises:
+        Unavailable: there is none.
+    """
+    lib = found()
+    if isinstance(lib, str):
+        raise Unavailable(lib)
+    return lib
+
+
+def pointer(x: Tensor | None) -> int | None:
+    """Return where a tensor's numbers lie, if there is one."""
+    return None if x is None else x.data_ptr()
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return ``x [R, K] weight [K, N]``, ``[R, N]``, plus ``bias [N]``; rows may lie apart."""
+    rows, depth = x.shape
+    wide = weight.shape[1]
+    y = x.new_empty(rows, wide)
+    library().product(
+        x.data_ptr(), x.stride(0), weight.data_ptr(), weight.stride(0), pointer(bias), y.data_ptr(), wide,
+        rows, depth, wide, torch.get_num_threads(),
+    )  # fmt: skip
+    return y
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
+    """Return the norm of ``x [R, d]``; with a residual, of the sum of both, which takes the place of x."""
+    y = torch.empty_like(x)
+    library().norm(
+        x.data_ptr(), pointer(residual), weight.data_ptr(), y.data_ptr(), *x.shape, eps, torch.get_num_threads()
+    )
+    return y
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """Return ``silu(gate) * up`` of ``gate_up [R, 2 I]``, the gates first: ``[R, I]``."""
+    rows, wide = gate_up.shape
+    y = gate_up.new_empty(rows, wide // 2)
+    library().swiglu(gate_up.data_ptr(), y.data_ptr(), rows, wide // 2, torch.get_num_threads())
+    return y
+
+
+def rotate_and_store(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scratch: int,
+    norms: tuple[Tensor, Tensor] | None,
+    eps: float,
+    slots: Tensor | None,
+) -> None:
+    """As `kernels.rope.rope_and_store` of all rows; q and k of `qkv` are rotated in place."""
+    kv_heads, dim = keys.shape[1:]
+    rows, heads = len(qkv), qkv.shape[1] // dim - 2 * kv_heads
+    q_norm, k_norm = norms or (None, None)
+    library().rotate_and_store(
+        qkv.data_ptr(), cos.data_ptr(), sin.data_ptr(), keys.data_ptr(), values.data_ptr(), pointer(slots), scratch,
+        pointer(q_norm), pointer(k_norm), eps, rows, heads, kv_heads, dim, torch.get_num_threads(),
+    )  # fmt: skip
+
+
+def reduce(
+    logits: Tensor, low: int, width: int, mask_id: int, keys: Tensor | None, sampling: Sampling, runner_up: bool
+) -> Tensor:
+    """As `kernels.record_head._reduce`; ``logits [R, C]`` are changed."""
+    rows, columns = logits.shape
+    sums = logits.new_empty(10 if runner_up else 7, rows, columns // width)
+    temperature = sampling.divisor if sampling.temperature > 0 else 0.0
+    preferences = torch.empty_like(logits) if temperature else None
+    library().reduce(
+        logits.data_ptr(), pointer(preferences), rows, columns, low, width, mask_id, temperature, pointer(keys),
+        sampling.confidence == "margin", sampling.confidence == "neg_entropy", runner_up, sums.data_ptr(),
+        torch.get_num_threads(),
+    )  # fmt: skip
+    return sums
+
+
+def records(sums: Tensor, sampling: Sampling) -> Tensor:
+    """As `kernels.record_head._records`."""
+    runner_up, (rows, tiles) = len(sums) > 7, sums.shape[1:]
+    sums = sums.contiguous()
+    found = torch.empty(rows, 5 if runner_up else 3, dtype=torch.int32)
+    library().records(sums.data_ptr(), rows, tiles, CONFIDENCES.index(sampling.confidence), runner_up, found.data_ptr())
+    return found
+
+
+class Plan(NamedTuple):
+    """What rows see, as `native.c` reads it."""
+
+    segments: Ints  # [G, 7] as its `Segment`
+    seen: Ints  # [R] columns of each row's segment that it sees
+    depth: Ints | None  # [R] as of `Segments.drafts`
+    until: Tensor | None  # [R]
+    most: int  # columns of a row
+
+
+def plan(segments: Segments) -> Plan:
+    """Return the plan of a forward's segments."""
+    tail_base, tail = segments.tail or (np.zeros_like(segments.shared), np.zeros_like(segments.shared))
+    columns = [segments.start, segments.rows, segments.shared_base, segments.shared, tail_base, tail, segments.own_base]
+    cached = segments.seen
+    if cached is None:
+        cached = np.zeros_like(segments.hi)
+        cached[ranges(segments.start, segments.rows)] = (segments.shared + tail).repeat(segments.rows)
+    seen = cached + segments.hi
+    depth, until = segments.drafts or (None, None)
+    most = int(seen.max(initial=0))
+    return Plan(np.ascontiguousarray(np.stack(columns, 1)), seen, depth, until, most)
+
+
+def attend(q: Tensor, keys: Tensor, values: Tensor, of: Plan) -> Tensor:
+    """Return ``[R, H, D]`` of ``q [R, H, D]``, which may be a view of longer rows; rows in no segment give 0."""
+    rows, heads, dim = q.shape
+    out = q.new_zeros(rows, heads, dim)
+    depth = None if of.depth is None else of.depth.ctypes.data
+    short = library().attend(
+        q.data_ptr(), q.stride(0), out.data_ptr(), keys.data_ptr(), values.data_ptr(), of.segments.ctypes.data,
+        len(of.segments), of.seen.ctypes.data, depth, pointer(of.until), heads, keys.shape[1], dim, dim**-0.5,
+        of.most, torch.get_num_threads(),
+    )  # fmt: skip
+    if short:
+        raise MemoryError("attention's scores")
+    return out

@@ -1,0 +1,270 @@
+"""Operations in C say what torch says, and a row's bits do not depend on other rows, columns or threads."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from itertools import product as every
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lopa_dist.kernels import native
+from lopa_dist.kernels.dispatch import KERNELS, by_torch, in_c
+from lopa_dist.kernels.record_head import record_head
+from lopa_dist.kernels.rope import rope_and_store, rope_table
+from lopa_dist.kernels.rows import add_rms_norm, embed_rms_norm, swiglu
+from lopa_dist.kernels.sampling import Sampling
+from lopa_dist.kernels.segment_attention import Segments, attend_plain
+from tests.kernels.mixes import Mix, mixes, tensors
+
+there = pytest.mark.skipif(isinstance(native.found(), str), reason=f"no C here: {native.found()}")
+IN_TORCH = frozenset(KERNELS)
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture(autouse=True)
+def inference() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    with torch.inference_mode():
+        yield
+    torch.set_num_threads(threads)
+
+
+@there
+@given(
+    rows=st.integers(1, 60), depth=st.integers(1, 600), wide=st.integers(1, 300), biased=st.booleans(),
+    threads=st.integers(1, 3), seed=st.integers(0, 99),
+)  # fmt: skip
+@settings(max_examples=150, deadline=None)
+def test_product(rows: int, depth: int, wide: int, biased: bool, threads: int, seed: int) -> None:
+    """It is right, and each number has the bits that it has alone: in one row, one column, and one thread."""
+    torch.set_num_threads(threads)
+    x, weight = random(rows, depth, seed=seed), random(depth, wide, seed=seed + 1)
+    bias = random(wide, seed=seed + 2) if biased else None
+    with torch.inference_mode():
+        found = native.product(x, weight, bias)
+        exact = x.double() @ weight.double() + (0 if bias is None else bias.double())
+        assert torch.allclose(found.double(), exact, atol=1e-5 * depth**0.5 + 1e-5)
+        torch.set_num_threads(1)
+        for row, column in ((0, 0), (rows - 1, wide - 1), (rows // 2, wide // 3)):
+            part = None if bias is None else bias[column : column + 1]
+            alone = native.product(x[row : row + 1], weight[:, column : column + 1], part)
+            assert torch.equal(alone[0, 0], found[row, column])
+        assert torch.equal(native.product(x[rows // 2 :], weight, bias), found[rows // 2 :])
+
+
+@there
+def test_no_rows() -> None:
+    """As where a chunk of a prompt predicts nothing."""
+    weight = random(16, 8)
+    assert native.product(random(0, 16), weight).shape == (0, 8)
+    assert record_head(random(0, 16), weight.t(), 0, None, Sampling()).shape == (0, 3)
+
+
+@there
+def test_large_products_on_several_threads() -> None:
+    """Rows and columns are shared out, to the same bits."""
+    for rows, depth, wide in ((1, 700, 4000), (15, 512, 1024), (100, 300, 96), (300, 600, 500)):
+        x, weight = random(rows, depth), random(depth, wide, seed=1)
+        torch.set_num_threads(1)
+        one = native.product(x, weight)
+        for threads in (2, 3, 5):
+            torch.set_num_threads(threads)
+            assert torch.equal(native.product(x, weight), one)
+
+
+def attend(mix_segments: Segments, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    return native.attend(q, keys, values, native.plan(mix_segments))
+
+
+@there
+@pytest.mark.parametrize(("bounded", "dim"), [(True, 16), (False, 16), (True, 24), (False, 48), (True, 128), (True, 6)])
+@given(data=st.data(), group=st.sampled_from([1, 2, 3, 7]), seed=st.integers(0, 1000), threads=st.integers(1, 2))
+@settings(max_examples=20, deadline=None)
+def test_attention_equals_the_oracle(
+    bounded: bool, dim: int, data: st.DataObject, group: int, seed: int, threads: int
+) -> None:
+    mix: Mix = data.draw(mixes(bounded=bounded))
+    torch.set_num_threads(threads)
+    q, keys, values = tensors(mix, 2, group, dim, seed)
+    with torch.inference_mode():
+        found = attend(mix.segments, q, keys, values)
+        assert torch.allclose(found, attend_plain(q, keys, values, mix.segments), atol=5e-6)
+
+
+def rows_of(first: int, count: int, base: int, cut: int, cut_base: int) -> Segments:
+    """Rows of tokens `first` on of a sequence whose first `cut` tokens lie elsewhere in the pool than the rest."""
+    end = first + count
+    some = min(cut, end)
+    arrays = [np.array([x]) for x in (0, count, cut_base, some, 0, base + some, end - some)]
+    start, rows, shared_base, shared, own, tail_base, tail = arrays
+    hi, seen = np.zeros(count, np.int64), np.arange(first, end) + 1
+    return Segments(start, rows, shared_base, shared, own, hi, (tail_base, tail), seen)
+
+
+@there
+@given(first=st.integers(0, 150), count=st.integers(2, 40), cut=st.integers(0, 60), group=st.sampled_from([1, 2, 5]))
+@settings(max_examples=60, deadline=None)
+def test_a_row_attends_to_the_same_bits_alone(first: int, count: int, cut: int, group: int) -> None:
+    """Beside others or alone, with its first tokens in a range of their own or not, and whatever lies behind."""
+    generator = torch.Generator().manual_seed(first)
+    keys, values = torch.randn(2, 600, 2, 40, generator=generator)
+    keys[400 : 400 + cut], values[400 : 400 + cut] = keys[100 : 100 + cut], values[100 : 100 + cut]
+    q = torch.randn(count, 2 * group, 40, generator=generator)
+    with torch.inference_mode():
+        together = attend(rows_of(first, count, 100, cut, 400), q, keys, values)
+        for row in {0, count // 2, count - 1}:
+            behind = keys.clone(), values.clone()
+            for tensor in behind:
+                tensor[100 + first + row + 1 :] = torch.nan
+            found = attend(rows_of(first + row, 1, 100, 0, 0), q[row : row + 1], *behind)
+            assert torch.equal(found[0], together[row])
+
+
+@there
+@pytest.mark.parametrize("width", [5, 16, 192])
+def test_norms_and_gates(width: int) -> None:
+    x, residual, weight = random(9, width), random(9, width, seed=1), random(width, seed=2)
+    gates = random(9, 2 * width, seed=3) * 20
+    tokens, embedding = torch.tensor([3, 0, 8]), random(9, width, seed=4)
+
+    def results(x: Tensor, residual: Tensor, gates: Tensor) -> list[Tensor]:
+        return [
+            *add_rms_norm(x.clone(), residual, weight, 1e-6), swiglu(gates.clone()),
+            *embed_rms_norm(tokens, embedding, weight, 1e-6),
+        ]  # fmt: skip
+
+    assert in_c(x)
+    found = results(x, residual, gates)
+    with by_torch(IN_TORCH):
+        assert not in_c(x)
+        for one, other in zip(found, results(x, residual, gates), strict=True):
+            assert torch.allclose(one, other, atol=1e-5)
+    alone = results(x[4:5], residual[4:5], gates[4:5])
+    for one, some in zip(alone[:3], found[:3], strict=True):
+        assert torch.equal(one[0], some[4])
+
+
+@there
+@pytest.mark.parametrize("norms", [False, True])
+@pytest.mark.parametrize("slots", [None, [11, 3, 7, 5]])
+def test_rotation(norms: bool, slots: list[int] | None) -> None:
+    cos, sin = rope_table(torch.tensor([5, 0, 90, 7]), 24, 1e4, torch.float32)
+    weights = (random(24, seed=5), random(24, seed=6)) if norms else None
+    at = None if slots is None else torch.tensor(slots)
+
+    def results() -> tuple[Tensor, ...]:
+        keys, values = torch.zeros(2, 12, 2, 24)
+        q = rope_and_store(random(4, 8 * 24), cos, sin, keys, values, 2, None, weights, 1e-6, None, at)
+        return q, keys, values
+
+    found = results()
+    with by_torch(IN_TORCH):
+        for one, other in zip(found, results(), strict=True):
+            assert torch.allclose(one, other, atol=1e-5)
+
+
+@there
+@pytest.mark.parametrize("confidence", native.CONFIDENCES)
+def test_records(confidence: str) -> None:
+    """Tokens are torch's, and numbers nearly; a row's bits are those that it has alone."""
+    for vocabulary, rows, temperature, runner_up in every((101, 496, 20_000), (1, 5, 70), (0.0, 0.7), (False, True)):
+        hidden, weight = random(rows, 48), random(vocabulary, 48, seed=1) / 2
+        keys = torch.randint(-(2**62), 2**62, (rows,), generator=torch.Generator().manual_seed(2))
+        sampling = Sampling(confidence, temperature)
+        with by_torch(IN_TORCH):
+            wanted = record_head(hidden, weight, 3, keys, sampling, runner_up=runner_up)
+        for laid_out in (weight, weight.t().contiguous().t()):
+            found = record_head(hidden, laid_out, 3, keys, sampling, runner_up=runner_up)
+            assert torch.equal(found[:, [0, *([3] if runner_up else [])]], wanted[:, [0, *([3] if runner_up else [])]])
+            numbers = [1, 2, *([4] if runner_up else [])]
+            one, other = (x[:, numbers].contiguous().view(torch.float32) for x in (found, wanted))
+            assert torch.allclose(one, other, rtol=3e-5, atol=1e-6)
+        alone = record_head(hidden[-1:], laid_out, 3, keys[-1:], sampling, runner_up=runner_up)
+        assert torch.equal(alone[0], found[-1])
+
+
+@there
+@pytest.mark.parametrize("where", [0, 7, 100])
+def test_a_row_of_nan_says_so(where: int) -> None:
+    hidden, weight = random(2, 16), random(101, 16, seed=1).t().contiguous().t()
+    hidden[1] = torch.nan
+    for temperature in (0.0, 0.7):
+        found = record_head(hidden, weight, where, torch.tensor([1, 2]), Sampling("probability", temperature))
+        probability = found[:, 1:].contiguous().view(torch.float32)
+        assert probability[0].isfinite().all()
+        assert probability[1].isnan().all()
+        assert (found[:, 0] >= 0).all()
+        assert (found[:, 0] < 101).all()
+
+
+@there
+def test_functions_are_exact_to_some_bits() -> None:
+    """Softmax, gates and noise have exponential functions and logarithms of their own."""
+    x = torch.linspace(-80, 80, 4001)
+    gates = torch.stack([x, torch.ones_like(x)], 0).flatten()[None].contiguous()
+    assert torch.allclose(native.swiglu(gates)[0].double(), torch.nn.functional.silu(x.double()), rtol=1e-6, atol=1e-30)
+
+
+@pytest.fixture
+def anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """A user who never compiled."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    native.found.cache_clear()
+    native.warn_of_fault.cache_clear()
+    yield tmp_path
+    native.found.cache_clear()
+    native.warn_of_fault.cache_clear()
+
+
+@there
+def test_it_is_compiled_once(anew: Path) -> None:
+    first = native.compiled()
+    made = first.stat().st_mtime_ns
+    assert native.compiled() == first
+    assert first.stat().st_mtime_ns == made
+    assert [path.name for path in (anew / "lopa_dist").iterdir()] == [first.name]
+
+
+def test_without_a_compiler_torch_computes(
+    anew: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PATH", str(anew))
+    monkeypatch.setenv("CC", "no-such-compiler")
+    assert not in_c(torch.zeros(1))
+    assert native.form(torch.device("cpu"), "fp32", "auto") == "torch"
+    with caplog.at_level(logging.WARNING, "lopa_dist"):
+        native.warn_of_fault()
+        native.warn_of_fault()
+    assert [record.message for record in caplog.records] == [
+        "operations run in torch's form, which takes twice as long with few sequences: there is no C compiler "
+        "(apt install gcc)"
+    ]
+
+
+def test_a_compiler_that_fails_is_named(anew: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = anew / "cc"
+    broken.write_text("#!/bin/sh\necho it is broken >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CC", str(broken))
+    assert f"{broken} fails: it is broken" in (native.fault() or "")
+
+
+def test_wrong_numbers_are_noticed(anew: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "right", lambda library: False)
+    assert isinstance(native.found(), str)
+
+
+def test_only_fp32_on_a_cpu_has_a_choice() -> None:
+    assert native.form(torch.device("cuda"), "fp32", "auto") == "other"
+    assert native.form(torch.device("cpu"), "bf16", "auto") == "other"
+    assert native.form(torch.device("cpu"), "fp32", "torch") == "torch"
