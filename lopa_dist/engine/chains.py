@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lopa_dist.decode import HostState, State
 from lopa_dist.decode.winner import Winner
-from lopa_dist.engine.drafter import Drafter
+from lopa_dist.engine.drafter import Drafter, Masks
 from lopa_dist.engine.work import Work
 from lopa_dist.ragged import Ints
 from lopa_dist.rules.causal import brought, proposals, put_chains
@@ -27,20 +27,23 @@ class Chains:
 
     def __init__(self, drafter: Drafter, slots: int) -> None:
         self.drafter = drafter
-        drafter.texts.clear()
-        self.masks: dict[int, list[tuple[int, float]]] = {}  # of sequences to draft for: what masks predicted
-        self.ends: NDArray[np.float64] = np.zeros((slots, drafter.most + 1))  # chances that chains end at each depth
+        drafter.clear()
+        self.due = np.zeros(slots, bool)  # sequences to draft for: they took a step, or begin
+        most = drafter.most
+        # what masks predicted behind each sequence's last token
+        self.masks = Masks(np.zeros((slots, most), np.int64), np.zeros((slots, most)), np.zeros(slots, np.int64))
+        self.ends: NDArray[np.float64] = np.zeros((slots, most + 1))  # chances that chains end at each depth
         self.predicted: Ints = np.zeros(slots, np.int64)  # places of each chain for which masks predicted a token
 
     def admit(self, slot: int, prompt: Sequence[int], *works: Work) -> None:
         """Draft for a sequence that begins in `slot`; its drafts are counted in `works`."""
         self.drafter.admit(slot, prompt, *works)
-        self.masks[slot] = []
+        self.due[slot], self.masks.counts[slot] = True, 0
 
     def leave(self, slot: int) -> None:
         """Forget the sequence in `slot`."""
         self.drafter.leave(slot)
-        self.masks.pop(slot, None)
+        self.due[slot] = False
 
     def told(self, winner: Winner) -> Tensor:
         """Return what the host must know of a step, for its one copy: ``[S x (D + 2 n)]``.
@@ -57,18 +60,14 @@ class Chains:
         (count, width), shape = self.shapes
         written = values[: count * width].reshape(count, width)
         token, bits = values[count * width :].reshape(shape)
-        predicted = (token >= 0).cumprod(1).sum(1) * self.drafter.masks
-        probability = bits.astype(np.int32).view(np.float32)
-        for number, (slot, tokens, n, most) in enumerate(
-            zip(slots.tolist(), written.tolist(), (written >= 0).sum(1).tolist(), predicted.tolist(), strict=True)
-        ):
-            if slot in self.drafter.texts:
-                self.drafter.wrote(slot, tokens[:n])
-                self.masks[slot] = (
-                    list(zip(token[number, :most].tolist(), probability[number, :most].tolist(), strict=True))
-                    if most
-                    else []
-                )
+        known = np.array([self.drafter.knows(slot) for slot in slots.tolist()], bool)
+        at, written, token, bits = slots[known], written[known], token[known], bits[known]
+        self.drafter.wrote_all(at, written, (written >= 0).sum(1))
+        reach = min(token.shape[1], self.drafter.most)
+        self.masks.token[at, :reach] = token[:, :reach]
+        self.masks.probability[at, :reach] = bits[:, :reach].astype(np.int32).view(np.float32)
+        self.masks.counts[at] = (token[:, :reach] >= 0).cumprod(1).sum(1) * self.drafter.masks
+        self.due[at] = True
 
     def draft(self, state: State, host: HostState, worth: float, from_text: bool = True) -> HostState:
         """Draft for the sequences that took a step or begin, and return what the host knows then.
@@ -77,22 +76,23 @@ class Chains:
             state, host: of all slots, of the same step.
             worth, from_text: as of `Drafter.draft`.
         """
-        drafter, slots, chains, expects_eos, paths = self.drafter, [], [], [], []
-        for slot, masks in self.masks.items():
-            if host.done[slot]:
-                continue
-            most = min(drafter.most, int(host.limit[slot] - 1 - host.complete[slot]))
-            text = drafter.draft(slot, most, worth, masks, from_text)
-            slots.append(slot)
-            chains.append([draft[0] for draft in text.chain])
-            expects_eos.append(text.expects_eos)
-            if state.config.branches:
+        drafter = self.drafter
+        slots = np.flatnonzero(self.due & (host.done == 0))
+        self.due[:] = False
+        if not len(slots):
+            return host
+        most = np.minimum(drafter.most, host.limit[slots] - 1 - host.complete[slots])
+        masks = Masks(self.masks.token[slots], self.masks.probability[slots], self.masks.counts[slots])
+        drafted = drafter.draft_all(slots, most, worth, masks, from_text)
+        paths: list[list[list[int]]] = []
+        if state.config.branches:
+            for number, slot in enumerate(slots.tolist()):
                 free = state.config.max_branches - max(int(host.branches[slot]), 1)  # the others hold second choices
-                paths.append(drafter.paths(slot, free, masks) if free and text.chain else [])
-            if drafter.masks:
-                # where an end is expected, or the answer's limit is near, a chain is not short for want of sources
-                self.predicted[slot] = min(len(masks), len(text.chain) if text.expects_eos else most)
-                self.ends[slot] = 0
-                self.ends[slot, : len(text.ends)] = text.ends
-        self.masks = {}
-        return put_chains(state, host, slots, chains, expects_eos, paths) if slots else host
+                wanted = free and drafted.counts[number]
+                paths.append(drafter.paths(slot, free, masks.of(number)) if wanted else [])
+        if drafter.masks:
+            # where an end is expected, or the answer's limit is near, a chain is not short for want of sources
+            reach = np.where(drafted.expects_eos, drafted.counts, most)
+            self.predicted[slots] = np.minimum(masks.counts, reach)
+            self.ends[slots] = drafted.ends
+        return put_chains(state, host, slots, drafted.tokens, drafted.counts, drafted.expects_eos, paths)

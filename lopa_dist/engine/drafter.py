@@ -16,14 +16,21 @@ replica propose the same.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.engine.ngrams import COUNT, LONGEST, ORDERS, NGrams
+from lopa_dist.engine.ngrams import COUNT, ENTRY_BYTES, LONGEST, ORDERS, NGrams
 from lopa_dist.engine.work import Work
 from lopa_dist.models.config import ModelConfig
+from lopa_dist.ragged import Ints
+
+log = logging.getLogger("lopa_dist")
 
 SOURCES = ("masks", "text", "own")
 MASKS, TEXT, OWN = range(len(SOURCES))
@@ -47,6 +54,28 @@ KINDS = OF_BOTH + 2 * LEVELS
 Draft: TypeAlias = tuple[int, float, int, int, int, int, int]
 """A draft of a chain: its token, the chance that the model writes it if it wrote those before it, and its source; what
 the texts proposed at its place, token and kind, and what a mask did. A token of -1: nothing."""
+
+
+class Masks(NamedTuple):
+    """What masks predicted for the next places of sequences; W is how many places they may reach."""
+
+    token: Ints  # [n, W]
+    probability: NDArray[np.float64]  # [n, W]
+    counts: Ints  # [n] places for which there is a prediction
+
+    def of(self, number: int) -> list[tuple[int, float]]:
+        """Return the tokens and probabilities for one sequence."""
+        reach = self.counts[number]
+        return list(zip(self.token[number, :reach].tolist(), self.probability[number, :reach].tolist(), strict=True))
+
+
+class Drafted(NamedTuple):
+    """What was drafted for sequences; m is `Drafter.most`."""
+
+    tokens: Ints  # [n, m]
+    counts: Ints  # [n] drafts
+    ends: NDArray[np.float64]  # [n, m + 1] chance that what is accepted of the chain ends at each depth
+    expects_eos: NDArray[np.bool_]  # [n] whether an end-of-text was proposed behind the chain
 
 
 @dataclass
@@ -88,6 +117,28 @@ class Drafter:
         self.texts: dict[int, Text] = {}  # by slot
         self.verified: list[tuple[Text, list[Draft], int]] = []  # chains of the last step, to learn from
 
+    def clear(self) -> None:
+        """Forget the texts of all slots."""
+        self.texts.clear()
+
+    def knows(self, slot: int) -> bool:
+        """Return whether there is a text in a slot."""
+        return slot in self.texts
+
+    def remember(self, text: Sequence[int], begin: int = 0) -> None:
+        """Add the tokens of a text from number `begin` on to the table."""
+        full = self.table.dropped
+        self.table.add(text, begin)
+        if self.table.dropped and not full:
+            self.say_full(2 * self.table.most * ENTRY_BYTES)
+
+    def say_full(self, size: int) -> None:
+        """Log that the table has `size` bytes and is full."""
+        log.info(
+            "the table of drafts from text is full (%d MB): from now on what was not used for long is dropped",
+            size >> 20,
+        )
+
     def inherit(self, other: Drafter) -> None:
         """Take over the table of another drafter, and how sure its texts were; masks are others now."""
         self.table = other.table
@@ -104,6 +155,15 @@ class Drafter:
     def leave(self, slot: int) -> None:
         """Forget the text of a slot that becomes free, once it was learned from."""
         del self.texts[slot]
+
+    def wrote_all(self, slots: Ints, tokens: Ints, counts: Ints) -> None:
+        """Append what a step has written: the first ``counts [n]`` of ``tokens [n, F]``, to the texts in ``slots``."""
+        for slot, written, count in zip(slots.tolist(), tokens.tolist(), counts.tolist(), strict=True):
+            self.wrote(slot, written[:count])
+
+    def verifying(self) -> list[list[tuple[int, int]]]:
+        """Return the chains of the last step that wait to be learned from: the drafts' tokens and sources."""
+        return [[(token, source) for token, _, source, *_ in chain] for _, chain, _ in self.verified]
 
     def wrote(self, slot: int, tokens: Sequence[int]) -> None:
         """Append the tokens that a step has written."""
@@ -133,7 +193,7 @@ class Drafter:
             for work in text.works:
                 work.verified_from.update(sources)
                 work.accepted_from.update(sources[:right])
-            self.table.add(tokens, text.counted)
+            self.remember(tokens, text.counted)
             text.counted = len(tokens)
 
     def count(self, kind: int, right: bool) -> None:
@@ -141,6 +201,18 @@ class Drafter:
         self.tried[kind] = tried = DECAY * self.tried[kind] + 1
         self.right[kind] = accepted = DECAY * self.right[kind] + right
         self.chance[kind] = (accepted + self.hope[kind]) / (tried + 1)
+
+    def draft_all(self, slots: Ints, most: Ints, worth: float, masks: Masks, from_text: bool = True) -> Drafted:
+        """Draft chains for several sequences; the arguments are those of `draft`, for each."""
+        count = len(slots)
+        tokens, counts = np.zeros((count, self.most), np.int64), np.zeros(count, np.int64)
+        ends, eos = np.zeros((count, self.most + 1)), np.zeros(count, bool)
+        for number, slot in enumerate(slots.tolist()):
+            text = self.draft(slot, int(most[number]), worth, masks.of(number), from_text)
+            counts[number], eos[number] = len(text.chain), text.expects_eos
+            tokens[number, : len(text.chain)] = [draft[0] for draft in text.chain]
+            ends[number, : len(text.ends)] = text.ends
+        return Drafted(tokens, counts, ends, eos)
 
     def draft(
         self, slot: int, most: int, worth: float, masks: Sequence[tuple[int, float]] = (), from_text: bool = True
@@ -215,12 +287,12 @@ class Drafter:
         Returns:
             Tokens, as many as the chain has.
         """
-        text = self.texts[slot]
-        tokens, chain = text.tokens, [draft[0] for draft in text.chain]
+        tokens, drafts = self.tokens_of(slot), self.chain_of(slot)
+        chain = [token for token, _ in drafts]
         found: dict[tuple[int, int], float] = {}  # by depth and token
-        passage, length = self.passage(text)
+        passage, length = self.passage_of(slot)
         reached, straight = 1.0, True
-        for depth, (token, chance, *_) in enumerate(text.chain):
+        for depth, (token, chance) in enumerate(drafts):
             proposed = list(self.in_table([*tokens[-LONGEST:], *chain[:depth]]))
             if passage and straight:
                 proposed.append((tokens[passage], self.chance[OF_OWN + length]))
@@ -249,7 +321,23 @@ class Drafter:
         for order in ORDERS:
             entry = self.table.after(tuple(context[-order:])) if order <= len(context) else None
             if entry is not None:
-                yield entry >> 8, self.chance[8 * order + BITS[entry & COUNT]]
+                yield entry >> 8, self.chance_of(order, entry & COUNT)
+
+    def chance_of(self, order: int, count: int) -> float:
+        """Return how sure the table is behind a context of `order` tokens, whose entry has this count."""
+        return self.chance[8 * order + BITS[count]]
+
+    def tokens_of(self, slot: int) -> list[int]:
+        """Return the prompt and the text in a slot."""
+        return self.texts[slot].tokens
+
+    def chain_of(self, slot: int) -> list[tuple[int, float]]:
+        """Return the drafts in a slot, and their chances."""
+        return [(token, chance) for token, chance, *_ in self.texts[slot].chain]
+
+    def passage_of(self, slot: int) -> tuple[int, int]:
+        """As `passage`, of the text in a slot."""
+        return self.passage(self.texts[slot])
 
     def passage(self, text: Text) -> tuple[int, int]:
         """Return where the passage goes on that stands lastly at the text's end, and how long it is; 0: nowhere."""
@@ -274,6 +362,7 @@ def drafter_for(config: DecodeConfig, model: ModelConfig) -> Drafter | None:
     """Return what drafts for a model as `config` says; None if its masks alone do."""
     if not config.drafts_text:
         return None
-    return Drafter(
-        model.eos_ids if config.stop_at_eos else (), config.max_drafts, config.drafts_masks and model.has_mask
-    )
+    from lopa_dist.engine import c_drafter  # which has what is above
+
+    kind = Drafter if c_drafter.fault() else c_drafter.CDrafter
+    return kind(model.eos_ids if config.stop_at_eos else (), config.max_drafts, config.drafts_masks and model.has_mask)

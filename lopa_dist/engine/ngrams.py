@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 ORDERS = (6, 5, 4, 3, 2, 1)  # how many tokens an n-gram's context has
@@ -10,8 +9,6 @@ LONGEST = ORDERS[0]
 COUNT = 255  # the largest count, in the low 8 bits of an entry; the token is above them
 MOST = 2**20  # entries, with as many older ones
 ENTRY_BYTES = 100  # of a Python dictionary's entry with two integers of its own
-
-log = logging.getLogger("lopa_dist")
 
 
 class NGrams:
@@ -54,11 +51,6 @@ class NGrams:
                 else:
                     young[key] = entry - 1 if entry & COUNT > 1 else token << 8 | 1
         if len(young) > self.most:
-            if old and not self.dropped:
-                log.info(
-                    "the table of drafts from text is full (%d MB): from now on what was not used for long is dropped",
-                    2 * self.most * ENTRY_BYTES >> 20,
-                )
             self.dropped |= bool(old)
             self.young, self.old = {}, young
 

@@ -9,105 +9,42 @@ Without a C compiler, torch's operations run instead.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import logging
-import os
-import platform
-import shutil
-import subprocess
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from lopa_dist.c_library import INT, LONG, REMEDY, F, N, P, Unavailable, load
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.kernels.segment_attention import Segments
 from lopa_dist.ragged import Ints, ranges
 
 log = logging.getLogger("lopa_dist")
 SOURCE = Path(__file__).with_suffix(".c")
-# no operation is contracted or put in another order, whatever a compiler's defaults are
-FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fopenmp", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared")
-COMPILE_S = 120
 CONFIDENCES = ("probability", "margin", "neg_entropy")  # by their numbers in C
-REMEDY = "apt install gcc"
-P, N, F, INT, LONG = ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_float, ctypes.c_int, ctypes.c_int64
-ARGUMENTS = {
-    "product": (P, N, P, N, P, P, N, N, N, N, INT),
-    "norm": (P, P, P, P, N, N, F, INT),
-    "swiglu": (P, P, N, N, INT),
-    "rotate_and_store": (P, P, P, P, P, P, LONG, P, P, F, N, N, N, N, INT),
-    "reduce": (P, P, N, N, LONG, N, LONG, F, P, INT, INT, INT, P, INT),
-    "records": (P, N, N, INT, INT, P),
-    "attend": (P, N, P, P, P, P, N, P, P, P, N, N, N, F, LONG, INT),
+FUNCTIONS = {
+    "product": (None, (P, N, P, N, P, P, N, N, N, N, INT)),
+    "norm": (None, (P, P, P, P, N, N, F, INT)),
+    "swiglu": (None, (P, P, N, N, INT)),
+    "rotate_and_store": (None, (P, P, P, P, P, P, LONG, P, P, F, N, N, N, N, INT)),
+    "reduce": (None, (P, P, N, N, LONG, N, LONG, F, P, INT, INT, INT, P, INT)),
+    "records": (None, (P, N, N, INT, INT, P)),
+    "attend": (INT, (P, N, P, P, P, P, N, P, P, P, N, N, N, F, LONG, INT)),
 }
-
-
-class Unavailable(Exception):
-    """Why the operations cannot run in C here."""
-
-
-def cpu() -> str:
-    """Return what tells this machine's CPU from others, for which code would have to be compiled anew."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.exists() else []
-    kinds = ("model name", "flags", "Features", "CPU part")
-    return "\n".join(sorted({line for line in lines if line.startswith(kinds)})) or platform.processor()
-
-
-def folder() -> Path:
-    """Return where compiled code is kept."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lopa_dist"
-
-
-def compiled() -> Path:
-    """Return the library for this CPU, compiled now unless it was before.
-
-    Raises:
-        Unavailable: there is no compiler, or it fails.
-    """
-    compiler = shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc")
-    if compiler is None:
-        raise Unavailable("there is no C compiler")
-    try:
-        version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=COMPILE_S).stdout
-        of = "\n".join([SOURCE.read_text(), *FLAGS, version, cpu()])
-        path = folder() / f"native-{hashlib.sha256(of.encode()).hexdigest()[:16]}.so"
-        if path.exists():
-            return path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=path.parent) as own:  # ranks that compile at once do not meet
-            made = Path(own) / path.name
-            run = subprocess.run(
-                [compiler, *FLAGS, "-o", str(made), str(SOURCE), "-lm"],
-                capture_output=True,
-                text=True,
-                timeout=COMPILE_S,
-            )
-            if run.returncode:
-                raise Unavailable(f"{compiler} fails: {(run.stderr.strip().splitlines() or ['without a word'])[0]}")
-            made.replace(path)
-    except (OSError, subprocess.SubprocessError) as error:
-        raise Unavailable(str(error)) from error
-    return path
 
 
 @cache
 def found() -> ctypes.CDLL | str:
     """Return the library, or why there is none; it is compiled, loaded and compared with torch once a process."""
     try:
-        path = compiled()
-        library = ctypes.CDLL(str(path))
-    except (Unavailable, OSError) as error:
+        library = load(SOURCE, FUNCTIONS)
+    except Unavailable as error:
         return str(error)
-    for name, arguments in ARGUMENTS.items():
-        function = getattr(library, name)
-        function.argtypes, function.restype = arguments, INT if name == "attend" else None
-    return library if right(library) else f"{path} computes other numbers than torch"
+    return library if right(library) else "compiled operations compute other numbers than torch's"
 
 
 def right(library: ctypes.CDLL) -> bool:

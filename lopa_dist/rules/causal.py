@@ -22,13 +22,14 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.state import FAILED, HostState, Records, State, Window, arange
 from lopa_dist.decode.winner import Winner
 from lopa_dist.decode.written import note
-from lopa_dist.ragged import UNBOUNDED, ragged_arange, together
+from lopa_dist.ragged import UNBOUNDED, Ints, ragged_arange, together
 from lopa_dist.rows.causal_rows import CausalRows
 from lopa_dist.rules.paths import best_paths
 from lopa_dist.rules.rule import Rule
@@ -155,26 +156,27 @@ CHAIN = ("drafts", "expects_eos", "branches")  # what the host knows of a chain
 def put_chains(
     state: State,
     host: HostState,
-    slots: Sequence[int],
-    chains: Sequence[Sequence[int]],
-    expects_eos: Sequence[bool],
+    slots: Ints,
+    chains: Ints,
+    counts: Ints,
+    expects_eos: NDArray[np.bool_],
     paths: Sequence[Sequence[Sequence[int]]] = (),
 ) -> HostState:
     """Give sequences other drafts than `spawn` did, and return what the host knows then; `host` is not changed.
 
     Args:
         state, host: of all slots, of the same step.
-        slots: of the sequences.
-        chains: their drafts; no row could verify more than stand before the answer's limit.
-        expects_eos: whether an end-of-text is expected behind them.
+        slots: ``[n]`` of the sequences.
+        chains: ``[n, m]`` their drafts.
+        counts: ``[n]`` how many they have; no row could verify more than stand before the answer's limit.
+        expects_eos: ``[n]`` whether an end-of-text is expected behind them.
         paths: of each sequence, further branches behind those that it has: drafts, as many as its chain has.
     """
-    at, counts = np.array(slots), np.array([len(chain) for chain in chains])
-    tokens = np.array([token for chain in chains for token in chain], np.int64)
+    at, tokens = slots, chains[np.arange(chains.shape[1]) < counts[:, None]]
     slot, number = at.repeat(counts), ragged_arange(counts)
     canvas_cells = slot * state.canvas.shape[1] + state.origin + host.complete[slot] + number
     chain_cells = slot * state.chain_token.shape[1] + number
-    values = np.stack([counts, np.array(expects_eos, np.int64), host.branches[at]])
+    values = np.stack([counts, expects_eos.astype(np.int64), host.branches[at]])
     if paths:
         of, begin = np.array([len(some) for some in paths]), host.branches[at]  # numbers of the first further branch
         branch = begin.repeat(of) + ragged_arange(of)

@@ -54,11 +54,13 @@ def test_any_table_leaves_the_text_as_it_is(
     engine = Engine(small_model, causal(**sampling, **ahead), Solo(), EngineConfig(3, max_rows))
     assert engine.drafter is not None
     if adversarial:
+        given = engine.drafter
+        engine.drafter = Drafter(sorted(given.eos_ids), given.most, given.masks)
         engine.drafter.table = Adversary(seed, small_model.config.vocab_size)
     else:  # the texts themselves, as a resumed job knows them, and those of another model
         for request in requests:
-            engine.drafter.table.add([*request.prompt, *plain[request.index]], len(request.prompt))
-            engine.drafter.table.add(plain[request.index][::-1], 0)
+            engine.drafter.remember([*request.prompt, *plain[request.index]], len(request.prompt))
+            engine.drafter.remember(plain[request.index][::-1])
     for _ in range(2):  # the second time with what was learned in the first
         assert {g.request.index: g.tokens for g in engine.generate(requests)} == plain
 

@@ -215,8 +215,9 @@ def test_an_engine_takes_an_adapter_and_keeps_its_table(tmp_path: Path) -> None:
     builder = EngineBuilder(ModelOptions(path="causal", dtype="fp32"), CPU)
     engine = builder.engine(replace(GREEDY, drafts=4), EngineConfig(4))
     assert engine.drafter
-    engine.drafter.table.add([1, 2, 3, 4], 0)
-    table = engine.drafter.table
+    engine.drafter.remember([1, 2, 3, 4])
+    entries = list(engine.drafter.in_table([1, 2, 3]))
+    assert [token for token, _ in entries] == [4, 4, 4]
     Learning(builder.load(), builder.shape.mask_id, 4).adopt()
     engine.take_adapter()
-    assert engine.drafter.table is table
+    assert list(engine.drafter.in_table([1, 2, 3])) == entries

@@ -186,7 +186,7 @@ class Student:
             if engine.drafter:
                 for one in own:
                     if not is_held_out(one.request.prompt):
-                        engine.drafter.table.add(one.tokens, 0)
+                        engine.drafter.remember(one.tokens)
             began = time.perf_counter()
             tokens = sum(len(generation.tokens) for generation in engine.generate(requests))
             seconds = time.perf_counter() - began

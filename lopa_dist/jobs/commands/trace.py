@@ -95,8 +95,8 @@ class Recorder:
         end = len(now)  # of the answer, which may begin behind position 0
         before = self.tokens + [mask] * (end - len(self.tokens))
         if engine.drafter is not None:  # it has drafted since this was called last
-            [(_, drafts, _)] = engine.drafter.verified
-            chain_of_all = list(enumerate((draft[0] for draft in drafts), len(self.tokens)))
+            [drafts] = engine.drafter.verifying()
+            chain_of_all = list(enumerate((token for token, _ in drafts), len(self.tokens)))
             self._drafts, self._chains = len(drafts), [chain_of_all] * state.config.max_branches
         path, chain = self._paths[min(winner, len(self._paths) - 1)], self._chains[winner]
         accepted = int(state.accepted[0]) if self._drafts else 0
@@ -110,7 +110,7 @@ class Recorder:
                 written = RECORD if old == mask else EDIT
                 filled[position] = LOOKAHEAD if position in ahead else BONUS if position == bonus else written
         rejected = None if failed is None else (failed[0], self.decode(failed[1]))
-        sources = "" if engine.drafter is None else told(Counter(source for _, _, source, *_ in drafts[:accepted]))
+        sources = "" if engine.drafter is None else told(Counter(source for _, source in drafts[:accepted]))
         self.steps.append(TraceStep(self._branches, winner, end, filled, self._drafts, accepted, rejected, sources))
         self.tokens, self._branches, self._drafts = now, int(state.branches[0]), int(state.drafts[0])
         known, config = int(state.known[0]), state.config

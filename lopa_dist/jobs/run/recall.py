@@ -24,7 +24,7 @@ def recall(drafter: Drafter, journal: Journal, attempt: int, tokenizer: PreTrain
     """
     own = json.dumps(list(last_texts(journal, attempt))) if group.world.rank == 0 else ""
     for text in json.loads(group.store.broadcast("texts", own)):
-        drafter.table.add(tokenizer(text, add_special_tokens=False).input_ids, 0)
+        drafter.remember(tokenizer(text, add_special_tokens=False).input_ids)
 
 
 def last_texts(journal: Journal, attempt: int) -> Iterator[str]:

@@ -1,0 +1,86 @@
+"""Code in C beside a Python file: compiled for this machine when it is first needed, and kept in the user's cache."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+# no operation is contracted or put in another order, whatever a compiler's defaults are
+FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fopenmp", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared")
+COMPILE_S = 120
+REMEDY = "apt install gcc"
+P, N, F, DOUBLE, INT, LONG = (
+    ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_float, ctypes.c_double, ctypes.c_int, ctypes.c_int64,
+)  # fmt: skip
+Function = tuple[Any, Sequence[Any]]
+"""What a function returns, and its arguments."""
+
+
+class Unavailable(Exception):
+    """Why code in C cannot run here."""
+
+
+def cpu() -> str:
+    """Return what tells this machine's CPU from others, for which code would have to be compiled anew."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.exists() else []
+    kinds = ("model name", "flags", "Features", "CPU part")
+    return "\n".join(sorted({line for line in lines if line.startswith(kinds)})) or platform.processor()
+
+
+def folder() -> Path:
+    """Return where compiled code is kept."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lopa_dist"
+
+
+def compiled(source: Path) -> Path:
+    """Return the library of a source for this CPU, compiled now unless it was before.
+
+    Raises:
+        Unavailable: there is no compiler, or it fails.
+    """
+    compiler = shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc")
+    if compiler is None:
+        raise Unavailable("there is no C compiler")
+    try:
+        version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=COMPILE_S).stdout
+        of = "\n".join([source.read_text(encoding="utf-8"), *FLAGS, version, cpu()])
+        path = folder() / f"{source.stem}-{hashlib.sha256(of.encode()).hexdigest()[:16]}.so"
+        if path.exists():
+            return path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=path.parent) as own:  # ranks that compile at once do not meet
+            made = Path(own) / path.name
+            command = [compiler, *FLAGS, "-o", str(made), str(source), "-lm"]
+            run = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_S)
+            if run.returncode:
+                raise Unavailable(f"{compiler} fails: {(run.stderr.strip().splitlines() or ['without a word'])[0]}")
+            made.replace(path)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise Unavailable(str(error)) from error
+    return path
+
+
+def load(source: Path, functions: Mapping[str, Function]) -> ctypes.CDLL:
+    """Return the library of a source, whose functions are called as told.
+
+    Raises:
+        Unavailable: there is none.
+    """
+    path = compiled(source)
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise Unavailable(str(error)) from error
+    for name, (result, arguments) in functions.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library

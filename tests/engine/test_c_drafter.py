@@ -1,0 +1,144 @@
+"""The drafter in C drafts what the one in Python does, and learns the same."""
+
+from __future__ import annotations
+
+import logging
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lopa_dist.engine import c_drafter
+from lopa_dist.engine.c_drafter import CDrafter
+from lopa_dist.engine.drafter import MASKS, OF_MASKS, OWN, SOURCES, TEXT, Drafter, Masks, drafter_for
+from lopa_dist.engine.ngrams import NGrams
+from lopa_dist.engine.work import Work
+from lopa_dist.models.transformer import Transformer
+from tests.engine.test_causal import causal
+
+pytestmark = pytest.mark.skipif(c_drafter.fault() is not None, reason=f"no C here: {c_drafter.fault()}")
+
+
+class Both:
+    """Two drafters that are told the same, and must do the same."""
+
+    def __init__(self, seed: int, most: int, masks: bool, entries: int) -> None:
+        self.random, self.most = random.Random(seed), most
+        self.one, self.other = Drafter([0, 9], most, masks), CDrafter([0, 9], most, masks, entries)
+        self.one.table = NGrams(entries)
+        self.works: dict[int, tuple[Work, Work]] = {}
+        self.of_all = Work(), Work()
+
+    def tokens(self, count: int) -> list[int]:
+        return [self.random.choice([1, 1, 2, 3, 4, 9, 10**5]) for _ in range(count)]
+
+    def admit(self, slot: int) -> None:
+        prompt = self.tokens(self.random.randint(1, 12))
+        self.works[slot] = Work(), Work()
+        for drafter, work, of_all in zip((self.one, self.other), self.works[slot], self.of_all, strict=True):
+            drafter.admit(slot, prompt, of_all, work)
+
+    def step(self) -> None:
+        """Draft for some sequences, write what was drafted in part, and learn from it."""
+        slots = np.array(sorted(self.random.sample(sorted(self.works), self.random.randint(1, len(self.works)))))
+        count, wide = len(slots), self.most
+        most = np.array([self.random.randint(0, self.most) for _ in slots])
+        masks = Masks(
+            np.array([self.tokens(wide) for _ in slots]),
+            np.array([[np.float32(self.random.random()) for _ in range(wide)] for _ in slots], np.float64),
+            np.array([self.random.randint(0, wide) for _ in slots]) * self.one.masks,
+        )
+        worth, from_text = self.random.choice([0.0, 0.1, 0.4]), self.random.random() < 0.9
+        first, second = (d.draft_all(slots, most, worth, masks, from_text) for d in (self.one, self.other))
+        for mine, theirs in zip(first, second, strict=True):
+            assert np.array_equal(mine, theirs)
+        for number, slot in enumerate(slots.tolist()):
+            assert self.one.chain_of(slot) == self.other.chain_of(slot)
+            assert self.one.tokens_of(slot) == self.other.tokens_of(slot)
+            assert self.one.passage_of(slot) == self.other.passage_of(slot)
+            paths = [d.paths(slot, 3, masks.of(number)) for d in (self.one, self.other)]
+            assert paths[0] == paths[1]
+        written, counts = np.full((count, self.most + 1), -1), np.zeros(count, np.int64)
+        for number in range(count):
+            right = self.random.randint(0, int(first.counts[number]))
+            written[number, :right] = first.tokens[number, :right]
+            written[number, right] = self.random.choice([1, 2, 3, 9])
+            counts[number] = right + 1
+        for drafter in (self.one, self.other):
+            drafter.wrote_all(slots, written, counts)
+        assert self.one.verifying() == self.other.verifying()
+        if self.random.random() < 0.3:  # a sequence may end before it is learned from
+            slot = int(self.random.choice(slots))
+            for drafter in (self.one, self.other):
+                drafter.leave(slot)
+            del self.works[slot]
+        if self.random.random() < 0.7:
+            for drafter in (self.one, self.other):
+                drafter.learn()
+            self.equal()
+
+    def equal(self) -> None:
+        assert np.array_equal(self.one.chance, self.other.chance)
+        assert np.array_equal(self.one.tried, self.other.tried)
+        assert self.of_all[0].verified_from == self.of_all[1].verified_from
+        assert self.of_all[0].accepted_from == self.of_all[1].accepted_from
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), most=st.integers(1, 9), masks=st.booleans(), entries=st.sampled_from([3, 40, 10**6]))
+def test_it_does_what_the_one_in_python_does(seed: int, most: int, masks: bool, entries: int) -> None:
+    both = Both(seed, most, masks, entries)
+    for _ in range(14):
+        while len(both.works) < 4:
+            both.admit(next(slot for slot in range(9) if slot not in both.works))
+        both.step()
+
+
+def test_a_table_is_inherited() -> None:
+    """And how sure texts are; what was counted of masks is forgotten."""
+    found = []
+    for kind in (Drafter, CDrafter):
+        old, new, fresh = kind([0], 4, True), kind([0], 4, True), kind([0], 4, True)
+        old.remember([1, 2, 3, 4])
+        old.admit(0, [1], Work())
+        masks = Masks(np.array([[2]]), np.array([[0.9]]), np.array([1]))
+        for token in (2, 3, 5, 2, 3):
+            old.draft_all(np.array([0]), np.array([2]), 0.0, masks)
+            old.wrote_all(np.array([0]), np.array([[token]]), np.array([1]))
+            old.learn()
+        new.inherit(old)
+        new.clear()
+        assert not new.knows(0)
+        new.admit(1, [1, 2])
+        none = Masks(np.zeros((1, 1), np.int64), np.zeros((1, 1)), np.zeros(1, np.int64))
+        drafted = new.draft_all(np.array([1]), np.array([4]), 0.0, none)
+        found.append([*(x.tolist() for x in drafted), list(new.chance)])
+        assert np.array_equal(new.chance[OF_MASKS:], fresh.chance[OF_MASKS:])
+        assert not np.array_equal(new.chance[:OF_MASKS], fresh.chance[:OF_MASKS])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("in_c", [False, True])
+def test_a_full_table_is_said_once(caplog: pytest.LogCaptureFixture, in_c: bool) -> None:
+    drafter = CDrafter([0], 4, False, entries=10) if in_c else Drafter([0], 4, False)
+    drafter.table = NGrams(10)
+    with caplog.at_level(logging.INFO, "lopa_dist"):
+        for first in range(1, 200):
+            drafter.remember([first, first + 1, first + 2])
+    assert [record.message.split(" (")[0] for record in caplog.records] == ["the table of drafts from text is full"]
+
+
+def test_an_engine_has_it(small_model: Transformer) -> None:
+    assert isinstance(drafter_for(causal(drafts=4), small_model.config), CDrafter)
+
+
+def test_without_a_compiler_python_drafts(small_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(c_drafter, "fault", lambda: "there is no C compiler")
+    assert type(drafter_for(causal(drafts=4), small_model.config)) is Drafter
+
+
+def test_sources_have_the_numbers_that_c_knows() -> None:
+    source = c_drafter.SOURCE.read_text(encoding="utf-8")
+    assert f"SOURCES = {len(SOURCES)}, MASKS = {MASKS}, TEXT = {TEXT}, OWN = {OWN} " in source
