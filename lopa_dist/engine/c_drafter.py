@@ -91,10 +91,6 @@ class CDrafter(Drafter):
         for slot in list(self.works):
             self.leave(slot)
 
-    def knows(self, slot: int) -> bool:
-        """As of `Drafter`."""
-        return slot in self.works
-
     def remember(self, text: Sequence[int], begin: int = 0) -> None:
         """As of `Drafter`."""
         tokens = numbers(text)

@@ -28,6 +28,7 @@ class Chains:
     def __init__(self, drafter: Drafter, slots: int) -> None:
         self.drafter = drafter
         drafter.clear()
+        self.there = np.zeros(slots, bool)  # sequences that the drafter knows
         self.due = np.zeros(slots, bool)  # sequences to draft for: they took a step, or begin
         most = drafter.most
         # what masks predicted behind each sequence's last token
@@ -38,12 +39,12 @@ class Chains:
     def admit(self, slot: int, prompt: Sequence[int], *works: Work) -> None:
         """Draft for a sequence that begins in `slot`; its drafts are counted in `works`."""
         self.drafter.admit(slot, prompt, *works)
-        self.due[slot], self.masks.counts[slot] = True, 0
+        self.there[slot], self.due[slot], self.masks.counts[slot] = True, True, 0
 
     def leave(self, slot: int) -> None:
         """Forget the sequence in `slot`."""
         self.drafter.leave(slot)
-        self.due[slot] = False
+        self.there[slot], self.due[slot] = False, False
 
     def told(self, winner: Winner) -> Tensor:
         """Return what the host must know of a step, for its one copy: ``[S x (D + 2 n)]``.
@@ -60,7 +61,7 @@ class Chains:
         (count, width), shape = self.shapes
         written = values[: count * width].reshape(count, width)
         token, bits = values[count * width :].reshape(shape)
-        known = np.array([self.drafter.knows(slot) for slot in slots.tolist()], bool)
+        known = self.there[slots]
         at, written, token, bits = slots[known], written[known], token[known], bits[known]
         self.drafter.wrote_all(at, written, (written >= 0).sum(1))
         reach = min(token.shape[1], self.drafter.most)

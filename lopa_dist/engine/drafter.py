@@ -121,10 +121,6 @@ class Drafter:
         """Forget the texts of all slots."""
         self.texts.clear()
 
-    def knows(self, slot: int) -> bool:
-        """Return whether there is a text in a slot."""
-        return slot in self.texts
-
     def remember(self, text: Sequence[int], begin: int = 0) -> None:
         """Add the tokens of a text from number `begin` on to the table."""
         full = self.table.dropped

@@ -110,7 +110,6 @@ def test_a_table_is_inherited() -> None:
             old.learn()
         new.inherit(old)
         new.clear()
-        assert not new.knows(0)
         new.admit(1, [1, 2])
         none = Masks(np.zeros((1, 1), np.int64), np.zeros((1, 1)), np.zeros(1, np.int64))
         drafted = new.draft_all(np.array([1]), np.array([4]), 0.0, none)
