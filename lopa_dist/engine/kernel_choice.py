@@ -6,10 +6,11 @@ import torch
 
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.kernels.dispatch import KERNELS
-from lopa_dist.kernels.preflight import Widths, faults, refused
+from lopa_dist.kernels.experts import by_library
+from lopa_dist.kernels.preflight import WITHOUT_GRAPHS, Widths, faults, refused
+from lopa_dist.kernels.quantized import FP8
 from lopa_dist.models.config import ModelConfig
-from lopa_dist.models.experts import SparseMLP
-from lopa_dist.models.quantize import QuantizedLinear
+from lopa_dist.models.quantize import QuantizedLinear, mixtures
 from lopa_dist.models.transformer import Transformer
 
 
@@ -39,7 +40,7 @@ def plain_kernels(
         if options.kernels == "triton":
             raise ValueError(f"engine.kernels=triton: Triton's run on a GPU, not on a {device.type}; leave it at auto")
         return frozenset()
-    wanted, widths = needed(model, options, tile_rows), widths_of(model.config, tile_rows, ranks)
+    wanted, widths = needed(model, options, device, tile_rows), widths_of(model.config, tile_rows, ranks)
     dtype = model.head_weight.dtype
     if options.kernels == "auto" and ranks == 1:
         return refused(widths, dtype, device, wanted)
@@ -49,16 +50,24 @@ def plain_kernels(
     return frozenset()
 
 
-def needed(model: Transformer, options: EngineConfig, tile_rows: int | None) -> tuple[str, ...]:
-    """Return which kernels the model's forwards launch with these options."""
+def needed(model: Transformer, options: EngineConfig, device: torch.device, tile_rows: int | None) -> tuple[str, ...]:
+    """Return which kernels the model's forwards launch on a GPU with these options."""
     kinds = {module.kind for module in model.modules() if isinstance(module, QuantizedLinear)}
     optional = {
         "attention": tile_rows is not None,
         "vgemm": options.reproducible or "int8" in kinds,
-        "experts": any(isinstance(m, SparseMLP) and m.kind == "int8" for m in model.modules()),
+        "experts": any(not by_library(device, model.head_weight.dtype, mlp.down.dtype) for mlp in mixtures(model)),
         "fp8": "fp8" in kinds,
     }
     return tuple(name for name in KERNELS if optional.get(name, True))
+
+
+def without_graphs(model: Transformer, plain: frozenset[str], device: torch.device) -> bool:
+    """Return whether a kernel of `plain` has a torch form in which the host waits for the device, as no graph may."""
+    dtype = model.head_weight.dtype
+    wholes = {FP8 if mlp.kind == "fp8" else dtype for mlp in mixtures(model)}  # int8 is widened before it is multiplied
+    asks = any(not by_library(device, dtype, whole) for whole in wholes)
+    return bool(plain & WITHOUT_GRAPHS) or ("experts" in plain and asks)
 
 
 def widths_of(shape: ModelConfig, tile_rows: int | None, ranks: int = 1) -> Widths:

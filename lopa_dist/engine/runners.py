@@ -8,7 +8,7 @@ import torch
 
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
-from lopa_dist.engine.kernel_choice import plain_kernels
+from lopa_dist.engine.kernel_choice import plain_kernels, without_graphs
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.memory import MOST_ROWS
 from lopa_dist.engine.runner import Runner
@@ -16,7 +16,6 @@ from lopa_dist.engine.sizes import longest_sequence, stack_rows, usual_forward, 
 from lopa_dist.engine.static_runner import StaticRunner
 from lopa_dist.kernels.attention import Meta, make, suited
 from lopa_dist.kernels.dispatch import sum_in_fp32
-from lopa_dist.kernels.preflight import WITHOUT_GRAPHS
 from lopa_dist.kernels.row_bits import warn_of_bits
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.models.fused import FusedTransformer
@@ -94,7 +93,7 @@ class Runners:
         if "attention" in self.plain and name == "meta" and device.type == "cuda":
             self.attention = make("torch", *form)
         wanted = wants_graphs(graphs, isinstance(self.attention, Meta), device, tensor.size)
-        self.static = wanted and not self.plain & WITHOUT_GRAPHS
+        self.static = wanted and not without_graphs(model, self.plain, device)
         if graphs == "always" and not self.static:
             raise ValueError(
                 "engine.graphs=always: graphs need engine.attention=meta, Triton's kernels (engine.kernels) and "

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from lopa_dist.kernels import record_head, rope, rows, virtual_gemm
 from lopa_dist.kernels.dispatch import KERNELS, TRITON, by_torch, on_device
+from lopa_dist.kernels.experts import TALL
 from lopa_dist.kernels.meta_attention import MetaPlan, attend_meta
 from lopa_dist.kernels.quantized import FP8, int8_linear, quantize_int8, quantize_rows_plain
 from lopa_dist.kernels.sampling import Sampling
@@ -270,17 +271,23 @@ def vgemm(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[
 
 
 def experts(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[Comparison]:
-    """A product of int8 weights with rows in groups of their experts."""
+    """Products of rows in groups of their experts, in short tiles and in tall ones, with whole weights and int8."""
     from lopa_dist.kernels import experts_triton
 
-    x = normal(4 * ROW_TILE, widths.hidden, seed=13, dtype=dtype, device=device)
     weight = normal(3 * 2 * widths.head_dim, widths.hidden, seed=14, dtype=dtype, device=device)
-    eight, scale = (part.unflatten(0, (3, -1)) for part in quantize_int8(weight))
-    ends = torch.tensor([ROW_TILE, ROW_TILE, 3 * ROW_TILE], dtype=torch.int32, device=device)
-    result = experts_triton.expert_linear(x, eight, scale, ends)
-    for expert, group in ((0, slice(0, ROW_TILE)), (2, slice(ROW_TILE, 3 * ROW_TILE))):
-        with by_torch(frozenset({"vgemm"})):
-            yield result[group], int8_linear(x[group], eight[expert], scale[expert])
+    for height in (ROW_TILE, TALL):
+        x = normal(4 * height, widths.hidden, seed=13, dtype=dtype, device=device)
+        ends = torch.tensor([height, height, 3 * height], dtype=torch.int32, device=device)
+        for stored, scale in ((weight, None), quantize_int8(weight)):
+            of_experts = stored.unflatten(0, (3, -1))
+            scales = None if scale is None else scale.unflatten(0, (3, -1))
+            result = experts_triton.expert_linear(x, of_experts, scales, ends, height)
+            for expert, group in ((0, slice(0, height)), (2, slice(height, 3 * height))):
+                with by_torch(frozenset({"vgemm"})):
+                    if scales is None:
+                        yield result[group], x[group] @ of_experts[expert].T
+                    else:
+                        yield result[group], int8_linear(x[group], of_experts[expert], scales[expert])
 
 
 def fp8(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[Comparison]:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lopa_dist.kernels.experts import expert_linear, grouped, weighted_sum
+from lopa_dist.kernels.experts import expert_linear, grouped, height_for, weighted_sum
 from lopa_dist.kernels.rows import swiglu
 from lopa_dist.models.config import Experts
 
@@ -83,7 +83,7 @@ class SparseMLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``[R, d] -> [R, d]``."""
         chosen, weights = self.gate(x)
-        groups = grouped(chosen, self.experts.count)
+        groups = grouped(chosen, self.experts.count, height_for(chosen.numel(), x, self.down))
         rows = x.index_select(0, groups.choice // self.experts.chosen)
         scale = None if self.gate_up_scale is None else self.gate_up_scale.flatten(1)
         hidden = swiglu(expert_linear(rows, self.gate_up.flatten(1, 2), groups, scale))

@@ -15,7 +15,9 @@ from lopa_dist.jobs.commands.doctor.checkpoint import parameters
 from lopa_dist.jobs.commands.doctor.finding import GIB, Finding, Machine, broken, fine, slow
 from lopa_dist.jobs.setup.device import choose_dtype, cores
 from lopa_dist.kernels.dispatch import KERNELS, TRITON
+from lopa_dist.kernels.experts import by_library
 from lopa_dist.kernels.preflight import Widths, faults
+from lopa_dist.kernels.quantized import FP8
 from lopa_dist.kernels.row_bits import fault
 from lopa_dist.models.checkpoint import DTYPES
 from lopa_dist.parallel.launcher import detect
@@ -85,8 +87,18 @@ def kernels(machine: Machine) -> Finding:
     wanted = tuple(name for name in KERNELS if name != "fp8" or fp8)
     failing = faults(widths, dtype, machine.device, wanted)
     if not failing:
-        return fine(f"{len(wanted)} compile here and agree with torch")
+        return fine(f"{len(wanted)} compile here and agree with torch{experts_by(machine, dtype)}")
     said = "; ".join(f"{name}: {fault}" for name, fault in failing.items())
     if machine.config.engine.kernels == "triton":
         return broken(said, "engine.kernels=auto does without them")
     return slow(f"these run in torch's form: {said}")
+
+
+def experts_by(machine: Machine, dtype: torch.dtype) -> str:
+    """Return what multiplies with the experts of the model, if it has some."""
+    if machine.shape is None or machine.shape.experts is None:
+        return ""
+    stored = {"fp8": FP8, "int8": torch.int8}.get(machine.config.model.quantization, dtype)
+    if by_library(machine.device, dtype, stored):
+        return "; experts: by torch's grouped product"
+    return "; experts: by Triton's kernel, since torch's product would ask the GPU for every group's size here"
