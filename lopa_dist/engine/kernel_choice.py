@@ -15,7 +15,12 @@ from lopa_dist.models.transformer import Transformer
 
 
 def plain_kernels(
-    model: Transformer, options: EngineConfig, device: torch.device, tile_rows: int | None, ranks: int = 1
+    model: Transformer,
+    options: EngineConfig,
+    device: torch.device,
+    tile_rows: int | None,
+    ranks: int = 1,
+    bounded: bool = False,
 ) -> frozenset[str]:
     """Return the kernels that run in torch's form on a GPU; on a CPU all do, whatever is returned.
 
@@ -28,6 +33,7 @@ def plain_kernels(
         device: where the kernels run.
         tile_rows: of meta-attention; None: another kernel attends.
         ranks: that the model is split over.
+        bounded: as of `Widths`.
 
     Raises:
         ValueError: a kernel cannot be used, and the options or the ranks allow no other.
@@ -40,8 +46,10 @@ def plain_kernels(
         if options.kernels == "triton":
             raise ValueError(f"engine.kernels=triton: Triton's run on a GPU, not on a {device.type}; leave it at auto")
         return frozenset()
-    wanted, widths = needed(model, options, device, tile_rows), widths_of(model.config, tile_rows, ranks)
-    dtype = model.head_weight.dtype
+    wanted, dtype = needed(model, options, device, tile_rows), model.head_weight.dtype
+    weights = sorted({mlp.down.dtype for mlp in mixtures(model)}, key=str)
+    experts = tuple(weight for weight in weights if not by_library(device, dtype, weight))
+    widths = widths_of(model.config, tile_rows, ranks, bounded, not options.reproducible, experts)
     if options.kernels == "auto" and ranks == 1:
         return refused(widths, dtype, device, wanted)
     why = "engine.kernels=triton" if options.kernels == "triton" else "ranks that share a model need the same kernels"
@@ -70,9 +78,22 @@ def without_graphs(model: Transformer, plain: frozenset[str], device: torch.devi
     return bool(plain & WITHOUT_GRAPHS) or ("experts" in plain and asks)
 
 
-def widths_of(shape: ModelConfig, tile_rows: int | None, ranks: int = 1) -> Widths:
-    """Return what the kernels of a model of this shape are compiled for on one of the ranks that share it."""
+def widths_of(
+    shape: ModelConfig,
+    tile_rows: int | None,
+    ranks: int = 1,
+    bounded: bool = False,
+    whole: bool = True,
+    experts: tuple[torch.dtype, ...] = (),
+) -> Widths:
+    """Return what the kernels of a model of this shape are compiled for on one of the ranks that share it.
+
+    Args:
+        shape: of the whole model.
+        tile_rows, ranks: as of `plain_kernels`.
+        bounded, whole, experts: as of `Widths`.
+    """
     return Widths(
         shape.hidden_size, shape.intermediate_size // ranks, shape.heads // ranks, shape.kv_heads // ranks,
-        shape.head_dim, tile_rows or 1,
+        shape.head_dim, tile_rows or 1, bounded, whole, shape.qk_norm, shape.rope_fp32, experts,
     )  # fmt: skip

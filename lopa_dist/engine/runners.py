@@ -89,7 +89,7 @@ class Runners:
         tile_rows = self.attention.tile_rows if isinstance(self.attention, Meta) else None
         if device.type == "cpu":
             warn_of_bits(model.head_weight.dtype)
-        self.plain = plain_kernels(model, options, device, tile_rows, tensor.size)
+        self.plain = plain_kernels(model, options, device, tile_rows, tensor.size, self.rows.in_place)
         if "attention" in self.plain and name == "meta" and device.type == "cuda":
             self.attention = make("torch", *form)
         wanted = wants_graphs(graphs, isinstance(self.attention, Meta), device, tensor.size)

@@ -41,7 +41,7 @@ WITHOUT_GRAPHS = {"attention", "rotation", "vgemm"}  # their torch forms ask the
 
 
 class Widths(NamedTuple):
-    """What a model's kernels are compiled for."""
+    """What a model's kernels are compiled for: its sizes, and which variants its forwards run."""
 
     hidden: int
     intermediate: int
@@ -49,6 +49,11 @@ class Widths(NamedTuple):
     kv_heads: int
     head_dim: int
     tile_rows: int  # of attention
+    bounded: bool = False  # rows see a part of the cached tokens, and K/V go to places of their own
+    whole: bool = True  # as of `MetaPlan`; without it, tiles are not split either
+    qk_norm: bool = False
+    rope_fp32: bool = False
+    experts: tuple[torch.dtype, ...] = ()  # of the experts' weights that our kernel multiplies with
 
 
 class Fault(NamedTuple):
@@ -185,38 +190,62 @@ def count(device: torch.device) -> Tensor:
 
 
 def attention(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[Comparison]:
-    """Two branches behind the same cached tokens, whole, and split and merged."""
+    """Two segments behind the same cached tokens, which lie in two ranges, whole; and split and merged.
+
+    They are branches; or, where rows are bounded, a chain with tokens among the cached ones, and a group of masks.
+    """
     heads, kv_heads, dim = widths.heads, widths.kv_heads, widths.head_dim
     starts, counts = np.array([0, REAL // 2]), np.array([REAL // 2, REAL - REAL // 2])
-    hi = np.concatenate([np.arange(1, n + 1) for n in counts])
-    segments = Segments(starts, counts, np.full(2, 5), np.full(2, CACHED), CACHED + 8 + starts, hi)
+    number = np.concatenate([np.arange(n) for n in counts])
+    hi, seen = number + 1, None
+    if widths.bounded:
+        in_chain = np.arange(REAL) < counts[0]
+        hi, seen = hi * ~in_chain, np.where(in_chain, CACHED - counts[0] + number + 1, CACHED - 3)
+    first = CACHED // 3 * np.ones(2, int)
+    tail = (first + 9, CACHED - first)
+    segments = Segments(starts, counts, np.full(2, 5), first, CACHED + 9 + starts, hi, tail, seen)
     q = normal(ROWS, heads, dim, seed=1, dtype=dtype, device=device)
-    slots = CACHED + 8 + ROWS
+    slots = CACHED + 9 + ROWS
     keys, values = (normal(slots, kv_heads, dim, seed=s, dtype=dtype, device=device) for s in (2, 3))
     expected = attend_plain(q.float(), keys.float(), values.float(), segments)[:REAL]
-    for split in (None, Split(4)):
-        tiles = tile(segments, widths.tile_rows, split)
+    split_each = Split(4 * -(-REAL // widths.tile_rows))  # a stack's tiles share its parts
+    for split in (None, split_each) if widths.whole else (None,):
+        tiles = tile(segments, widths.tile_rows, split, stacked=widths.whole)
         capacity = Capacity(len(tiles.table), len(tiles.merges), tiles.parts)
-        plan = MetaPlan(ROWS, capacity, heads, kv_heads, dim, widths.tile_rows, CACHED + 8, device)
+        plan = MetaPlan(
+            ROWS, capacity, heads, kv_heads, dim, widths.tile_rows, CACHED + 9, device,
+            bounded=widths.bounded, whole=widths.whole,
+        )  # fmt: skip
         plan.fill(tiles)
         yield attend_meta(q, keys, values, plan)[:REAL], expected
 
 
 def rotation(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[Comparison]:
-    """Rotated q, and what is stored of K and V."""
+    """Rotated q, and what is stored of K and V: where the model stores it, and finite in fp16."""
     from lopa_dist.kernels import rope_triton
 
     heads, kv_heads, dim = widths.heads, widths.kv_heads, widths.head_dim
     qkv = normal(ROWS, (heads + 2 * kv_heads) * dim, seed=4, dtype=dtype, device=device)
-    cos, sin = rope.rope_table(torch.arange(ROWS, device=device) * 7, dim, 1e4, dtype)
+    angles = torch.float32 if widths.rope_fp32 else dtype
+    cos, sin = rope.rope_table(torch.arange(ROWS, device=device) * 7, dim, 1e4, angles)
+    norms = slots = must_be_finite = None
+    if widths.qk_norm:
+        norms = normal(dim, seed=18, dtype=dtype, device=device), normal(dim, seed=19, dtype=dtype, device=device)
+    if widths.bounded:
+        slots = (torch.arange(ROWS, device=device) * 3) % (ROWS + 3)
+    if dtype == torch.float16:
+        must_be_finite = torch.arange(ROWS, device=device) % 2 == 0
+        qkv[::4, heads * dim :] = torch.inf  # K and V of half of these rows
     triton, plain = (
         [torch.zeros(ROWS + 3, kv_heads, dim, dtype=dtype, device=device) for _ in range(2)] for _ in range(2)
     )
     real = count(device)
-    q = rope_triton.rope_and_store(qkv, cos.flatten(1), sin.flatten(1), triton[0], triton[1], 3, real, None, 1e-6)
+    result = rope_triton.rope_and_store(
+        qkv, cos.flatten(1), sin.flatten(1), triton[0], triton[1], 3, real, norms, 1e-6, must_be_finite, slots
+    )
     with by_torch(frozenset({"rotation"})):
-        expected = rope.rope_and_store(qkv, cos, sin, plain[0], plain[1], 3, real)
-    yield from zip([q[:REAL], *triton], [expected[:REAL], *plain], strict=True)
+        expected = rope.rope_and_store(qkv, cos, sin, plain[0], plain[1], 3, real, norms, 1e-6, must_be_finite, slots)
+    yield from zip([result[:REAL], *triton], [expected[:REAL], *plain], strict=True)
 
 
 def norm(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[Comparison]:
@@ -271,14 +300,15 @@ def vgemm(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[
 
 
 def experts(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[Comparison]:
-    """Products of rows in groups of their experts, in short tiles and in tall ones, with whole weights and int8."""
+    """Products of rows in groups of their experts, in short tiles and in tall ones, with weights as they are stored."""
     from lopa_dist.kernels import experts_triton
 
     weight = normal(3 * 2 * widths.head_dim, widths.hidden, seed=14, dtype=dtype, device=device)
     for height in (ROW_TILE, TALL):
         x = normal(4 * height, widths.hidden, seed=13, dtype=dtype, device=device)
         ends = torch.tensor([height, height, 3 * height], dtype=torch.int32, device=device)
-        for stored, scale in ((weight, None), quantize_int8(weight)):
+        for kind in widths.experts:
+            stored, scale = quantize_int8(weight) if kind == torch.int8 else (weight, None)
             of_experts = stored.unflatten(0, (3, -1))
             scales = None if scale is None else scale.unflatten(0, (3, -1))
             result = experts_triton.expert_linear(x, of_experts, scales, ends, height)

@@ -18,7 +18,7 @@ from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
 from lopa_dist.kernels.attention import Grouped, suited
 from lopa_dist.kernels.dispatch import KERNELS
-from lopa_dist.kernels.preflight import Fault
+from lopa_dist.kernels.preflight import Fault, Widths
 from lopa_dist.models.config import Experts
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Solo
@@ -53,9 +53,11 @@ def test_on_a_gpu_what_fails_runs_in_torchs_form(small_model: Transformer, monke
     monkeypatch.setattr(kernel_choice, "refused", lambda *given: asked.append(given) or frozenset({"norm"}))
     assert plain_kernels(small_model, EngineConfig(), GPU, 16) == {"norm"}
     [(widths, dtype, device, wanted)] = asked
-    assert widths == (32, 48, 4, 2, 8, 16)
+    assert widths == Widths(32, 48, 4, 2, 8, 16)
     assert (dtype, device) == (torch.float32, GPU)
     assert "vgemm" not in wanted
+    plain_kernels(small_model, EngineConfig(reproducible=True), GPU, 16, 1, True)
+    assert asked[1][0] == widths._replace(bounded=True, whole=False)
 
 
 @pytest.mark.parametrize(("kernels", "ranks", "why"), [("triton", 1, r"engine\.kernels=triton"), ("auto", 2, "ranks")])
@@ -110,6 +112,10 @@ def test_experts_in_torchs_form_have_no_graph_where_it_waits(monkeypatch: pytest
         waits[capability] = kernel_choice.without_graphs(model, frozenset({"experts"}), GPU)
         assert not kernel_choice.without_graphs(model, frozenset(), GPU)
         assert ("experts" in needed(model, EngineConfig(), GPU, 16)) == waits[capability]
+        monkeypatch.setattr(kernel_choice, "refused", lambda *given: frozenset(map(str, given[0].experts)))
+        assert bool(plain_kernels(model, EngineConfig(), GPU, 16)) == waits[capability], (
+            "what preflight multiplies with"
+        )
     assert waits == {(8, 0): True, (8, 9): True, (9, 0): False}
 
 
