@@ -10,6 +10,7 @@ from lopa_dist.kernels.experts import by_library
 from lopa_dist.kernels.preflight import WITHOUT_GRAPHS, Widths, faults, refused
 from lopa_dist.kernels.quantized import FP8
 from lopa_dist.models.config import ModelConfig
+from lopa_dist.models.experts import router_of
 from lopa_dist.models.quantize import QuantizedLinear, mixtures
 from lopa_dist.models.transformer import Transformer
 
@@ -46,7 +47,7 @@ def plain_kernels(
         if options.kernels == "triton":
             raise ValueError(f"engine.kernels=triton: Triton's run on a GPU, not on a {device.type}; leave it at auto")
         return frozenset()
-    wanted, dtype = needed(model, options, device, tile_rows), model.head_weight.dtype
+    wanted, dtype = needed(model, options, tile_rows), model.head_weight.dtype
     weights = sorted({mlp.down.dtype for mlp in mixtures(model)}, key=str)
     experts = tuple(weight for weight in weights if not by_library(device, dtype, weight))
     widths = widths_of(model.config, tile_rows, ranks, bounded, not options.reproducible, experts)
@@ -58,13 +59,13 @@ def plain_kernels(
     return frozenset()
 
 
-def needed(model: Transformer, options: EngineConfig, device: torch.device, tile_rows: int | None) -> tuple[str, ...]:
+def needed(model: Transformer, options: EngineConfig, tile_rows: int | None) -> tuple[str, ...]:
     """Return which kernels the model's forwards launch on a GPU with these options."""
     kinds = {module.kind for module in model.modules() if isinstance(module, QuantizedLinear)}
     optional = {
         "attention": tile_rows is not None,
         "vgemm": options.reproducible or "int8" in kinds,
-        "experts": any(not by_library(device, model.head_weight.dtype, mlp.down.dtype) for mlp in mixtures(model)),
+        "experts": model.config.experts is not None,
         "fp8": "fp8" in kinds,
     }
     return tuple(name for name in KERNELS if optional.get(name, True))
@@ -93,7 +94,9 @@ def widths_of(
         tile_rows, ranks: as of `plain_kernels`.
         bounded, whole, experts: as of `Widths`.
     """
+    router, routed = (None, 0) if shape.experts is None else (router_of(shape.experts), shape.experts.count)
     return Widths(
         shape.hidden_size, shape.intermediate_size // ranks, shape.heads // ranks, shape.kv_heads // ranks,
         shape.head_dim, tile_rows or 1, bounded, whole, shape.qk_norm, shape.rope_fp32, experts,
+        router, routed,
     )  # fmt: skip

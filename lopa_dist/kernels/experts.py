@@ -10,26 +10,16 @@ bf16 alone (`by_library`); elsewhere it asks for them and loops over experts, so
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from lopa_dist.kernels.dispatch import fused
 from lopa_dist.kernels.quantized import FP8, fp8_linear, grouped_fp8_product, int8_linear, quantize_rows
+from lopa_dist.kernels.routing import Groups
 from lopa_dist.ragged import ROW_TILE
 
 TALL = 64  # rows of a tile where experts have many
-
-
-class Groups(NamedTuple):
-    """Where the rows of each expert are: one group after the other, each of whole tiles."""
-
-    place: Tensor  # [R, k] of each choice, among the grouped rows
-    choice: Tensor  # [P] number of the choice that a grouped row is; of padding, 0
-    ends: Tensor  # [E] int32, behind each expert's last row
-    height: int = ROW_TILE  # rows of a tile
 
 
 def by_library(device: torch.device, dtype: torch.dtype, weight: torch.dtype) -> bool:
@@ -46,26 +36,6 @@ def height_for(choices: int, x: Tensor, weight: Tensor) -> int:
     """
     many = x.is_cuda and choices > TALL // 2 * len(weight)
     return TALL if many and not by_library(x.device, x.dtype, weight.dtype) else ROW_TILE
-
-
-def grouped(chosen: Tensor, experts: int, height: int = ROW_TILE) -> Groups:
-    """Group rows by the experts that they chose, ``[R, k]``, in tiles of `height` rows.
-
-    On a GPU the host does not wait for their sizes, so there is room for as many grouped rows as there could be.
-    """
-    flat = chosen.flatten()
-    counts = torch.zeros(experts, dtype=torch.int64, device=flat.device)
-    counts.index_add_(0, flat, torch.ones_like(flat))
-    sizes = (counts + height - 1) // height * height
-    ends = sizes.cumsum(0)
-    order = flat.argsort(stable=True)
-    number = torch.empty_like(order)
-    number[order] = torch.arange(len(order), device=flat.device)
-    place = (ends - sizes)[flat] + number - (counts.cumsum(0) - counts)[flat]
-    most = -(-(len(flat) + min(experts, len(flat)) * (height - 1)) // height) * height
-    choice = torch.zeros(most if flat.is_cuda else int(ends[-1]), dtype=torch.int64, device=flat.device)
-    choice[place] = torch.arange(len(flat), device=flat.device)
-    return Groups(place.view_as(chosen), choice, ends.int(), height)
 
 
 def expert_linear(x: Tensor, weight: Tensor, groups: Groups, scale: Tensor | None = None) -> Tensor:
@@ -111,6 +81,10 @@ def on_gpu(x: Tensor, weight: Tensor, groups: Groups, scale: Tensor | None) -> T
 
 def weighted_sum(x: Tensor, groups: Groups, weights: Tensor) -> Tensor:
     """What rows' experts gave ``[P, d]``, times ``weights [R, k]``, in fp32 and in the order of choice: ``[R, d]``."""
+    if fused(x, "experts"):
+        from lopa_dist.kernels import experts_triton
+
+        return experts_triton.weighted_sum(x, groups.place, weights)
     total = torch.zeros(len(weights), x.shape[1], device=x.device)
     for place, weight in zip(groups.place.unbind(1), weights.float().unbind(1), strict=True):
         total += x.index_select(0, place).float() * weight[:, None]

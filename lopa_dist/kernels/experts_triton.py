@@ -1,4 +1,4 @@
-"""Rows in groups of their experts times weights: the groups' places are read from the device.
+"""Rows in groups of their experts times weights, at places that are read from the device; and the sum for each row.
 
 A program takes a tile of rows, which are all of one expert, and a tile of columns. Tiles of a tile of rows lie side by
 side, and next to them those of the same expert, so they share its weight in L2. As in `virtual_gemm_triton`, an eight
@@ -20,6 +20,7 @@ from lopa_dist.kernels.virtual_gemm_triton import GemmTile, fitting
 # by the height of groups' tiles; all of one kind have one `bk`
 HALF = {16: GemmTile(16, 64, 64, 4, 6, 4), 64: GemmTile(64, 128, 64, 4, 4, 2)}
 INT8 = {16: GemmTile(16, 64, 128, 4, 4, 4), 64: GemmTile(64, 64, 128, 4, 3, 2)}
+SUMMED = 1024  # columns that a program of the sum takes: 8 a thread
 FP32 = {16: GemmTile(16, 64, 32, 4, 4, 4), 64: GemmTile(64, 64, 32, 4, 3, 2)}
 
 
@@ -44,6 +45,42 @@ def expert_linear(x: Tensor, weight: Tensor, scale: Tensor | None, ends: Tensor,
             num_warps=tile.warps, **OPTIONS,
         )  # fmt: skip
     return out
+
+
+def weighted_sum(x: Tensor, place: Tensor, weights: Tensor) -> Tensor:
+    """As `experts.weighted_sum`, from `Groups.place`, and to its bits: each grouped row is read once."""
+    x, (rows, chosen), size = x.contiguous(), place.shape, x.shape[1]
+    out = x.new_empty(rows, size)
+    if rows:
+        block = min(SUMMED, triton.next_power_of_2(size))
+        # without fused multiplication and addition, for torch's operators round in between
+        sum_kernel[(rows, triton.cdiv(size, block))](
+            x, place, weights, out, CHOSEN=chosen, SIZE=size, BLOCK=block, num_warps=4,
+            **{**OPTIONS, "enable_fp_fusion": False},
+        )  # fmt: skip
+    return out
+
+
+@triton.jit
+def sum_kernel(
+    x: tl.tensor,  # [P, SIZE]
+    place: tl.tensor,  # [R, CHOSEN]
+    weights: tl.tensor,  # [R, CHOSEN]
+    out: tl.tensor,  # [R, SIZE]
+    CHOSEN: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Grid ``(R, tiles of BLOCK columns)``."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < SIZE
+    total = tl.zeros([BLOCK], tl.float32)
+    for j in tl.static_range(CHOSEN):
+        at = tl.load(place + row * CHOSEN + j).to(tl.int64) * SIZE
+        weight = tl.load(weights + row * CHOSEN + j).to(tl.float32)
+        total += tl.load(x + at + column, inside, 0).to(tl.float32) * weight
+    tl.store(out + row * SIZE + column, total.to(out.dtype.element_ty), inside)
 
 
 @triton.jit

@@ -22,9 +22,10 @@ from torch import Tensor
 
 from lopa_dist.kernels import record_head, rope, rows, virtual_gemm
 from lopa_dist.kernels.dispatch import KERNELS, TRITON, by_torch, on_device
-from lopa_dist.kernels.experts import TALL
+from lopa_dist.kernels.experts import TALL, weighted_sum
 from lopa_dist.kernels.meta_attention import MetaPlan, attend_meta
 from lopa_dist.kernels.quantized import FP8, int8_linear, quantize_int8, quantize_rows_plain
+from lopa_dist.kernels.routing import Router, routed
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.kernels.segment_attention import Segments, attend_plain
 from lopa_dist.kernels.tiles import Capacity, Split, tile
@@ -37,6 +38,7 @@ CACHED = 300  # tokens that attention's rows see in the pool: enough to be split
 VOCABULARY = 512
 # largest difference, as a share of the largest number; a fault is of the order of 1
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 4e-2}
+LEAST_ALIKE = 0.98  # of rows that choose the same experts
 WITHOUT_GRAPHS = {"attention", "rotation", "vgemm"}  # their torch forms ask the device how many rows count
 
 
@@ -54,6 +56,8 @@ class Widths(NamedTuple):
     qk_norm: bool = False
     rope_fp32: bool = False
     experts: tuple[torch.dtype, ...] = ()  # of the experts' weights that our kernel multiplies with
+    router: Router | None = None  # of a mixture
+    routed: int = 0  # its experts
 
 
 class Fault(NamedTuple):
@@ -300,9 +304,26 @@ def vgemm(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[
 
 
 def experts(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[Comparison]:
-    """Products of rows in groups of their experts, in short tiles and in tall ones, with weights as they are stored."""
-    from lopa_dist.kernels import experts_triton
+    """Routing, what it adds up, and products in short tiles and in tall ones, with weights as they are stored."""
+    from lopa_dist.kernels import experts_triton, routing_triton
 
+    router, number = widths.router or Router(2, True), widths.routed or 4
+    sizes = (ROWS, 8 * ROWS) if routing_triton.takes(router, number) else ()  # in blocks of both sizes
+    for size in sizes:
+        bias = normal(number, seed=20, dtype=torch.float32, device=device) / 8 if router.sigmoid else None
+        order = torch.rand(size, number, generator=torch.Generator().manual_seed(size)).argsort(1).to(device)
+        logits = (order / 32 - number / 64).to(torch.float32 if router.sigmoid else dtype)  # exact, and all unlike
+        weights, groups = routing_triton.routed(logits, bias, router, ROW_TILE)
+        with by_torch(frozenset({"experts"})):
+            expected, places = routed(logits, bias, router, ROW_TILE)
+        same = (groups.experts() == places.experts()).all(1)  # with a bias, two may be all but tied
+        yield (same.double().mean() >= LEAST_ALIKE).int()[None], torch.ones(1, device=device)
+        yield weights[same], expected[same]
+        yield groups.choice[groups.place.flatten()], torch.arange(groups.place.numel(), device=device)
+        x = normal(len(groups.choice), widths.hidden, seed=21, dtype=dtype, device=device)
+        result = experts_triton.weighted_sum(x, groups.place, weights)
+        with by_torch(frozenset({"experts"})):
+            yield result, weighted_sum(x, groups, weights)
     weight = normal(3 * 2 * widths.head_dim, widths.hidden, seed=14, dtype=dtype, device=device)
     for height in (ROW_TILE, TALL):
         x = normal(4 * height, widths.hidden, seed=13, dtype=dtype, device=device)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lopa_dist.kernels import experts_triton
-from lopa_dist.kernels.experts import Groups, by_library, expert_linear, grouped, height_for, on_gpu, weighted_sum
+from lopa_dist.kernels.experts import by_library, expert_linear, height_for, on_gpu, weighted_sum
 from lopa_dist.kernels.experts_triton import tile_for
 from lopa_dist.kernels.quantized import (
     FP8,
@@ -23,6 +23,7 @@ from lopa_dist.kernels.quantized import (
     quantize_int8,
     quantize_rows,
 )
+from lopa_dist.kernels.routing import Groups, grouped
 from lopa_dist.ragged import padded
 from tests.kernels.cross_compile import SHARED_LIMIT, Variant, compile_all
 from tests.kernels.forms import by_triton, plain

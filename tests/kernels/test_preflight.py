@@ -16,11 +16,13 @@ from lopa_dist.kernels import (
     preflight,
     record_head_triton,
     rope_triton,
+    routing_triton,
     rows_triton,
     virtual_gemm_triton,
 )
 from lopa_dist.kernels.dispatch import KERNELS, by_torch, fused
 from lopa_dist.kernels.preflight import Widths, explained, faults, refused
+from lopa_dist.kernels.routing import Router
 
 pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -32,6 +34,10 @@ VARIANTS = {
     "causal": WIDTHS._replace(bounded=True, qk_norm=True),
     "reproducible": WIDTHS._replace(bounded=True, whole=False),
     "reproducible, masked": WIDTHS._replace(whole=False),
+    "sigmoids": WIDTHS._replace(
+        router=Router(5, True, sigmoid=True, scale=2.5, groups=8, chosen_groups=4), routed=32, experts=()
+    ),
+    "softmax": WIDTHS._replace(router=Router(3, True), routed=12, experts=()),
     "rotation in fp32": WIDTHS._replace(rope_fp32=True),
 }
 WHERE: dict[str, tuple[Any, str]] = {
@@ -61,7 +67,9 @@ def test_kernels_that_agree_have_no_fault(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", preflight.TOLERANCE, ids=str)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variants_that_agree_have_no_fault(variant: str, dtype: torch.dtype) -> None:
-    assert check("attention", "rotation", dtype=dtype, widths=VARIANTS[variant]) == {}
+    widths = VARIANTS[variant]
+    kernels = ("attention", "rotation") if widths.router is None else ("experts",)
+    assert check(*kernels, dtype=dtype, widths=widths) == {}
 
 
 def test_the_variants_are_those_that_the_model_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,6 +98,15 @@ def test_the_variants_are_those_that_the_model_runs(monkeypatch: pytest.MonkeyPa
     assert reproducible == {"bounded": True, "whole": False, "parts": False}
     assert all(rotation[name] is not None for name in ("norms", "finite", "slots"))
     assert plain == {"norms": None, "finite": None, "slots": None, "angles": torch.float32}
+
+
+@pytest.mark.parametrize("name", ["sigmoids", "softmax"])
+def test_a_choice_of_other_experts_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = routing_triton.routed
+    monkeypatch.setattr(
+        routing_triton, "routed", lambda logits, *given: right(torch.where(logits == logits.max(), 0, logits), *given)
+    )
+    assert "experts" in check("experts", widths=VARIANTS[name])
 
 
 @pytest.mark.parametrize("wrong", ["bounds", "places", "norms", "infinities"])
