@@ -12,7 +12,7 @@ from lopa_dist.engine.kernel_choice import plain_kernels, without_graphs
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.memory import MOST_ROWS
 from lopa_dist.engine.runner import Runner
-from lopa_dist.engine.sizes import longest_sequence, stack_rows, usual_forward, usual_predictions
+from lopa_dist.engine.sizes import longest_sequence, tile_rows, usual_forward, usual_predictions
 from lopa_dist.engine.static_runner import StaticRunner
 from lopa_dist.kernels.attention import Meta, make, suited
 from lopa_dist.kernels.dispatch import sum_in_fp32
@@ -83,13 +83,13 @@ class Runners:
         sum_in_fp32()
         name = suited(device, shape.head_dim, options.kernels) if attention == "auto" else attention
         heads, kv_heads = shape.heads // tensor.size, shape.kv_heads // tensor.size
-        stack = stack_rows(config, 1 if reproducible else self.branches)
-        form = heads, kv_heads, shape.head_dim, stack, model.head_weight, self.rows.in_place
+        rows = tile_rows(config, self.branches, heads // kv_heads, reproducible) if name == "meta" else 1
+        form = heads, kv_heads, shape.head_dim, rows, model.head_weight, self.rows.in_place
         self.attention = make(name, *form)
-        tile_rows = self.attention.tile_rows if isinstance(self.attention, Meta) else None
+        of_tile = self.attention.tile_rows if isinstance(self.attention, Meta) else None
         if device.type == "cpu":
             warn_of_bits(model.head_weight.dtype)
-        self.plain = plain_kernels(model, options, device, tile_rows, tensor.size, self.rows.in_place)
+        self.plain = plain_kernels(model, options, device, of_tile, tensor.size, self.rows.in_place)
         if "attention" in self.plain and name == "meta" and device.type == "cuda":
             self.attention = make("torch", *form)
         wanted = wants_graphs(graphs, isinstance(self.attention, Meta), device, tensor.size)

@@ -66,7 +66,7 @@ def ordered(x: tl.tensor) -> tl.tensor:
     return tl.maximum(tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF), LOWEST + 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "room"])
 def choose_kernel(
     logits: tl.tensor,  # [R, E]
     bias: tl.tensor,  # [E], read where SIGMOID
@@ -140,7 +140,7 @@ def choose_kernel(
         tl.store(choice + start + numbers, tl.zeros([1024], tl.int64), start + numbers < room)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "blocks"])
 def place_kernel(
     chosen: tl.tensor,  # [R, CHOSEN]
     counts: tl.tensor,  # [blocks, E]
