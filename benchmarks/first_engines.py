@@ -93,6 +93,7 @@ def answers(
 
 def against_the_cpu(
     device: torch.device,
+    known: dict[str, list[list[int]]],
     name: str,
     decode: DecodeConfig,
     requests: Sequence[Request],
@@ -104,6 +105,7 @@ def against_the_cpu(
 
     Args:
         device: that is tried.
+        known: answers of the CPU; written.
         name: of the model.
         decode: how it is tried.
         requests: all at once.
@@ -111,7 +113,10 @@ def against_the_cpu(
         dtype: of the model on the device.
         plain: how the CPU decodes; None: as the device does.
     """
-    wanted, _ = answers(model_of(name, CPU), plain or decode, requests, EngineConfig(len(requests)))
+    key = f"{name}, {plain or decode}, {len(requests)} prompts of {len(requests[0].prompt)}"
+    if key not in known:
+        known[key], _ = answers(model_of(name, CPU), plain or decode, requests, EngineConfig(len(requests)))
+    wanted = known[key]
     around: AbstractContextManager[Any] = nullcontext()
     if choice is not None:
         around = patch.object(LookaheadPolicy, "propose", lambda *_: choice)
@@ -138,7 +143,7 @@ def engines(device: torch.device) -> Iterator[Fact]:
     """Texts of small engines."""
     auto, tree = replace(ALONE, drafts="auto"), replace(FIXED, branches=3)
     few = requests_of(3, 40)
-    compare: Callable[..., Callable[[], dict[str, Any]]] = partial(partial, against_the_cpu, device)
+    compare: Callable[..., Callable[[], dict[str, Any]]] = partial(partial, against_the_cpu, device, {})
     for length in (300, 1500):
         alone = requests_of(1, length)
         yield f"causal, 4 drafts, a prompt of {length}", compare("causal", FIXED, alone, plain=ALONE)
