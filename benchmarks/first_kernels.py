@@ -32,8 +32,11 @@ from lopa_dist.ragged import UNBOUNDED
 BOUND = {torch.bfloat16: 4e-3, torch.float16: 1e-3, torch.float32: 1e-5}  # relative norm of an error
 FAST_BOUND = 1e-2  # with fast accumulation, which keeps fewer bits of partial sums
 FAR = (1 << 31) + 4096  # numbers of a pool that 32 bits do not count
+BOUNDED = ("attention", "rotation")  # kernels that have a variant for causal models
 TIED = 0.05  # between two preferences, of which rounding may choose either
-TRITON_FILES = ("meta_kernels", "rope_triton", "rows_triton", "record_head_triton", "virtual_gemm_triton")
+TRITON_FILES = (
+    "meta_kernels", "rope_triton", "rows_triton", "record_head_triton", "virtual_gemm_triton", "experts_triton",
+)  # fmt: skip
 
 
 def preflight(device: torch.device) -> Iterator[Fact]:
@@ -41,11 +44,16 @@ def preflight(device: torch.device) -> Iterator[Fact]:
     if device.type == "cpu":
         yield "not on a CPU", dict
         return
-    widths = {
-        f"{name}, tiles of {rows}": Widths(s.hidden_size, s.intermediate_size, s.heads, s.kv_heads, s.head_dim, rows)
-        for name, s in models(device).items()
-        for rows in sorted({max(1, height // (s.heads // s.kv_heads)) for height in (16, 64, 128)})
-    }
+    widths: dict[str, Widths] = {}
+    experts = (dtype_of(device), torch.int8)
+    for name, s in models(device).items():
+        sizes = Widths(s.hidden_size, s.intermediate_size, s.heads, s.kv_heads, s.head_dim, 1, experts=experts)
+        group = s.heads // s.kv_heads
+        for rows in sorted({max(1, height // group) for height in (16, 64, 128)}):
+            widths[f"{name}, tiles of {rows}"] = sizes._replace(tile_rows=rows)
+        causal = sizes._replace(tile_rows=64 // group, bounded=True, qk_norm=True, rope_fp32=True)
+        widths[f"{name}, causal"] = causal
+        widths[f"{name}, causal, reproducible"] = causal._replace(whole=False)
 
     def check(kernel: str, sizes: Widths) -> dict[str, Any]:
         found = faults(sizes, torch.bfloat16, device, (kernel,))
@@ -53,6 +61,8 @@ def preflight(device: torch.device) -> Iterator[Fact]:
 
     for name, sizes in widths.items():
         for kernel in (kernel for kernel in KERNELS if kernel != "fp8" or has_fp8(device)):
+            if sizes.bounded and kernel not in BOUNDED:
+                continue  # as above
             yield f"{kernel}, {name}", partial(check, kernel, sizes)
     yield "compiled", lambda: {"kernels": compiled()}
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.first_engines import engines
 from benchmarks.first_facts import Fact, StageOf, main
 from benchmarks.first_graphs import graphs
 from benchmarks.first_kernels import kernels, preflight
@@ -92,12 +93,13 @@ def sanitizer(device: torch.device) -> Iterator[Fact]:
 STAGES: dict[str, StageOf] = {
     "environment": environment,
     "preflight": preflight,
-    "kernels": kernels,
-    "graphs": graphs,
+    "engines": engines,
     "texts": texts,
-    "layers": layers,
+    "graphs": graphs,
+    "kernels": kernels,
     "speed": speed,
     "ranks": ranks,
+    "layers": layers,
     "sanitizer": sanitizer,
 }
 

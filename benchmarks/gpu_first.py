@@ -38,15 +38,16 @@ class Stage:
     module: str = MODULE  # that runs it
 
 
-STAGES = (
+STAGES = (  # texts before kernels: these explain, those decide
     Stage("environment", 20),
     Stage("preflight", 75),
-    Stage("kernels", 110),
-    Stage("graphs", 45),
-    Stage("texts", 120),
-    Stage("layers", 60),
-    Stage("speed", 110),
-    Stage("ranks", 50),
+    Stage("engines", 60),
+    Stage("texts", 110),
+    Stage("graphs", 40),
+    Stage("kernels", 100),
+    Stage("speed", 95),
+    Stage("ranks", 45),
+    Stage("layers", 45),
 )
 SANITIZER = Stage("sanitizer", 300)  # with --stage only: it compiles everything anew, and watches each access
 BENCH = (

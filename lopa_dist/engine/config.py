@@ -38,8 +38,9 @@ class EngineConfig:
     is computed at once. `max_rows` does not bound chunks.
 
     `reproducible`: a sequence has the same bits in any batch, on any number of branch ranks. On a CPU it always has. On
-    a GPU all products are then computed on real rows only (`vgemm`), no tile of attention holds rows of two segments,
-    and no tile's columns are split, because padding, tiles and splits depend on the batch.
+    a GPU all products are then computed on real rows only (`vgemm`), no tile of attention holds rows of two segments
+    that would change each other's bits, and no tile's columns are split, because padding, tiles and splits depend on
+    the batch.
 
     Raises:
         ValueError: a value outside its range or choices; the message names the key and what is allowed.

@@ -6,15 +6,22 @@ import torch
 
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.kernels.dispatch import KERNELS
-from lopa_dist.kernels.preflight import Widths, faults, refused
+from lopa_dist.kernels.experts import by_library
+from lopa_dist.kernels.preflight import WITHOUT_GRAPHS, Widths, faults, refused
+from lopa_dist.kernels.quantized import FP8
 from lopa_dist.models.config import ModelConfig
-from lopa_dist.models.experts import SparseMLP
-from lopa_dist.models.quantize import QuantizedLinear
+from lopa_dist.models.experts import router_of
+from lopa_dist.models.quantize import QuantizedLinear, mixtures
 from lopa_dist.models.transformer import Transformer
 
 
 def plain_kernels(
-    model: Transformer, options: EngineConfig, device: torch.device, tile_rows: int | None, ranks: int = 1
+    model: Transformer,
+    options: EngineConfig,
+    device: torch.device,
+    tile_rows: int | None,
+    ranks: int = 1,
+    bounded: bool = False,
 ) -> frozenset[str]:
     """Return the kernels that run in torch's form on a GPU; on a CPU all do, whatever is returned.
 
@@ -27,6 +34,7 @@ def plain_kernels(
         device: where the kernels run.
         tile_rows: of meta-attention; None: another kernel attends.
         ranks: that the model is split over.
+        bounded: as of `Widths`.
 
     Raises:
         ValueError: a kernel cannot be used, and the options or the ranks allow no other.
@@ -39,8 +47,10 @@ def plain_kernels(
         if options.kernels == "triton":
             raise ValueError(f"engine.kernels=triton: Triton's run on a GPU, not on a {device.type}; leave it at auto")
         return frozenset()
-    wanted, widths = needed(model, options, tile_rows), widths_of(model.config, tile_rows, ranks)
-    dtype = model.head_weight.dtype
+    wanted, dtype = needed(model, options, tile_rows), model.head_weight.dtype
+    weights = sorted({mlp.down.dtype for mlp in mixtures(model)}, key=str)
+    experts = tuple(weight for weight in weights if not by_library(device, dtype, weight))
+    widths = widths_of(model.config, tile_rows, ranks, bounded, not options.reproducible, experts)
     if options.kernels == "auto" and ranks == 1:
         return refused(widths, dtype, device, wanted)
     why = "engine.kernels=triton" if options.kernels == "triton" else "ranks that share a model need the same kernels"
@@ -50,20 +60,43 @@ def plain_kernels(
 
 
 def needed(model: Transformer, options: EngineConfig, tile_rows: int | None) -> tuple[str, ...]:
-    """Return which kernels the model's forwards launch with these options."""
+    """Return which kernels the model's forwards launch on a GPU with these options."""
     kinds = {module.kind for module in model.modules() if isinstance(module, QuantizedLinear)}
     optional = {
         "attention": tile_rows is not None,
         "vgemm": options.reproducible or "int8" in kinds,
-        "experts": any(isinstance(m, SparseMLP) and m.kind == "int8" for m in model.modules()),
+        "experts": model.config.experts is not None,
         "fp8": "fp8" in kinds,
     }
     return tuple(name for name in KERNELS if optional.get(name, True))
 
 
-def widths_of(shape: ModelConfig, tile_rows: int | None, ranks: int = 1) -> Widths:
-    """Return what the kernels of a model of this shape are compiled for on one of the ranks that share it."""
+def without_graphs(model: Transformer, plain: frozenset[str], device: torch.device) -> bool:
+    """Return whether a kernel of `plain` has a torch form in which the host waits for the device, as no graph may."""
+    dtype = model.head_weight.dtype
+    wholes = {FP8 if mlp.kind == "fp8" else dtype for mlp in mixtures(model)}  # int8 is widened before it is multiplied
+    asks = any(not by_library(device, dtype, whole) for whole in wholes)
+    return bool(plain & WITHOUT_GRAPHS) or ("experts" in plain and asks)
+
+
+def widths_of(
+    shape: ModelConfig,
+    tile_rows: int | None,
+    ranks: int = 1,
+    bounded: bool = False,
+    whole: bool = True,
+    experts: tuple[torch.dtype, ...] = (),
+) -> Widths:
+    """Return what the kernels of a model of this shape are compiled for on one of the ranks that share it.
+
+    Args:
+        shape: of the whole model.
+        tile_rows, ranks: as of `plain_kernels`.
+        bounded, whole, experts: as of `Widths`.
+    """
+    router, routed = (None, 0) if shape.experts is None else (router_of(shape.experts), shape.experts.count)
     return Widths(
         shape.hidden_size, shape.intermediate_size // ranks, shape.heads // ranks, shape.kv_heads // ranks,
-        shape.head_dim, tile_rows or 1,
+        shape.head_dim, tile_rows or 1, bounded, whole, shape.qk_norm, shape.rope_fp32, experts,
+        router, routed,
     )  # fmt: skip

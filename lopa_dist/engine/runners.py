@@ -8,16 +8,15 @@ import torch
 
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
-from lopa_dist.engine.kernel_choice import plain_kernels
+from lopa_dist.engine.kernel_choice import plain_kernels, without_graphs
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.memory import MOST_ROWS
 from lopa_dist.engine.runner import Runner
-from lopa_dist.engine.sizes import longest_sequence, stack_rows, usual_forward, usual_predictions
+from lopa_dist.engine.sizes import longest_sequence, tile_rows, usual_forward, usual_predictions
 from lopa_dist.engine.static_runner import StaticRunner
 from lopa_dist.kernels.attention import Meta, make, suited
 from lopa_dist.kernels.dispatch import suits_c, sum_in_fp32
 from lopa_dist.kernels.native import warn_of_fault
-from lopa_dist.kernels.preflight import WITHOUT_GRAPHS
 from lopa_dist.kernels.row_bits import warn_of_bits
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.models.fused import FusedTransformer
@@ -85,20 +84,20 @@ class Runners:
         sum_in_fp32()
         name = suited(device, shape.head_dim, options.kernels) if attention == "auto" else attention
         heads, kv_heads = shape.heads // tensor.size, shape.kv_heads // tensor.size
-        stack = stack_rows(config, 1 if reproducible else self.branches)
+        rows = tile_rows(config, self.branches, heads // kv_heads, reproducible) if name == "meta" else 1
         in_c = options.kernels != "torch" and suits_c(model.head_weight)
-        form = heads, kv_heads, shape.head_dim, stack, model.head_weight, self.rows.in_place, in_c
+        form = heads, kv_heads, shape.head_dim, rows, model.head_weight, self.rows.in_place, in_c
         self.attention = make(name, *form)
-        tile_rows = self.attention.tile_rows if isinstance(self.attention, Meta) else None
-        if device.type == "cpu" and not in_c:
+        of_tile = self.attention.tile_rows if isinstance(self.attention, Meta) else None
+        if device.type == "cpu" and (not in_c or shape.experts is not None):
             warn_of_bits(model.head_weight.dtype)
-            if model.head_weight.dtype == torch.float32 and options.kernels != "torch":
-                warn_of_fault()
-        self.plain = plain_kernels(model, options, device, tile_rows, tensor.size)
+        if device.type == "cpu" and model.head_weight.dtype == torch.float32 and options.kernels != "torch":
+            warn_of_fault()
+        self.plain = plain_kernels(model, options, device, of_tile, tensor.size, self.rows.in_place)
         if "attention" in self.plain and name == "meta" and device.type == "cuda":
             self.attention = make("torch", *form)
         wanted = wants_graphs(graphs, isinstance(self.attention, Meta), device, tensor.size)
-        self.static = wanted and not self.plain & WITHOUT_GRAPHS
+        self.static = wanted and not without_graphs(model, self.plain, device)
         if graphs == "always" and not self.static:
             raise ValueError(
                 "engine.graphs=always: graphs need engine.attention=meta, Triton's kernels (engine.kernels) and "

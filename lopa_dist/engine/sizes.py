@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lopa_dist.decode.config import DecodeConfig
+from lopa_dist.kernels.tiles import causal_tile_rows, tile_rows_for
 from lopa_dist.rows.share import Share
 from lopa_dist.rows.window_rows import window_blocks
 from lopa_dist.rules import rule_for
@@ -23,9 +24,23 @@ def share_of(config: DecodeConfig, rank: int, ranks: int) -> Share:
     return Share(rank, ranks, rule_for(config).rows.everywhere)
 
 
-def stack_rows(config: DecodeConfig, branches: int) -> int:
-    """Return how many rows the windows of `branches` branches, which attend in one stack, usually have."""
-    return branches * most_branch_rows(config, config.block_size * window_blocks(config))
+def tile_rows(config: DecodeConfig, branches: int, heads_per_kv: int, reproducible: bool = False) -> int:
+    """Return how many rows a tile of meta-attention has.
+
+    Args:
+        config: of the step.
+        branches: of a sequence on this rank.
+        heads_per_kv: query heads of a K/V head.
+        reproducible: whether a row's bits are the same in any batch: then nothing but one branch's rows decides.
+
+    Raises:
+        ValueError: more heads than a tile takes.
+    """
+    if rule_for(config).rows.in_place:
+        drafts = 0 if reproducible else config.max_drafts  # another height may add up in another order
+        return causal_tile_rows(heads_per_kv, 1 + drafts, drafts)
+    window = most_branch_rows(config, config.block_size * window_blocks(config))
+    return tile_rows_for(heads_per_kv, window * (1 if reproducible else branches))  # branches attend in one stack
 
 
 def longest_sequence(config: DecodeConfig, prompt: int) -> int:

@@ -11,7 +11,7 @@ from lopa_dist.kernels import exact_attention, native, segment_attention
 from lopa_dist.kernels.dispatch import TRITON
 from lopa_dist.kernels.meta_attention import MOST_DIM, MetaPlan, attend_meta, attend_tiles_plain
 from lopa_dist.kernels.segment_attention import Segments, attend_grouped, attend_plain
-from lopa_dist.kernels.tiles import Capacity, tile, tile_rows_for
+from lopa_dist.kernels.tiles import Capacity, tile
 
 
 class AttentionKernel(Protocol):
@@ -75,10 +75,10 @@ class Meta:
     """Meta-attention over a table of tiles: Triton on a GPU, the table's oracle on a CPU."""
 
     def __init__(
-        self, heads: int, kv_heads: int, dim: int, stack_rows: int, device: torch.device, bounded: bool = False
+        self, heads: int, kv_heads: int, dim: int, tile_rows: int, device: torch.device, bounded: bool = False
     ) -> None:
         self.heads, self.kv_heads, self.dim, self.device, self.bounded = heads, kv_heads, dim, device, bounded
-        self.tile_rows = tile_rows_for(heads // kv_heads, stack_rows)
+        self.tile_rows = tile_rows
 
     def plan(self, segments: Segments, rows: int) -> MetaPlan:
         tiles = tile(segments, self.tile_rows)
@@ -106,7 +106,7 @@ def make(
     heads: int,
     kv_heads: int,
     dim: int,
-    stack_rows: int,
+    tile_rows: int,
     weight: Tensor,
     causal: bool = False,
     in_c: bool = False,
@@ -116,7 +116,7 @@ def make(
     Args:
         name: of `NAMES`.
         heads, kv_heads, dim: the model's, on this rank.
-        stack_rows: the usual rows of a sequence's branches together.
+        tile_rows: most query rows of a tile of meta-attention.
         weight: one of the model's, whose device and dtype q, K and V have.
         causal: whether rows see a part of the cached tokens, and a row's bits must not depend on the rows beside it.
         in_c: whether operations run in C (`dispatch.suits_c`).
@@ -128,7 +128,7 @@ def make(
         if in_c:
             return Native()
         return Exact(heads, kv_heads, device) if causal else Grouped(heads // kv_heads, device, weight.dtype)
-    return Meta(heads, kv_heads, dim, stack_rows, device, bounded=causal)
+    return Meta(heads, kv_heads, dim, tile_rows, device, bounded=causal)
 
 
 def suited(device: torch.device, dim: int, kernels: str = "auto") -> str:

@@ -3,11 +3,12 @@
 A row's bits depend on itself alone. Its expert gets it among others, in groups of any number of rows, so every group is
 filled up to whole tiles of `ROW_TILE` rows, as all packed rows are: then matrix kernels give a row the same bits in any
 group. And what a row's experts give is added up one after the other, in the order of the row's own choice.
+
+On a GPU the host must not wait for the groups' sizes. torch's grouped product does without on Hopper and Blackwell, in
+bf16 alone (`by_library`); elsewhere it asks for them and loops over experts, so there `experts_triton` multiplies.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,41 +16,32 @@ from torch import Tensor
 
 from lopa_dist.kernels.dispatch import fused
 from lopa_dist.kernels.quantized import FP8, fp8_linear, grouped_fp8_product, int8_linear, quantize_rows
+from lopa_dist.kernels.routing import Groups
 from lopa_dist.ragged import ROW_TILE
 
-
-class Groups(NamedTuple):
-    """Where the rows of each expert are: one group after the other, each of whole tiles."""
-
-    place: Tensor  # [R, k] of each choice, among the grouped rows
-    choice: Tensor  # [P] number of the choice that a grouped row is; of padding, 0
-    ends: Tensor  # [E] int32, behind each expert's last row
+TALL = 64  # rows of a tile where experts have many
 
 
-def grouped(chosen: Tensor, experts: int) -> Groups:
-    """Group rows by the experts that they chose, ``[R, k]``.
+def by_library(device: torch.device, dtype: torch.dtype, weight: torch.dtype) -> bool:
+    """Return whether torch's grouped product takes rows of `dtype` and such weights on a GPU, without a wait."""
+    if weight == FP8:
+        return True
+    return dtype == weight == torch.bfloat16 and torch.cuda.get_device_capability(device)[0] in (9, 10)
 
-    On a GPU the host does not wait for their sizes, so there is room for as many grouped rows as there could be.
+
+def height_for(choices: int, x: Tensor, weight: Tensor) -> int:
+    """Return how many rows a tile has where rows like x make `choices` among the experts of ``weight [E, N, K]``.
+
+    A tall tile reads its expert's weight once for more rows; a short one leaves less room empty.
     """
-    flat = chosen.flatten()
-    counts = torch.zeros(experts, dtype=torch.int64, device=flat.device)
-    counts.index_add_(0, flat, torch.ones_like(flat))
-    sizes = (counts + ROW_TILE - 1) // ROW_TILE * ROW_TILE
-    ends = sizes.cumsum(0)
-    order = flat.argsort(stable=True)
-    number = torch.empty_like(order)
-    number[order] = torch.arange(len(order), device=flat.device)
-    place = (ends - sizes)[flat] + number - (counts.cumsum(0) - counts)[flat]
-    most = -(-(len(flat) + min(experts, len(flat)) * (ROW_TILE - 1)) // ROW_TILE) * ROW_TILE
-    choice = torch.zeros(most if flat.is_cuda else int(ends[-1]), dtype=torch.int64, device=flat.device)
-    choice[place] = torch.arange(len(flat), device=flat.device)
-    return Groups(place.view_as(chosen), choice, ends.int())
+    many = x.is_cuda and choices > TALL // 2 * len(weight)
+    return TALL if many and not by_library(x.device, x.dtype, weight.dtype) else ROW_TILE
 
 
 def expert_linear(x: Tensor, weight: Tensor, groups: Groups, scale: Tensor | None = None) -> Tensor:
     """Each group's rows times its expert's weight: ``x [P, K], weight [E, N, K]`` -> ``[P, N]``.
 
-    On a GPU this is torch's grouped product, or Triton's of int8 weights. Rows behind the last group are undefined
+    On a GPU this is torch's grouped product or `experts_triton`'s, as above. Rows behind the last group are undefined
     there.
 
     Args:
@@ -59,7 +51,7 @@ def expert_linear(x: Tensor, weight: Tensor, groups: Groups, scale: Tensor | Non
         scale: ``[E, N]`` of a quantised weight.
     """
     if x.is_cuda:
-        return on_gpu(x, weight, groups.ends, scale)
+        return on_gpu(x, weight, groups, scale)
     out = x.new_empty(len(x), weight.shape[1])
     begin = 0
     for number, end in enumerate(groups.ends.tolist()):
@@ -74,23 +66,25 @@ def expert_linear(x: Tensor, weight: Tensor, groups: Groups, scale: Tensor | Non
     return out
 
 
-def on_gpu(x: Tensor, weight: Tensor, ends: Tensor, scale: Tensor | None) -> Tensor:
-    """As `expert_linear`, without a wait for the groups' sizes."""
-    if scale is None:
-        return F.grouped_mm(x, weight.transpose(1, 2), offs=ends)
-    if weight.dtype == FP8:
+def on_gpu(x: Tensor, weight: Tensor, groups: Groups, scale: Tensor | None) -> Tensor:
+    """As `expert_linear`; without a wait for the groups' sizes, unless `by_library` and Triton both have no product."""
+    if scale is not None and weight.dtype == FP8:
         rows = quantize_rows(x)
-        return grouped_fp8_product(rows.eight, rows.scale, weight, scale, ends).to(x.dtype)
-    if fused(x, "experts"):
+        return grouped_fp8_product(rows.eight, rows.scale, weight, scale, groups.ends).to(x.dtype)
+    if fused(x, "experts") and not by_library(x.device, x.dtype, weight.dtype):
         from lopa_dist.kernels import experts_triton
 
-        return experts_triton.expert_linear(x, weight, scale, ends)
-    wide = (weight.to(x.dtype) * scale[..., None]).to(x.dtype)
-    return F.grouped_mm(x, wide.transpose(1, 2), offs=ends)
+        return experts_triton.expert_linear(x, weight, scale, groups.ends, groups.height)
+    whole = weight if scale is None else (weight.to(x.dtype) * scale[..., None]).to(x.dtype)
+    return F.grouped_mm(x, whole.transpose(1, 2), offs=groups.ends)
 
 
 def weighted_sum(x: Tensor, groups: Groups, weights: Tensor) -> Tensor:
     """What rows' experts gave ``[P, d]``, times ``weights [R, k]``, in fp32 and in the order of choice: ``[R, d]``."""
+    if fused(x, "experts"):
+        from lopa_dist.kernels import experts_triton
+
+        return experts_triton.weighted_sum(x, groups.place, weights)
     total = torch.zeros(len(weights), x.shape[1], device=x.device)
     for place, weight in zip(groups.place.unbind(1), weights.float().unbind(1), strict=True):
         total += x.index_select(0, place).float() * weight[:, None]

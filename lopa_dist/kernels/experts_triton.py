@@ -1,8 +1,10 @@
-"""Rows in groups of their experts times int8 weights: the groups' places are read from the device.
+"""Rows in groups of their experts times weights, at places that are read from the device; and the sum for each row.
 
-A program takes `ROW_TILE` rows, which are all of one expert, and a tile of columns. Tiles of one expert lie side by
-side, so they share its weight in L2. As in `virtual_gemm_triton`, the weight takes the left side of the product, and
-the walk over K is the same for every row: a row's bits do not depend on the others.
+A program takes a tile of rows, which are all of one expert, and a tile of columns. Tiles of a tile of rows lie side by
+side, and next to them those of the same expert, so they share its weight in L2. As in `virtual_gemm_triton`, an eight
+bit weight takes the left side of the product; here every weight does, because a group may have few rows, and the left
+side is the one that Hopper's instructions want to be tall. The walk over K is the same for every row: a row's bits do
+not depend on the others.
 """
 
 from __future__ import annotations
@@ -12,30 +14,73 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lopa_dist.kernels.dispatch import OPTIONS, processors
-from lopa_dist.ragged import ROW_TILE
+from lopa_dist.kernels.dispatch import OPTIONS, processors, shared_memory
+from lopa_dist.kernels.virtual_gemm_triton import GemmTile, fitting
 
-COLUMNS = 64  # of a tile: the least of Hopper's matrix instructions
-DEPTH = {torch.float32: 32}  # numbers of a step along K; it is part of the bits
-USUAL_DEPTH = 128
-RESIDENT = 4  # programs a processor
+# by the height of groups' tiles; all of one kind have one `bk`
+HALF = {16: GemmTile(16, 64, 64, 4, 6, 4), 64: GemmTile(64, 128, 64, 4, 4, 2)}
+INT8 = {16: GemmTile(16, 64, 128, 4, 4, 4), 64: GemmTile(64, 64, 128, 4, 3, 2)}
+SUMMED = 1024  # columns that a program of the sum takes: 8 a thread
+FP32 = {16: GemmTile(16, 64, 32, 4, 4, 4), 64: GemmTile(64, 64, 32, 4, 3, 2)}
 
 
-def expert_linear(x: Tensor, weight: Tensor, scale: Tensor, ends: Tensor) -> Tensor:
-    """As `experts.expert_linear`, of an int8 weight; rows behind the last group are not written."""
-    x, weight, scale = x.contiguous(), weight.contiguous(), scale.contiguous()
-    (rows, k), n = x.shape, weight.shape[1]
-    begins = torch.arange(0, rows, ROW_TILE, device=x.device, dtype=ends.dtype)
-    expert = torch.searchsorted(ends, begins, right=True).clamp_(max=len(weight) - 1).int()
+def tile_for(x: torch.dtype, weight: torch.dtype, height: int, room: int) -> GemmTile:
+    """Return the tile of a product, whose stages fit in `room` bytes of shared memory."""
+    kinds = FP32 if x == torch.float32 else INT8 if weight == torch.int8 else HALF
+    return fitting(kinds[height], x.itemsize, weight.itemsize, room)
+
+
+def expert_linear(x: Tensor, weight: Tensor, scale: Tensor | None, ends: Tensor, height: int) -> Tensor:
+    """As `experts.expert_linear`, for groups of whole tiles of `height` rows; rows behind the last are not written."""
+    x, weight = x.contiguous(), weight.contiguous()
+    (rows, k), (count, n, _) = x.shape, weight.shape
     out = x.new_empty(rows, n)
     if rows:
-        programs = min(len(expert) * -(-n // COLUMNS), RESIDENT * processors(x.device))
+        tile = tile_for(x.dtype, weight.dtype, height, shared_memory(x.device))
+        programs = min(-(-rows // height) * -(-n // tile.bn), tile.resident * processors(x.device))
         expert_kernel[(programs,)](
-            x, weight, scale, out, expert, ends[-1:],
-            N=n, K=k, BM=ROW_TILE, BN=COLUMNS, BK=DEPTH.get(x.dtype, USUAL_DEPTH),
-            PRECISION="ieee" if x.dtype == torch.float32 else "tf32", num_warps=4, num_stages=4, **OPTIONS,
+            x, weight, x if scale is None else scale.contiguous(), out, ends,
+            E=count, E_BLOCK=triton.next_power_of_2(count), N=n, K=k, BM=height, BN=tile.bn, BK=tile.bk,
+            STAGES=tile.stages, SCALED=scale is not None, PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+            num_warps=tile.warps, **OPTIONS,
         )  # fmt: skip
     return out
+
+
+def weighted_sum(x: Tensor, place: Tensor, weights: Tensor) -> Tensor:
+    """As `experts.weighted_sum`, from `Groups.place`, and to its bits: each grouped row is read once."""
+    x, (rows, chosen), size = x.contiguous(), place.shape, x.shape[1]
+    out = x.new_empty(rows, size)
+    if rows:
+        block = min(SUMMED, triton.next_power_of_2(size))
+        # without fused multiplication and addition, for torch's operators round in between
+        sum_kernel[(rows, triton.cdiv(size, block))](
+            x, place, weights, out, CHOSEN=chosen, SIZE=size, BLOCK=block, num_warps=4,
+            **{**OPTIONS, "enable_fp_fusion": False},
+        )  # fmt: skip
+    return out
+
+
+@triton.jit
+def sum_kernel(
+    x: tl.tensor,  # [P, SIZE]
+    place: tl.tensor,  # [R, CHOSEN]
+    weights: tl.tensor,  # [R, CHOSEN]
+    out: tl.tensor,  # [R, SIZE]
+    CHOSEN: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Grid ``(R, tiles of BLOCK columns)``."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < SIZE
+    total = tl.zeros([BLOCK], tl.float32)
+    for j in tl.static_range(CHOSEN):
+        at = tl.load(place + row * CHOSEN + j).to(tl.int64) * SIZE
+        weight = tl.load(weights + row * CHOSEN + j).to(tl.float32)
+        total += tl.load(x + at + column, inside, 0).to(tl.float32) * weight
+    tl.store(out + row * SIZE + column, total.to(out.dtype.element_ty), inside)
 
 
 @triton.jit
@@ -44,28 +89,34 @@ def expert_kernel(
     weight: tl.tensor,  # [E, N, K]
     scale: tl.tensor,  # [E, N]
     out: tl.tensor,  # [P, N]
-    expert: tl.tensor,  # [P / BM] of each tile of rows
-    rows: tl.tensor,  # [1] rows that count, whole tiles
+    ends: tl.tensor,  # [E] behind each expert's last row, whole tiles
+    E: tl.constexpr,
+    E_BLOCK: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
+    STAGES: tl.constexpr,
+    SCALED: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
     """Grid ``(programs,)``, any number of them."""
-    row_tiles = tl.load(rows) // BM
+    expert = tl.arange(0, E_BLOCK)
+    end = tl.load(ends + expert, expert < E, 2147483647)
+    column_tiles: tl.constexpr = (N + BN - 1) // BN
+    tiles = tl.load(ends + E - 1) // BM * column_tiles
     k = tl.arange(0, BK)
-    for tile in range(tl.program_id(0), row_tiles * tl.cdiv(N, BN), tl.num_programs(0)):
-        row_tile = tile % row_tiles
-        row = row_tile * BM + tl.arange(0, BM)
-        column = tile // row_tiles * BN + tl.arange(0, BN)
-        of_expert = tl.load(expert + row_tile).to(tl.int64) * N
+    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+        first = tile // column_tiles * BM
+        row = first + tl.arange(0, BM)
+        column = tile % column_tiles * BN + tl.arange(0, BN)
+        of_expert = tl.sum((end <= first).to(tl.int32)).to(tl.int64) * N
         a = x + row[:, None].to(tl.int64) * K + k[None]
         b = weight + (of_expert + column)[:, None] * K + k[None]
         inside = column < N
         sums = tl.zeros([BN, BM], tl.float32)
-        for start in range(0, K, BK):
+        for start in tl.range(0, K, BK, num_stages=STAGES):
             if K % BK == 0:
                 left, right = tl.load(a), tl.load(b, inside[:, None], 0)
             else:
@@ -74,5 +125,6 @@ def expert_kernel(
             sums = tl.dot(right.to(left.dtype), left.T, sums, input_precision=PRECISION)
             a += BK
             b += BK
-        sums = sums.T * tl.load(scale + of_expert + column, inside, 0)[None]
-        tl.store(out + row[:, None].to(tl.int64) * N + column[None], sums.to(out.dtype.element_ty), inside[None])
+        if SCALED:
+            sums = sums * tl.load(scale + of_expert + column, inside, 0)[:, None]
+        tl.store(out + row[:, None].to(tl.int64) * N + column[None], sums.T.to(out.dtype.element_ty), inside[None])

@@ -1,7 +1,9 @@
 """Meta-attention: one kernel over a table of tiles serves prompts, windows and stacked branches (XY-Serve, section 3).
 
-The table lies on the device at a fixed address and has a fixed capacity. The grid is as large as that; the kernel reads
-the actual number of tiles, and surplus programs exit at once. So a captured CUDA graph runs any batch that fits.
+The table lies on the device at a fixed address and has a fixed capacity. The kernel reads the actual number of tiles,
+so a captured CUDA graph runs any batch that fits. Where rows are bounded, as in causal models, few of the tiles that
+may be are there: as many programs as run at a time walk over them. Elsewhere each tile has a program of its own, and
+surplus ones exit at once.
 Nothing is tuned at run time. A row's bits depend on the rows of its own stack, for a given height of tiles and `Split`,
 and on nothing else of the batch. Where prompts begin alike, it decides which sequences share a stack (`tiles.tile`).
 """
@@ -16,12 +18,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lopa_dist.kernels.dispatch import OPTIONS
-from lopa_dist.kernels.tiles import FIELDS, Capacity, Ints32, Tiles, matrix_rows
+from lopa_dist.kernels.dispatch import OPTIONS, processors
+from lopa_dist.kernels.tiles import FIELDS, MERGE_FIELDS, Capacity, Ints32, Tiles, matrix_rows
 from lopa_dist.ragged import UNBOUNDED, pinned
 
 MERGED_ROWS = 16  # matrix rows that one program of the merge takes
 MOST_DIM = 128  # of a head
+RESIDENT = {
+    128: 1
+}  # programs of attention that fit on a multiprocessor, by the height of tiles: 2, but for the highest
+MERGES = 16  # programs of the merge that do
 
 
 @dataclass(frozen=True)
@@ -110,13 +116,13 @@ class MetaPlan:
         self.rows, self.capacity, self.heads, self.kv_heads, self.dim = rows, capacity, heads, kv_heads, dim
         self.tile_rows, self.scratch, self.launch = tile_rows, scratch, launch
         self.bounded, self.whole = bounded, whole
-        sizes = [2, rows, rows, rows, rows, rows, capacity.tiles * FIELDS, capacity.merges * 4]
+        sizes = [2, rows, rows, rows, rows, rows, capacity.tiles * FIELDS, capacity.merges * MERGE_FIELDS]
         starts = np.cumsum([0, *(-(-size // 4) * 4 for size in sizes)])  # aligned to 16 bytes
         self.spans = [slice(int(start), int(start) + size) for start, size in zip(starts, sizes, strict=False)]
         self.buffer = torch.zeros(int(starts[-1]), dtype=torch.int32, device=device)
         views = [self.buffer[span] for span in self.spans]
         self.counts, self.seen, self.lo, self.hi, self.depth, self.until, table, merges = views
-        self.table, self.merges = table.view(-1, FIELDS), merges.view(-1, 4)
+        self.table, self.merges = table.view(-1, FIELDS), merges.view(-1, MERGE_FIELDS)
         shape = (capacity.parts, kv_heads, self.height, dim)
         self.workspace = workspace or Workspace.empty(*shape, device)
         found = tuple(self.workspace.results.shape)
@@ -164,7 +170,7 @@ def attend_tiles_plain(q: Tensor, keys: Tensor, values: Tensor, plan: MetaPlan, 
     repeat = plan.heads // plan.kv_heads
     tiles, merges = plan.counts.tolist()
     parts: dict[int, tuple[Tensor, Tensor]] = {}
-    for q0, rows, s0_base, s0, s1_base, s1, c0, c1, part, begin in plan.table[:tiles].tolist():
+    for q0, rows, s0_base, s0, s1_base, s1, c0, c1, part, begin, first, q1 in plan.table[:tiles].tolist():
         own = torch.arange(c0, c1, device=q.device)
         slots = torch.cat([
             torch.arange(s0_base, s0_base + s0, device=q.device),
@@ -172,7 +178,7 @@ def attend_tiles_plain(q: Tensor, keys: Tensor, values: Tensor, plan: MetaPlan, 
             own + plan.scratch,
         ])  # fmt: skip
         k, v = (x[slots].float().repeat_interleave(repeat, 1) for x in (keys, values))
-        at = slice(q0, q0 + rows)
+        at = rows_at(q0, rows, first, q1)
         seen = torch.ones(rows, len(slots), dtype=torch.bool, device=q.device)
         seen[:, : s0 + s1] = begin + torch.arange(s0 + s1, device=q.device) < plan.seen[at, None]
         seen[:, s0 + s1 :] = (own >= plan.lo[at, None]) & (own < plan.hi[at, None])
@@ -186,10 +192,21 @@ def attend_tiles_plain(q: Tensor, keys: Tensor, values: Tensor, plan: MetaPlan, 
             out[at] = result.to(q.dtype)
         else:
             parts[part] = result, lse
-    for q0, rows, first, count in plan.merges[:merges].tolist():
-        results, lses = (torch.stack(x) for x in zip(*(parts[first + p] for p in range(count)), strict=True))
-        out[q0 : q0 + rows] = (results * lses.softmax(0).nan_to_num()[..., None]).sum(0).to(q.dtype)
+    for q0, rows, begin, count, first, q1 in plan.merges[:merges].tolist():
+        results, lses = (torch.stack(x) for x in zip(*(parts[begin + p] for p in range(count)), strict=True))
+        out[rows_at(q0, rows, first, q1)] = (results * lses.softmax(0).nan_to_num()[..., None]).sum(0).to(q.dtype)
     return out
+
+
+def programs_for(plan: MetaPlan, device: torch.device) -> int:
+    """Return how many programs attend: one for each tile that may be, or as many as find room at the same time."""
+    most = max(plan.capacity.tiles * plan.kv_heads, 1)
+    return min(most, RESIDENT.get(plan.height, 2) * processors(device)) if plan.bounded else most
+
+
+def rows_at(q0: int, rows: int, first: int, q1: int) -> slice | list[int]:
+    """Return the packed rows of a tile: its `first` rows from q0 on, and the others from q1 on."""
+    return slice(q0, q0 + rows) if first == rows else [*range(q0, q0 + first), *range(q1, q1 + rows - first)]
 
 
 def attend_meta(q: Tensor, keys: Tensor, values: Tensor, plan: MetaPlan, out: Tensor | None = None) -> Tensor:
@@ -214,7 +231,7 @@ def attend_meta(q: Tensor, keys: Tensor, values: Tensor, plan: MetaPlan, out: Te
     capability = torch.cuda.get_device_capability(q.device) if q.is_cuda else (9, 0)
     launch = plan.launch or launch_for(plan.height, dim_tile, q.dtype, capability)
     work = plan.workspace
-    attend_kernel[(max(plan.capacity.tiles * plan.kv_heads, 1),)](
+    attend_kernel[(programs_for(plan, q.device),)](
         q, keys, values, out, work.results, work.lse, plan.table, plan.seen, plan.lo, plan.hi,
         plan.depth, plan.until, plan.counts, plan.scratch,
         plan.dim**-0.5 * math.log2(math.e),
@@ -225,7 +242,8 @@ def attend_meta(q: Tensor, keys: Tensor, values: Tensor, plan: MetaPlan, out: Te
         num_warps=launch.warps, num_stages=launch.stages, **OPTIONS,
     )  # fmt: skip
     if plan.capacity.merges:
-        merge_kernel[(plan.capacity.merges * plan.kv_heads * (plan.height // MERGED_ROWS),)](
+        strips = plan.capacity.merges * plan.kv_heads * (plan.height // MERGED_ROWS)
+        merge_kernel[(min(strips, MERGES * processors(q.device)) if plan.bounded else strips,)](
             work.results, work.lse, out, plan.merges, plan.counts, *out.stride()[:2],
             G=group, KV_HEADS=plan.kv_heads, D=plan.dim, D_TILE=dim_tile, BM=plan.height, ROWS=MERGED_ROWS,
             num_warps=4, **OPTIONS,

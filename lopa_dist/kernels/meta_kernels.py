@@ -31,12 +31,39 @@ def attend_kernel(
     STAGES: tl.constexpr, BOUNDED: tl.constexpr, WHOLE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Program (tile, K/V head). The grid is as large as the table; programs beyond the last tile return at once."""
-    tile = tl.program_id(0) // KV_HEADS
-    kv_head = tl.program_id(0) % KV_HEADS
-    if tile >= tl.load(counts):
-        return
-    entry = table + tile * 10
+    """Programs (tile, K/V head). Where BOUNDED, each takes one after the other, and there may be any number of them.
+
+    Else the grid is as large as the table, and programs beyond the last tile return at once.
+    """
+    own = tl.program_id(0)
+    items = tl.load(counts) * KV_HEADS
+    if BOUNDED:
+        for item in tl.range(own, items, tl.num_programs(0), num_stages=1):
+            attend_tile(
+                item // KV_HEADS, item % KV_HEADS, q, keys, values, out, partial, partial_lse, table, seen, lo, hi,
+                depth, until, scratch, scale, q_row, q_head, k_slot, k_head, v_slot, v_head, out_row, out_head,
+                G, KV_HEADS, D, D_TILE, BM, BN, STAGES, BOUNDED, WHOLE, PRECISION,
+            )  # fmt: skip
+    else:
+        if own >= items:
+            return
+        attend_tile(
+            own // KV_HEADS, own % KV_HEADS, q, keys, values, out, partial, partial_lse, table, seen, lo, hi,
+            depth, until, scratch, scale, q_row, q_head, k_slot, k_head, v_slot, v_head, out_row, out_head,
+            G, KV_HEADS, D, D_TILE, BM, BN, STAGES, BOUNDED, WHOLE, PRECISION,
+        )  # fmt: skip
+
+
+@triton.jit
+def attend_tile(
+    tile, kv_head, q, keys, values, out, partial, partial_lse, table, seen, lo, hi, depth, until, scratch, scale,
+    q_row, q_head, k_slot, k_head, v_slot, v_head, out_row, out_head,
+    G: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, D_TILE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    STAGES: tl.constexpr, BOUNDED: tl.constexpr, WHOLE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One tile's rows and the query heads of one K/V head."""
+    entry = table + tile * 12
     q0 = tl.load(entry)
     rows = tl.load(entry + 1)
     s0_base = tl.load(entry + 2)
@@ -55,6 +82,9 @@ def attend_kernel(
     d = tl.arange(0, D_TILE)
     inside = d < D  # all true, and no mask, where D is a power of two
     at = (q0 + row).to(tl.int64)
+    if BOUNDED:  # rows of two segments
+        first = tl.load(entry + 10)
+        at = tl.where(row < first, q0 + row, tl.load(entry + 11) + row - first).to(tl.int64)
     query = tl.load(
         q + (at * q_row + head * q_head)[:, None] + d[None, :], mask=valid[:, None] & inside[None, :], other=0.0
     )
@@ -67,7 +97,8 @@ def attend_kernel(
 
     if BOUNDED:
         # Steps begin at fixed tokens of the sequence, wherever the border of the two ranges, that of cached and own
-        # columns, or a row's bound lies: so a row's sum has one order. A tile has rows of one segment.
+        # columns, or a row's bound lies: so a row's sum has one order. A tile has rows of one segment, or of two that
+        # see the same cached tokens, of which one has no own columns.
         cached = s0_len + s1_len
         columns = cached + c1 - c0
         bound = tl.load(seen + at, mask=valid, other=0) - before
@@ -141,19 +172,32 @@ def merge_kernel(
     G: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, D_TILE: tl.constexpr, BM: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Program (merge, K/V head, ROWS matrix rows): the parts of a tile's rows, weighted by their log-sum-exp."""
+    """The parts of tiles' rows, weighted by their log-sum-exp; the grid has any number of programs."""
     strips: tl.constexpr = BM // ROWS
-    strip = tl.program_id(0) % strips
-    kv_head = tl.program_id(0) // strips % KV_HEADS
-    merge = tl.program_id(0) // strips // KV_HEADS
-    if merge >= tl.load(counts + 1):
-        return
-    q0 = tl.load(merges + merge * 4)
-    rows = tl.load(merges + merge * 4 + 1)
-    first = tl.load(merges + merge * 4 + 2)
-    parts = tl.load(merges + merge * 4 + 3)
-    i = strip * ROWS + tl.arange(0, ROWS)
+    items = tl.load(counts + 1) * KV_HEADS * strips
+    for item in tl.range(tl.program_id(0), items, tl.num_programs(0), num_stages=1):
+        merge = item // strips // KV_HEADS
+        i = item % strips * ROWS + tl.arange(0, ROWS)
+        merge_rows(
+            i, item // strips % KV_HEADS, merges + merge * 6, partial, partial_lse, out, out_row, out_head,
+            G, KV_HEADS, D, D_TILE, BM, ROWS,
+        )  # fmt: skip
+
+
+@triton.jit
+def merge_rows(
+    i, kv_head, entry, partial, partial_lse, out, out_row, out_head,
+    G: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, D_TILE: tl.constexpr, BM: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """ROWS matrix rows of one tile."""
+    q0 = tl.load(entry)
+    rows = tl.load(entry + 1)
+    begin = tl.load(entry + 2)
+    parts = tl.load(entry + 3)
+    first = tl.load(entry + 4)
     row = i // G
+    at = tl.where(row < first, q0 + row, tl.load(entry + 5) + row - first).to(tl.int64)
     head = kv_head * G + i % G
     valid = row < rows
     d = tl.arange(0, D_TILE)
@@ -161,8 +205,8 @@ def merge_kernel(
     total = tl.zeros([ROWS, D_TILE], tl.float32)
     norm = tl.zeros([ROWS], tl.float32)
     peak = tl.full([ROWS], LOWEST, tl.float32)
-    for part in range(first, first + parts):
-        place = (part * KV_HEADS + kv_head).to(tl.int64) * BM + i
+    for number in range(0, parts):
+        place = ((begin + number) * KV_HEADS + kv_head).to(tl.int64) * BM + i
         lse = tl.load(partial_lse + place, mask=valid, other=float("-inf"))
         new_peak = tl.maximum(peak, lse)
         weight = tl.exp2(lse - new_peak)
@@ -172,5 +216,5 @@ def merge_kernel(
         total = total * fade[:, None] + result * weight[:, None]
         peak = new_peak
     result = total / tl.where(norm > 0, norm, 1.0)[:, None]
-    address = out + ((q0 + row).to(tl.int64) * out_row + head * out_head)[:, None] + d[None, :]
+    address = out + (at * out_row + head * out_head)[:, None] + d[None, :]
     tl.store(address, result.to(out.dtype.element_ty), mask=stored)

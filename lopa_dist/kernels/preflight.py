@@ -22,8 +22,10 @@ from torch import Tensor
 
 from lopa_dist.kernels import record_head, rope, rows, virtual_gemm
 from lopa_dist.kernels.dispatch import KERNELS, TRITON, by_torch, on_device
+from lopa_dist.kernels.experts import TALL, weighted_sum
 from lopa_dist.kernels.meta_attention import MetaPlan, attend_meta
 from lopa_dist.kernels.quantized import FP8, int8_linear, quantize_int8, quantize_rows_plain
+from lopa_dist.kernels.routing import Router, routed
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.kernels.segment_attention import Segments, attend_plain
 from lopa_dist.kernels.tiles import Capacity, Split, tile
@@ -36,11 +38,12 @@ CACHED = 300  # tokens that attention's rows see in the pool: enough to be split
 VOCABULARY = 512
 # largest difference, as a share of the largest number; a fault is of the order of 1
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 4e-2}
+LEAST_ALIKE = 0.98  # of rows that choose the same experts
 WITHOUT_GRAPHS = {"attention", "rotation", "vgemm"}  # their torch forms ask the device how many rows count
 
 
 class Widths(NamedTuple):
-    """What a model's kernels are compiled for."""
+    """What a model's kernels are compiled for: its sizes, and which variants its forwards run."""
 
     hidden: int
     intermediate: int
@@ -48,6 +51,13 @@ class Widths(NamedTuple):
     kv_heads: int
     head_dim: int
     tile_rows: int  # of attention
+    bounded: bool = False  # rows see a part of the cached tokens, and K/V go to places of their own
+    whole: bool = True  # as of `MetaPlan`; without it, tiles are not split either
+    qk_norm: bool = False
+    rope_fp32: bool = False
+    experts: tuple[torch.dtype, ...] = ()  # of the experts' weights that our kernel multiplies with
+    router: Router | None = None  # of a mixture
+    routed: int = 0  # its experts
 
 
 class Fault(NamedTuple):
@@ -184,38 +194,62 @@ def count(device: torch.device) -> Tensor:
 
 
 def attention(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[Comparison]:
-    """Two branches behind the same cached tokens, whole, and split and merged."""
+    """Two segments behind the same cached tokens, which lie in two ranges, whole; and split and merged.
+
+    They are branches; or, where rows are bounded, a chain with tokens among the cached ones, and a group of masks.
+    """
     heads, kv_heads, dim = widths.heads, widths.kv_heads, widths.head_dim
     starts, counts = np.array([0, REAL // 2]), np.array([REAL // 2, REAL - REAL // 2])
-    hi = np.concatenate([np.arange(1, n + 1) for n in counts])
-    segments = Segments(starts, counts, np.full(2, 5), np.full(2, CACHED), CACHED + 8 + starts, hi)
+    number = np.concatenate([np.arange(n) for n in counts])
+    hi, seen = number + 1, None
+    if widths.bounded:
+        in_chain = np.arange(REAL) < counts[0]
+        hi, seen = hi * ~in_chain, np.where(in_chain, CACHED - counts[0] + number + 1, CACHED - 3)
+    first = CACHED // 3 * np.ones(2, int)
+    tail = (first + 9, CACHED - first)
+    segments = Segments(starts, counts, np.full(2, 5), first, CACHED + 9 + starts, hi, tail, seen)
     q = normal(ROWS, heads, dim, seed=1, dtype=dtype, device=device)
-    slots = CACHED + 8 + ROWS
+    slots = CACHED + 9 + ROWS
     keys, values = (normal(slots, kv_heads, dim, seed=s, dtype=dtype, device=device) for s in (2, 3))
     expected = attend_plain(q.float(), keys.float(), values.float(), segments)[:REAL]
-    for split in (None, Split(4)):
-        tiles = tile(segments, widths.tile_rows, split)
+    split_each = Split(4 * -(-REAL // widths.tile_rows))  # a stack's tiles share its parts
+    for split in (None, split_each) if widths.whole else (None,):
+        tiles = tile(segments, widths.tile_rows, split, stacked=widths.whole)
         capacity = Capacity(len(tiles.table), len(tiles.merges), tiles.parts)
-        plan = MetaPlan(ROWS, capacity, heads, kv_heads, dim, widths.tile_rows, CACHED + 8, device)
+        plan = MetaPlan(
+            ROWS, capacity, heads, kv_heads, dim, widths.tile_rows, CACHED + 9, device,
+            bounded=widths.bounded, whole=widths.whole,
+        )  # fmt: skip
         plan.fill(tiles)
         yield attend_meta(q, keys, values, plan)[:REAL], expected
 
 
 def rotation(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[Comparison]:
-    """Rotated q, and what is stored of K and V."""
+    """Rotated q, and what is stored of K and V: where the model stores it, and finite in fp16."""
     from lopa_dist.kernels import rope_triton
 
     heads, kv_heads, dim = widths.heads, widths.kv_heads, widths.head_dim
     qkv = normal(ROWS, (heads + 2 * kv_heads) * dim, seed=4, dtype=dtype, device=device)
-    cos, sin = rope.rope_table(torch.arange(ROWS, device=device) * 7, dim, 1e4, dtype)
+    angles = torch.float32 if widths.rope_fp32 else dtype
+    cos, sin = rope.rope_table(torch.arange(ROWS, device=device) * 7, dim, 1e4, angles)
+    norms = slots = must_be_finite = None
+    if widths.qk_norm:
+        norms = normal(dim, seed=18, dtype=dtype, device=device), normal(dim, seed=19, dtype=dtype, device=device)
+    if widths.bounded:
+        slots = (torch.arange(ROWS, device=device) * 3) % (ROWS + 3)
+    if dtype == torch.float16:
+        must_be_finite = torch.arange(ROWS, device=device) % 2 == 0
+        qkv[::4, heads * dim :] = torch.inf  # K and V of half of these rows
     triton, plain = (
         [torch.zeros(ROWS + 3, kv_heads, dim, dtype=dtype, device=device) for _ in range(2)] for _ in range(2)
     )
     real = count(device)
-    q = rope_triton.rope_and_store(qkv, cos.flatten(1), sin.flatten(1), triton[0], triton[1], 3, real, None, 1e-6)
+    result = rope_triton.rope_and_store(
+        qkv, cos.flatten(1), sin.flatten(1), triton[0], triton[1], 3, real, norms, 1e-6, must_be_finite, slots
+    )
     with by_torch(frozenset({"rotation"})):
-        expected = rope.rope_and_store(qkv, cos, sin, plain[0], plain[1], 3, real)
-    yield from zip([q[:REAL], *triton], [expected[:REAL], *plain], strict=True)
+        expected = rope.rope_and_store(qkv, cos, sin, plain[0], plain[1], 3, real, norms, 1e-6, must_be_finite, slots)
+    yield from zip([result[:REAL], *triton], [expected[:REAL], *plain], strict=True)
 
 
 def norm(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[Comparison]:
@@ -270,17 +304,41 @@ def vgemm(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[
 
 
 def experts(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[Comparison]:
-    """A product of int8 weights with rows in groups of their experts."""
-    from lopa_dist.kernels import experts_triton
+    """Routing, what it adds up, and products in short tiles and in tall ones, with weights as they are stored."""
+    from lopa_dist.kernels import experts_triton, routing_triton
 
-    x = normal(4 * ROW_TILE, widths.hidden, seed=13, dtype=dtype, device=device)
+    router, number = widths.router or Router(2, True), widths.routed or 4
+    sizes = (ROWS, 8 * ROWS) if routing_triton.takes(router, number) else ()  # in blocks of both sizes
+    for size in sizes:
+        bias = normal(number, seed=20, dtype=torch.float32, device=device) / 8 if router.sigmoid else None
+        order = torch.rand(size, number, generator=torch.Generator().manual_seed(size)).argsort(1).to(device)
+        logits = (order / 32 - number / 64).to(torch.float32 if router.sigmoid else dtype)  # exact, and all unlike
+        weights, groups = routing_triton.routed(logits, bias, router, ROW_TILE)
+        with by_torch(frozenset({"experts"})):
+            expected, places = routed(logits, bias, router, ROW_TILE)
+        same = (groups.experts() == places.experts()).all(1)  # with a bias, two may be all but tied
+        yield (same.double().mean() >= LEAST_ALIKE).int()[None], torch.ones(1, device=device)
+        yield weights[same], expected[same]
+        yield groups.choice[groups.place.flatten()], torch.arange(groups.place.numel(), device=device)
+        x = normal(len(groups.choice), widths.hidden, seed=21, dtype=dtype, device=device)
+        result = experts_triton.weighted_sum(x, groups.place, weights)
+        with by_torch(frozenset({"experts"})):
+            yield result, weighted_sum(x, groups, weights)
     weight = normal(3 * 2 * widths.head_dim, widths.hidden, seed=14, dtype=dtype, device=device)
-    eight, scale = (part.unflatten(0, (3, -1)) for part in quantize_int8(weight))
-    ends = torch.tensor([ROW_TILE, ROW_TILE, 3 * ROW_TILE], dtype=torch.int32, device=device)
-    result = experts_triton.expert_linear(x, eight, scale, ends)
-    for expert, group in ((0, slice(0, ROW_TILE)), (2, slice(ROW_TILE, 3 * ROW_TILE))):
-        with by_torch(frozenset({"vgemm"})):
-            yield result[group], int8_linear(x[group], eight[expert], scale[expert])
+    for height in (ROW_TILE, TALL):
+        x = normal(4 * height, widths.hidden, seed=13, dtype=dtype, device=device)
+        ends = torch.tensor([height, height, 3 * height], dtype=torch.int32, device=device)
+        for kind in widths.experts:
+            stored, scale = quantize_int8(weight) if kind == torch.int8 else (weight, None)
+            of_experts = stored.unflatten(0, (3, -1))
+            scales = None if scale is None else scale.unflatten(0, (3, -1))
+            result = experts_triton.expert_linear(x, of_experts, scales, ends, height)
+            for expert, group in ((0, slice(0, height)), (2, slice(height, 3 * height))):
+                with by_torch(frozenset({"vgemm"})):
+                    if scales is None:
+                        yield result[group], x[group] @ of_experts[expert].T
+                    else:
+                        yield result[group], int8_linear(x[group], of_experts[expert], scales[expert])
 
 
 def fp8(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[Comparison]:

@@ -18,12 +18,13 @@ from lopa_dist.kernels.segment_attention import Segments
 from lopa_dist.ragged import UNBOUNDED, Ints, ragged_arange
 
 Ints32 = NDArray[np.int32]
-FIELDS = 10  # of a tile in the table
+FIELDS, MERGE_FIELDS = 12, 6  # of a tile in the table, and of rows whose result is made of parts
 MOST_ROWS = 1024  # of a forward whose table is kept: larger ones vary
 MOST_ROWS_KEPT = 2**18  # of all forwards whose tables are kept, about 40 bytes each
 # Time of a tile's matrix row by the tile's height, where 128 rows are 1: lower tiles read K/V more often and, below
 # 64 rows, do without Hopper's wide matrix instructions. Reckoned, not measured.
 ROW_COST = {128: 1.0, 64: 1.08, 32: 1.6, 16: 3.0}
+CAUSAL_HEIGHTS = (64, 128)  # the lower one where texts are reproducible: another height may add up in another order
 
 
 @dataclass
@@ -33,15 +34,16 @@ class Tiles:
     Own columns are numbered like the packed rows: the K/V of packed row r lie in pool slot ``scratch + r``.
     """
 
-    # [T, 10] q0, rows, s0_base, s0_len, s1_base, s1_len, c0, c1, part (-1: writes its rows itself), and how many cached
-    # columns of its segments lie before s0
+    # [T, 12] q0, rows, s0_base, s0_len, s1_base, s1_len, c0, c1, part (-1: writes its rows itself), how many cached
+    # columns of its segments lie before s0, how many of the rows begin at q0, and where the others do
     table: Ints32
     seen: Ints32  # [R] cached columns each packed row sees; more than there are: all
     lo: Ints32  # [R] first own column each packed row sees: the first of its segment
     hi: Ints32  # [R] the one behind the last; both 0 where a row is in no segment
     depth: Ints32  # [R] it sees no column whose `until` is not above that
     until: Tensor | None  # [R] on the device; None: every column is seen at all depths
-    merges: Ints32  # [N, 4] q0, rows, first_part, parts: rows whose result is made of parts
+    # [N, 6] q0, rows, first_part, parts, and the last two of the table: rows whose result is made of parts
+    merges: Ints32
     parts: int  # of all merges
     scratch: int  # pool slot of packed row 0
     tile_rows: int  # most rows of a tile
@@ -83,6 +85,9 @@ class Cut:
     own: Ints  # [T] own columns
     segment: Ints  # [T] the first of its stack, in packed order
     siblings: Ints  # [T] tiles of its stack
+    view: Ints  # [4, T] base and length of both cached ranges
+    first: Ints  # [T] how many of the rows begin at q0
+    q1: Ints  # [T] where the others do
 
 
 def tile(
@@ -157,11 +162,13 @@ def tiles_of(segments: Segments, tile_rows: int, split: Split | None, stacked: b
     offset = (segments.own_base - segments.start)[order]
     if (offset != offset[:1]).any():
         raise ValueError("tiles need own_base = scratch + start for every segment, with one scratch for all of them")
-    made = cut(segments, order, first, tile_rows)
+    made = cut(segments, order, view, first, tile_rows)
+    if segments.seen is not None:
+        made = paired(as_far_as_seen(made, segments.seen), tile_rows)
     seen = np.full(len(segments.hi), UNBOUNDED, np.int32) if segments.seen is None else segments.seen.astype(np.int32)
 
     # parts of their columns
-    s0_base, s0, s1_base, s1 = view[:, made.segment]
+    s0_base, s0, s1_base, s1 = made.view
     cached = s0 + s1
     columns = cached + made.own
     width = least = np.maximum(columns, 1)
@@ -190,21 +197,22 @@ def tiles_of(segments: Segments, tile_rows: int, split: Split | None, stacked: b
         s1_base[of] + low[1], high[1] - low[1],
         made.c0[of] + low[2], made.c0[of] + high[2],
         np.where(in_parts[of], first_part[of] + number, -1), begin,
+        made.first[of], made.q1[of],
     ], np.int32)[:, longest_first]  # fmt: skip
     until = None if segments.drafts is None else segments.drafts[1]
-    merges = np.stack([made.q0, made.rows, first_part, pieces], axis=1)[in_parts]
+    merges = np.stack([made.q0, made.rows, first_part, pieces, made.first, made.q1], axis=1)[in_parts]
     return Tiles(
         table.T, seen, made.lo, made.hi, made.depth, until, merges.astype(np.int32), int(parts.sum()),
         int(offset[0]) if len(offset) else 0, tile_rows,
     )  # fmt: skip
 
 
-def cut(segments: Segments, order: Ints, first: Ints, tile_rows: int) -> Cut:
+def cut(segments: Segments, order: Ints, view: Ints, first: Ints, tile_rows: int) -> Cut:
     """Cut the rows of stacks into tiles.
 
     Args:
         segments, tile_rows: as of `tile`.
-        order, first: of `stacks`.
+        order, view, first: of `stacks`.
     """
     start, rows = segments.start[order], segments.rows[order]
     own_start = np.repeat(start, rows)
@@ -221,9 +229,53 @@ def cut(segments: Segments, order: Ints, first: Ints, tile_rows: int) -> Cut:
     n = np.minimum(start[first][stack] + height[stack] - q0, tile_rows)
     c0 = lo[q0]  # segments start in ascending order
     c1 = np.maximum.reduceat(hi, q0) if len(q0) else q0  # rows between tiles have hi = 0
+    stack_first = first[stack]
     return Cut(
-        lo.astype(np.int32), hi.astype(np.int32), depth.astype(np.int32), q0, n, c0, c1 - c0, first[stack], count[stack]
-    )
+        lo.astype(np.int32), hi.astype(np.int32), depth.astype(np.int32), q0, n, c0, c1 - c0, stack_first, count[stack],
+        view[:, stack_first], n, np.zeros_like(q0),
+    )  # fmt: skip
+
+
+def paired(made: Cut, tile_rows: int) -> Cut:
+    """Put segments that see the same cached tokens into one tile, one without own columns and one with such.
+
+    They are the chain of a causal model and the group of masks behind its end, whose cached K/V are then read once. No
+    row's bits change: a step over columns begins at the same tokens, and what a row does not see counts 0.
+    """
+    view, own = made.view, made.own
+    key = 2 * ((view[0] * 3 + view[1]) * 5 + view[2] * 7 + view[3]) + (own > 0)  # alike where all four are
+    key[(made.siblings > 1) | (view[1] + view[3] == 0)] = -1
+    order = key.argsort(kind="stable")
+    chain, group = order[:-1], order[1:]
+    fit = (key[group] == key[chain] + 1) & (own[chain] == 0) & (made.rows[chain] + made.rows[group] <= tile_rows)
+    chain, group = chain[fit], group[fit]
+    same = (view[:, chain] == view[:, group]).all(0)
+    chain, group = chain[same], group[same]
+    if not len(chain):
+        return made
+    rows, c0, own, q1 = made.rows.copy(), made.c0.copy(), own.copy(), made.q1.copy()
+    rows[chain] += made.rows[group]
+    c0[chain], own[chain], q1[chain] = made.c0[group], made.own[group], made.q0[group]
+    kept = np.ones(len(rows), bool)
+    kept[group] = False
+    return Cut(
+        made.lo, made.hi, made.depth, made.q0[kept], rows[kept], c0[kept], own[kept], made.segment[kept],
+        made.siblings[kept], view[:, kept], made.first[kept], q1[kept],
+    )  # fmt: skip
+
+
+def as_far_as_seen(made: Cut, seen: Ints) -> Cut:
+    """End the cached columns of tiles without own columns behind the last that one of their rows sees.
+
+    Such are the tiles of prompts, of which each row sees one token more than the one before it.
+    """
+    if len(made.q0):
+        _, s0, _, s1 = made.view
+        last = np.maximum.reduceat(seen, made.q0)  # rows between tiles see nothing
+        cached = np.where(made.own > 0, s0 + s1, np.minimum(s0 + s1, last))
+        made.view[1] = np.minimum(s0, cached)
+        made.view[3] = cached - made.view[1]
+    return made
 
 
 def stacks(segments: Segments, stacked: bool) -> tuple[Ints, Ints, Ints]:
@@ -260,6 +312,23 @@ def tile_rows_for(heads_per_kv: int, stack_rows: int) -> int:
     heights = [height for height in ROW_COST if height >= heads_per_kv]
     cost = {h: -(-stack_rows // (h // heads_per_kv)) * h * ROW_COST[h] for h in heights}
     return min(heights, key=lambda height: cost[height]) // heads_per_kv
+
+
+def causal_tile_rows(heads_per_kv: int, chain: int, group: int) -> int:
+    """Rows of a tile that suit causal models: a chain and the group behind it in the lower height that holds both.
+
+    Else the lower one that holds the chain. Prompts have the same tiles, so none is lower than 64.
+
+    Raises:
+        ValueError: more query heads per K/V head than the highest tile has rows.
+    """
+    if heads_per_kv > max(ROW_COST):
+        raise ValueError(f"{heads_per_kv} query heads per K/V head: meta-attention takes at most {max(ROW_COST)}")
+    for rows in (chain + group, chain):
+        for height in CAUSAL_HEIGHTS:
+            if rows * heads_per_kv <= height:
+                return height // heads_per_kv
+    return max(CAUSAL_HEIGHTS) // heads_per_kv
 
 
 def capacity(

@@ -18,7 +18,7 @@ class Experts:
     count: int
     chosen: int  # how many a row goes through
     size: int  # intermediate size of an expert
-    router: str  # key of `experts.ROUTERS`
+    router: str  # one of `experts.ROUTERS`
     renormalise: bool  # the chosen experts' weights are made to sum to 1
     scale: float = 1.0  # of these weights
     groups: int = 1  # of equally many experts

@@ -8,59 +8,55 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lopa_dist.kernels.experts import expert_linear, grouped, weighted_sum
+from lopa_dist.kernels.experts import expert_linear, height_for, weighted_sum
+from lopa_dist.kernels.routing import Groups, Router, choose, routed
 from lopa_dist.kernels.rows import swiglu
 from lopa_dist.models.config import Experts
 
+ROUTERS = ("softmax", "grouped_sigmoid")
+"""How experts are chosen (`kernels.routing.choose`)."""
+
+
+def router_of(experts: Experts) -> Router:
+    """Return how a model's rows choose."""
+    sigmoid = experts.router == "grouped_sigmoid"
+    of_groups = (experts.scale, experts.groups, experts.chosen_groups) if sigmoid else ()
+    return Router(experts.chosen, experts.renormalise, sigmoid, *of_groups)
+
 
 class Gate(nn.Module):
-    """The router's weights."""
+    """The router."""
 
     expert_bias: nn.Parameter | None
 
     def __init__(self, hidden_size: int, experts: Experts) -> None:
         super().__init__()
-        self.experts = experts
+        self.router = router_of(experts)
         self.weight = nn.Parameter(torch.zeros(experts.count, hidden_size))
-        biased = experts.router == "grouped_sigmoid"
-        self.expert_bias = nn.Parameter(torch.zeros(experts.count)) if biased else None
+        self.expert_bias = nn.Parameter(torch.zeros(experts.count)) if self.router.sigmoid else None
+        self.wide: tuple[tuple[int, torch.dtype], Tensor] | None = None
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The experts that rows ``[R, d]`` choose, ``[R, k]``, and their weights, ``[R, k]`` fp32."""
-        return ROUTERS[self.experts.router](x, self)
+        return choose(self.logits(x), self.expert_bias, self.router)
 
+    def route(self, x: Tensor, height: int) -> tuple[Tensor, Groups]:
+        """The weights of rows' experts, and the rows' places in tiles of `height` rows, as of `routed`."""
+        return routed(self.logits(x), self.expert_bias, self.router, height)
 
-def softmax(x: Tensor, gate: Gate) -> tuple[Tensor, Tensor]:
-    """The most probable experts, each with its probability, which may be made to sum to 1 (Qwen3-MoE)."""
-    probability = F.linear(x, gate.weight).softmax(-1, dtype=torch.float32)
-    weights, chosen = probability.topk(gate.experts.chosen, -1)
-    return chosen, weights / weights.sum(-1, keepdim=True) if gate.experts.renormalise else weights
+    def logits(self, x: Tensor) -> Tensor:
+        """How well each expert suits each row, ``[R, E]``; with sigmoids computed in fp32."""
+        return F.linear(x.float(), self.in_fp32()) if self.router.sigmoid else F.linear(x, self.weight)
 
-
-def grouped_sigmoid(x: Tensor, gate: Gate) -> tuple[Tensor, Tensor]:
-    """The experts with the highest scores and biases, in the groups whose best two have most (DeepSeek-V3, LLaDA2).
-
-    An expert's score is the sigmoid of its logit, in fp32. The bias only decides who is chosen, the score alone how
-    much an expert weighs.
-    """
-    experts = gate.experts
-    score = F.linear(x.float(), gate.weight.float()).sigmoid()
-    assert gate.expert_bias is not None
-    rank = (score + gate.expert_bias.float()).unflatten(-1, (experts.groups, -1))  # [R, groups, experts of a group]
-    best = rank.topk(2, -1).values.sum(-1).topk(experts.chosen_groups, -1).indices
-    open_groups = torch.zeros_like(rank[..., 0], dtype=torch.bool).scatter(-1, best, True)
-    chosen = rank.masked_fill(~open_groups[..., None], -torch.inf).flatten(-2).topk(experts.chosen, -1).indices
-    weights = score.gather(-1, chosen)
-    if experts.renormalise and experts.chosen > 1:
-        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-    return chosen, weights * experts.scale
-
-
-ROUTERS: dict[str, Callable[[Tensor, Gate], tuple[Tensor, Tensor]]] = {
-    "softmax": softmax,
-    "grouped_sigmoid": grouped_sigmoid,
-}
-"""How experts are chosen, by name."""
+    def in_fp32(self) -> Tensor:
+        """The weight in fp32: kept, where nothing is trained, for casting it in every forward takes an operation."""
+        weight = self.weight
+        if weight.dtype == torch.float32 or torch.is_grad_enabled():
+            return weight.float()
+        made_from = weight.data_ptr(), weight.dtype
+        if self.wide is None or self.wide[0] != made_from:
+            self.wide = made_from, weight.detach().float()
+        return self.wide[1]
 
 
 class SparseMLP(nn.Module):
@@ -82,8 +78,7 @@ class SparseMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[R, d] -> [R, d]``."""
-        chosen, weights = self.gate(x)
-        groups = grouped(chosen, self.experts.count)
+        weights, groups = self.gate.route(x, height_for(len(x) * self.experts.chosen, x, self.down))
         rows = x.index_select(0, groups.choice // self.experts.chosen)
         scale = None if self.gate_up_scale is None else self.gate_up_scale.flatten(1)
         hidden = swiglu(expert_linear(rows, self.gate_up.flatten(1, 2), groups, scale))

@@ -80,7 +80,7 @@ class Family:
     block_key: str | None = None  # key of config.json that knows better
     sub_block_size: int | None = None  # its own decoder fills a block from left to right in parts of this many tokens
     eos_id: int | None = None  # where no file says what ends an answer
-    router: str | None = None  # key of `experts.ROUTERS`, of mixtures of experts
+    router: str | None = None  # one of `experts.ROUTERS`, of mixtures of experts
     rope_types: tuple[str, ...] = ("default", "llama3")  # how its frequencies may be changed
     edits: bool = False  # trained to predict filled positions, too
     block_drafts: bool = False  # masks see one another and predict their own places, behind tokens that do not see them

@@ -41,8 +41,8 @@ def facts(stage: str, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]
 @pytest.mark.parametrize(
     ("stage", "least"),
     [
-        ("environment", 3), ("preflight", 1), ("kernels", 42), ("graphs", 7), ("texts", 4), ("layers", 7), ("ranks", 3),
-        ("sanitizer", 2),
+        ("environment", 3), ("preflight", 1), ("engines", 16), ("kernels", 42), ("graphs", 7), ("texts", 4),
+        ("layers", 7), ("ranks", 3), ("sanitizer", 2),
     ],
 )  # fmt: skip
 def test_a_toy_of_every_stage_finds_all_as_it_should_be(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 
+from benchmarks.gpu_shapes import DREAM
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.engine import kernel_choice, runner, runners
 from lopa_dist.engine.config import EngineConfig
@@ -16,7 +18,8 @@ from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
 from lopa_dist.kernels.attention import Grouped, suited
 from lopa_dist.kernels.dispatch import KERNELS
-from lopa_dist.kernels.preflight import Fault
+from lopa_dist.kernels.preflight import Fault, Widths
+from lopa_dist.models.config import Experts
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Solo
 
@@ -36,7 +39,13 @@ def test_sums_are_never_rounded_to_the_products_precision(small_model: Transform
 
 def test_what_is_needed_follows_model_and_options(small_model: Transformer) -> None:
     assert needed(small_model, EngineConfig(), 16) == ("attention", "rotation", "norm", "swiglu", "head")
-    assert needed(small_model, EngineConfig(reproducible=True), None) == ("rotation", "norm", "swiglu", "head", "vgemm")
+    assert needed(small_model, EngineConfig(reproducible=True), None) == (
+        "rotation",
+        "norm",
+        "swiglu",
+        "head",
+        "vgemm",
+    )
 
 
 def test_on_a_gpu_what_fails_runs_in_torchs_form(small_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,9 +53,11 @@ def test_on_a_gpu_what_fails_runs_in_torchs_form(small_model: Transformer, monke
     monkeypatch.setattr(kernel_choice, "refused", lambda *given: asked.append(given) or frozenset({"norm"}))
     assert plain_kernels(small_model, EngineConfig(), GPU, 16) == {"norm"}
     [(widths, dtype, device, wanted)] = asked
-    assert widths == (32, 48, 4, 2, 8, 16)
+    assert widths == Widths(32, 48, 4, 2, 8, 16)
     assert (dtype, device) == (torch.float32, GPU)
     assert "vgemm" not in wanted
+    plain_kernels(small_model, EngineConfig(reproducible=True), GPU, 16, 1, True)
+    assert asked[1][0] == widths._replace(bounded=True, whole=False)
 
 
 @pytest.mark.parametrize(("kernels", "ranks", "why"), [("triton", 1, r"engine\.kernels=triton"), ("auto", 2, "ranks")])
@@ -87,6 +98,25 @@ def test_graphs_are_given_up_only_where_a_form_waits_for_the_device(
     options = EngineConfig(attention="meta", graphs="always")
     with contextlib.nullcontext() if static else pytest.raises(ValueError, match=r"engine\.graphs=always"):
         assert Engine(small_model, DecodeConfig(), Solo(), options).runners.static
+
+
+def test_experts_in_torchs_form_have_no_graph_where_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A100, L40S and 4090: torch's grouped product asks for every group's size, which a capture must not."""
+    shape = replace(
+        DREAM, vocab_size=32, hidden_size=16, layers=1, heads=2, kv_heads=1, head_dim=16, intermediate_size=16
+    )
+    model = Transformer(replace(shape, experts=Experts(4, 2, 16, "softmax", True))).bfloat16()
+    waits = {}
+    for capability in ((8, 0), (8, 9), (9, 0)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
+        waits[capability] = kernel_choice.without_graphs(model, frozenset({"experts"}), GPU)
+        assert not kernel_choice.without_graphs(model, frozenset(), GPU)
+        assert "experts" in needed(model, EngineConfig(), 16), "routing, wherever the products are"
+        monkeypatch.setattr(kernel_choice, "refused", lambda *given: frozenset(map(str, given[0].experts)))
+        assert bool(plain_kernels(model, EngineConfig(), GPU, 16)) == waits[capability], (
+            "what preflight multiplies with"
+        )
+    assert waits == {(8, 0): True, (8, 9): True, (9, 0): False}
 
 
 def test_every_forward_runs_the_chosen_forms(small_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:

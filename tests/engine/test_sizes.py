@@ -11,7 +11,7 @@ from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.memory import MOST_ROWS
-from lopa_dist.engine.sizes import longest_sequence, most_rows, usual_forward, usual_predictions
+from lopa_dist.engine.sizes import longest_sequence, most_rows, tile_rows, usual_forward, usual_predictions
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Solo
 from tests.engine.test_loop import BASE, random_requests
@@ -91,3 +91,13 @@ def test_ranks_that_share_out_branches_have_their_share_of_rows() -> None:
 
 def test_drafts_are_in_the_longest_sequence() -> None:
     assert longest_sequence(replace(VERIFIED, drafts=5), 10) == longest_sequence(PLAIN, 10) + 2 * 4
+
+
+def test_tiles_of_a_causal_model_follow_its_drafts_unless_texts_are_reproducible() -> None:
+    """A tile of another height may add up in another order, and drafts must not change a text."""
+    drafts: tuple[Any, ...] = (0, 3, 8, 16, "auto")
+    sizes = [replace(CAUSAL, branches=0, drafts=number) for number in drafts]
+    assert [tile_rows(config, 1, 4) for config in sizes] == [16, 16, 32, 32, 32]
+    assert [tile_rows(config, 1, 4, reproducible=True) for config in sizes] == [16] * 5
+    windows = replace(VERIFIED, branches=3, drafts=2)
+    assert tile_rows(windows, 4, 1, reproducible=True) == tile_rows(replace(windows, branches=0), 1, 1)

@@ -225,6 +225,31 @@ def test_tiles_in_parts_share_a_workspace(small_model: Transformer, monkeypatch:
         assert {id(plan.workspace) for plan in plans} == {id(runner.workspace)}
 
 
+@pytest.mark.parametrize("reproducible", [False, True])
+def test_a_causal_step_reads_a_sequences_cached_tokens_once(
+    small_model: Transformer, monkeypatch: pytest.MonkeyPatch, reproducible: bool
+) -> None:
+    """The chain and the group behind its end share a tile, wherever they see the same tokens and both fit."""
+    steps: list[tuple[Segments, Tiles]] = []
+
+    def cut(segments: Segments, *given: Any) -> Tiles:
+        steps.append((segments, tile(segments, *given)))
+        return steps[-1][1]
+
+    monkeypatch.setattr(static_runner, "tile", cut)
+    config = DecodeConfig(context="causal", branches=0, drafts=3, draft_from="masks", max_new_tokens=20)
+    options = EngineConfig(3, attention="meta", graphs="always", reproducible=reproducible)
+    list(Engine(small_model, config, Solo(), options).generate(random_requests(5, 6, 20)))
+    shared = 0
+    for segments, tiles in steps:
+        of_steps = tiles.table[tiles.table[:, 1] > tiles.table[:, 10]]
+        shared += len(of_steps)
+        views = list(zip(segments.shared_base, segments.shared, (segments.hi[segments.start] == 0), strict=True))
+        pairs = sum((base, length, True) in views for base, length, in_pool in views if not in_pool)
+        assert len(of_steps) == pairs
+    assert shared > len(steps) // 2, "most steps"
+
+
 @given(
     windows=st.integers(1, 128), cached=st.integers(0, 5000), sequences=st.integers(1, 16),
     shape=st.sampled_from([(4, 7), (8, 4), (32, 1)]),

@@ -34,12 +34,15 @@ def zeros(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 def step(rows: int, scratch: int, slots: int) -> None:
     """The kernels of a forward, with the widths of small models; all that differs between steps is an argument."""
     from lopa_dist.kernels import (
+        experts_triton,
         meta_attention,
         record_head_triton,
         rope_triton,
+        routing_triton,
         rows_triton,
         virtual_gemm_triton,
     )  # fmt: skip
+    from lopa_dist.kernels.routing import Router
     from lopa_dist.kernels.sampling import Sampling
 
     real = zeros(1, dtype=torch.int32)
@@ -56,6 +59,13 @@ def step(rows: int, scratch: int, slots: int) -> None:
     virtual_gemm_triton.vgemm(zeros(rows, 256), zeros(512, 256), real)
     int8, scale = zeros(512, 256, dtype=torch.int8), zeros(512, dtype=torch.float32)
     virtual_gemm_triton.vgemm(zeros(rows, 256), int8, real, None, scale)
+    # a mixture's layer; of more rows than make small blocks
+    router = Router(4, True, sigmoid=True, groups=4, chosen_groups=2)
+    logits, bias = zeros(4 * rows, 32, dtype=torch.float32), zeros(32, dtype=torch.float32)
+    weights, groups = routing_triton.routed(logits, bias, router, 16)
+    grouped = zeros(len(groups.choice), 256)
+    experts_triton.expert_linear(grouped, zeros(32, 128, 256), None, groups.ends, 16)
+    experts_triton.weighted_sum(grouped, groups.place, weights)
     for temperature in (0.0, 0.7):
         random_keys = zeros(rows, dtype=torch.long) if temperature else None
         sampling = Sampling("neg_entropy", temperature)
@@ -64,6 +74,8 @@ def step(rows: int, scratch: int, slots: int) -> None:
     room = meta_attention.Capacity(rows // 8, rows // 16, rows // 8)
     plan = meta_attention.MetaPlan(rows, room, 4, 2, 64, 16, scratch, torch.device("cpu"))
     meta_attention.attend_meta(zeros(rows, 4, 64), keys, values, plan)
+    causal = meta_attention.MetaPlan(rows, room, 4, 2, 64, 16, scratch, torch.device("cpu"), bounded=True)
+    meta_attention.attend_meta(zeros(rows, 4, 64), keys, values, causal)
 
 
 def main() -> None:

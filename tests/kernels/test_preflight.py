@@ -16,15 +16,30 @@ from lopa_dist.kernels import (
     preflight,
     record_head_triton,
     rope_triton,
+    routing_triton,
     rows_triton,
     virtual_gemm_triton,
 )
 from lopa_dist.kernels.dispatch import KERNELS, by_torch, fused
 from lopa_dist.kernels.preflight import Widths, explained, faults, refused
+from lopa_dist.kernels.routing import Router
 
 pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-WIDTHS = Widths(hidden=64, intermediate=96, heads=4, kv_heads=2, head_dim=16, tile_rows=8)
+WIDTHS = Widths(
+    hidden=64, intermediate=96, heads=4, kv_heads=2, head_dim=16, tile_rows=8, experts=(torch.float32, torch.int8)
+)
+# of other models: a causal one with Qwen3's norms, one that is reproducible, and one that rotates in fp32
+VARIANTS = {
+    "causal": WIDTHS._replace(bounded=True, qk_norm=True),
+    "reproducible": WIDTHS._replace(bounded=True, whole=False),
+    "reproducible, masked": WIDTHS._replace(whole=False),
+    "sigmoids": WIDTHS._replace(
+        router=Router(5, True, sigmoid=True, scale=2.5, groups=8, chosen_groups=4), routed=32, experts=()
+    ),
+    "softmax": WIDTHS._replace(router=Router(3, True), routed=12, experts=()),
+    "rotation in fp32": WIDTHS._replace(rope_fp32=True),
+}
 WHERE: dict[str, tuple[Any, str]] = {
     "attention": (preflight, "attend_meta"),
     "rotation": (rope_triton, "rope_and_store"),
@@ -37,8 +52,8 @@ WHERE: dict[str, tuple[Any, str]] = {
 }
 
 
-def check(*kernels: str, dtype: torch.dtype = torch.float32) -> dict[str, preflight.Fault]:
-    return faults(WIDTHS, dtype, DEVICE, kernels)
+def check(*kernels: str, dtype: torch.dtype = torch.float32, widths: Widths = WIDTHS) -> dict[str, preflight.Fault]:
+    return faults(widths, dtype, DEVICE, kernels)
 
 
 @pytest.mark.parametrize("dtype", preflight.TOLERANCE, ids=str)
@@ -47,6 +62,74 @@ def test_kernels_that_agree_have_no_fault(dtype: torch.dtype) -> None:
     without = ("vgemm", "experts") if dtype == torch.bfloat16 and DEVICE.type == "cpu" else ()
     wanted = [kernel for kernel in KERNELS if kernel not in without]
     assert check(*wanted, dtype=dtype) == {}
+
+
+@pytest.mark.parametrize("dtype", preflight.TOLERANCE, ids=str)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_variants_that_agree_have_no_fault(variant: str, dtype: torch.dtype) -> None:
+    widths = VARIANTS[variant]
+    kernels = ("attention", "rotation") if widths.router is None else ("experts",)
+    assert check(*kernels, dtype=dtype, widths=widths) == {}
+
+
+def test_the_variants_are_those_that_the_model_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of attention: rows with bounds, no splits where it is reproducible. Of the rotation: norms, places, fp16."""
+    launched: list[dict[str, Any]] = []
+    attend, rotate = preflight.attend_meta, rope_triton.rope_and_store
+
+    def attended(q: Any, keys: Any, values: Any, plan: Any) -> Any:
+        launched.append({"bounded": plan.bounded, "whole": plan.whole, "parts": plan.capacity.parts > 0})
+        return attend(q, keys, values, plan)
+
+    def rotated(*given: Any) -> Any:
+        launched.append({"norms": given[7], "finite": given[9], "slots": given[10], "angles": given[1].dtype})
+        return rotate(*given)
+
+    monkeypatch.setattr(preflight, "attend_meta", attended)
+    monkeypatch.setattr(rope_triton, "rope_and_store", rotated)
+    assert check("attention", "rotation", dtype=torch.float16, widths=VARIANTS["causal"]) == {}
+    assert check("attention", widths=VARIANTS["reproducible"]) == {}
+    assert check("rotation", dtype=torch.bfloat16, widths=VARIANTS["rotation in fp32"]) == {}
+    whole, split, rotation, reproducible, plain = launched
+    assert (whole, split) == tuple({"bounded": True, "whole": True, "parts": parts} for parts in (False, True))
+    launched.clear()
+    assert check("attention") == {}
+    assert [one["parts"] for one in launched] == [False, True], "low tiles are split, too"
+    assert reproducible == {"bounded": True, "whole": False, "parts": False}
+    assert all(rotation[name] is not None for name in ("norms", "finite", "slots"))
+    assert plain == {"norms": None, "finite": None, "slots": None, "angles": torch.float32}
+
+
+@pytest.mark.parametrize("name", ["sigmoids", "softmax"])
+def test_a_choice_of_other_experts_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = routing_triton.routed
+    monkeypatch.setattr(
+        routing_triton, "routed", lambda logits, *given: right(torch.where(logits == logits.max(), 0, logits), *given)
+    )
+    assert "experts" in check("experts", widths=VARIANTS[name])
+
+
+@pytest.mark.parametrize("wrong", ["bounds", "places", "norms", "infinities"])
+def test_a_fault_in_a_variant_is_found(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that ignores what the variant is for."""
+    attend, rotate = preflight.attend_meta, rope_triton.rope_and_store
+
+    def attended(q: Any, keys: Any, values: Any, plan: Any) -> Any:
+        plan.seen.fill_(preflight.CACHED)
+        return attend(q, keys, values, plan)
+
+    def rotated(*given: Any) -> Any:
+        without = {"norms": 7, "infinities": 9, "places": 10}[wrong]
+        return rotate(*(None if number == without else one for number, one in enumerate(given)))
+
+    if wrong == "bounds":
+        monkeypatch.setattr(preflight, "attend_meta", attended)
+    else:
+        monkeypatch.setattr(rope_triton, "rope_and_store", rotated)
+    widths = VARIANTS["causal"]
+    assert [*check("attention", "rotation", dtype=torch.float16, widths=widths)] == [
+        "attention" if wrong == "bounds" else "rotation"
+    ]
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

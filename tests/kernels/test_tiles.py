@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 
 from lopa_dist.kernels import tiles as tiles_file
 from lopa_dist.kernels.segment_attention import Segments
-from lopa_dist.kernels.tiles import KeptTiles, Split, Tiles, capacity, matrix_rows, stacks, tile, tile_rows_for
+from lopa_dist.kernels.tiles import (
+    KeptTiles,
+    Split,
+    Tiles,
+    capacity,
+    causal_tile_rows,
+    matrix_rows,
+    stacks,
+    tile,
+    tile_rows_for,
+)
 from lopa_dist.ragged import ragged_arange
 from tests.kernels.mixes import Mix, mixes, seen_slots, subset
 
@@ -24,8 +34,8 @@ CUTS = st.tuples(st.sampled_from([1, 3, 16, 64]), st.sampled_from(SPLITS), st.bo
 def covered(tiles: Tiles) -> dict[int, list[int]]:
     """The pool slots that each packed row sees, by row, as the table has it."""
     found: dict[int, list[int]] = {}
-    for q0, rows, s0_base, s0, s1_base, s1, c0, c1, _, before in tiles.table.tolist():
-        for row in range(q0, q0 + rows):
+    for q0, rows, s0_base, s0, s1_base, s1, c0, c1, _, before, first, q1 in tiles.table.tolist():
+        for row in [*range(q0, q0 + first), *range(q1, q1 + rows - first)]:
             slots = found.setdefault(row, [])
             cached = [*range(s0_base, s0_base + s0), *range(s1_base, s1_base + s1)]
             slots += cached[: max(int(tiles.seen[row]) - before, 0)]
@@ -86,7 +96,7 @@ def test_parts_are_numbered_and_merged_once(mix: Mix, cut: Cut) -> None:
     by_rows: dict[tuple[int, int], list[int]] = {}
     for entry in tiles.table.tolist():
         by_rows.setdefault((entry[0], entry[1]), []).append(entry[8])
-    merges = {(q0, rows): list(range(first, first + parts)) for q0, rows, first, parts in tiles.merges.tolist()}
+    merges = {(q0, rows): list(range(first, first + parts)) for q0, rows, first, parts, *_ in tiles.merges.tolist()}
     assert len(merges) == len(tiles.merges)
     for rows, parts in by_rows.items():
         assert sorted(parts) == merges.get(rows, [-1])
@@ -139,7 +149,7 @@ def test_low_stacks_alone_are_split(mix: Mix, cut: Cut) -> None:
     tiles, whole = tile(mix.segments, *cut), tile(mix.segments, tile_rows, None, stacked)
     order, _, first = stacks(mix.segments, stacked)
     of_stack = np.searchsorted(mix.segments.start[order][first], whole.table[:, 0], "right")
-    parts = {(q0, rows): count for q0, rows, _, count in tiles.merges.tolist()}
+    parts = {(q0, rows): count for q0, rows, _, count, *_ in tiles.merges.tolist()}
     for stack in np.unique(of_stack):
         entries = whole.table[of_stack == stack]
         found = [parts.get((q0, rows), 1) for q0, rows in entries[:, :2].tolist()]
@@ -198,8 +208,8 @@ def test_own_keys_must_lie_in_packed_order() -> None:
 def test_no_segments() -> None:
     nothing = np.zeros(0, np.int64)
     tiles = tile(Segments(nothing, nothing, nothing, nothing, nothing, np.zeros(16, np.int64)), 16, Split(4, 32))
-    assert tiles.table.shape == (0, 10)
-    assert tiles.merges.shape == (0, 4)
+    assert tiles.table.shape == (0, 12)
+    assert tiles.merges.shape == (0, 6)
     assert tiles.hi.shape == (16,)
 
 
@@ -254,3 +264,62 @@ def windows(sequences: int, branches: int, rows: int, cached: list[int], prompts
     base = base.astype(np.int64)
     start = np.cumsum(count) - count
     return Segments(start, count, base, shared, sum(cached) + start, np.repeat(count, count))
+
+
+def read(tiles: Tiles) -> int:
+    """Columns that all tiles read together, each of K and V of every K/V head."""
+    return int(tiles.table[:, [3, 5]].sum() + (tiles.table[:, 7] - tiles.table[:, 6]).sum())
+
+
+def causal_step(sequences: int, cached: int, chain: int, group: int, prompt: int = 0) -> Segments:
+    """A prompt that is computed, chains, whose tokens are cached, and the groups behind them."""
+    of = np.arange(sequences)
+    rows = np.concatenate([[prompt] * (prompt > 0), np.repeat([chain, group], sequences)]).astype(np.int64)
+    base = np.concatenate([[0] * (prompt > 0), np.tile(prompt + of * cached, 2)]).astype(np.int64)
+    shared = np.concatenate([[prompt] * (prompt > 0), np.full(2 * sequences, cached)]).astype(np.int64)
+    start, number = np.cumsum(rows) - rows, np.concatenate([np.arange(n) for n in rows])
+    kind = np.repeat([0] * (prompt > 0) + [1] * sequences + [2] * sequences, rows)
+    seen = np.select([kind == 0, kind == 1], [number + 1, cached - chain + number + 1], cached)
+    scratch = prompt + sequences * cached
+    return Segments(start, rows, base, shared, scratch + start, np.where(kind == 2, number + 1, 0), None, seen)
+
+
+@pytest.mark.parametrize("split", [None, Split(4)])
+def test_chains_and_the_groups_behind_them_read_cached_columns_once(split: Split | None) -> None:
+    """64 sequences of Qwen3-8B with 8 drafts and 1,000 cached tokens: in tiles of their own they read them twice."""
+    rows = causal_tile_rows(4, 9, 8)
+    tiles = tile(causal_step(64, 1000, 9, 8), rows, split)
+    assert read(tiles) == 64 * (1000 + 8)
+    assert read(tile(causal_step(64, 1000, 9, 8), 16, split)) == 64 * (2 * 1000 + 8), "a tile holds no more"
+
+
+def test_tiles_of_a_prompt_end_at_their_own_last_bound() -> None:
+    """2,000 tokens in tiles of 32 rows: half of what they read when each went on to the end of the prompt."""
+    tiles = tile(causal_step(3, 100, 5, 4, prompt=2000), 32)
+    of_prompt = tiles.table[tiles.table[:, 0] < 2000]
+    assert sorted(of_prompt[:, 3]) == [*range(32, 2000, 32), 2000]
+    assert of_prompt[:, 3].sum() == 64_496
+    assert read(tiles) == 64_496 + 3 * 104
+
+
+def test_the_end_of_a_prompts_tile_may_lie_in_either_range() -> None:
+    segments = causal_step(0, 0, 0, 0, prompt=40)
+    segments.shared[:], segments.tail = 24, (np.array([100]), np.array([16]))
+    found = tile(segments, 16).table[:, [3, 5]].tolist()
+    assert found == [[24, 16], [24, 8], [16, 0]]
+
+
+@pytest.mark.parametrize(
+    ("heads_per_kv", "drafts", "rows"),
+    [
+        (4, 8, 32), (4, 4, 16), (4, 0, 16), (4, 16, 32), (8, 8, 16), (8, 4, 16), (7, 8, 18), (7, 4, 9), (1, 16, 64),
+        (90, 8, 1),
+    ],
+)  # fmt: skip
+def test_tiles_of_causal_models_hold_a_chain_and_a_group_if_they_can(heads_per_kv: int, drafts: int, rows: int) -> None:
+    assert causal_tile_rows(heads_per_kv, 1 + drafts, drafts) == rows
+
+
+def test_more_heads_than_the_highest_tile_has_rows_are_refused() -> None:
+    with pytest.raises(ValueError, match="at most 128"):
+        causal_tile_rows(129, 9, 8)

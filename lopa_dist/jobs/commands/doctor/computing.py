@@ -16,9 +16,12 @@ from lopa_dist.jobs.commands.doctor.finding import GIB, Finding, Machine, broken
 from lopa_dist.jobs.setup.device import choose_dtype, cores
 from lopa_dist.kernels import native
 from lopa_dist.kernels.dispatch import KERNELS, TRITON
+from lopa_dist.kernels.experts import by_library
 from lopa_dist.kernels.preflight import Widths, faults
 from lopa_dist.kernels.row_bits import fault
 from lopa_dist.models.checkpoint import DTYPES
+from lopa_dist.models.families import FAMILIES
+from lopa_dist.models.quantize import STORED
 from lopa_dist.parallel.launcher import detect
 
 
@@ -89,15 +92,37 @@ def kernels(machine: Machine) -> Finding:
         return fine("torch's operations compute everything here")
     shape = machine.shape
     widths = Widths(1024, 2048, 16, 4, 64, 16)
-    if shape is not None:
-        widths = widths_of(shape, max(1, 64 // (shape.heads // shape.kv_heads)))
     dtype = DTYPES[choose_dtype(machine.config.model, machine.device)]
+    if shape is not None:
+        stored = weight_of_experts(machine, dtype)
+        ours = () if stored is None or by_library(machine.device, dtype, stored) else (stored,)
+        causal = FAMILIES[shape.family].pattern == "causal"
+        whole = not machine.config.engine.reproducible
+        widths = widths_of(shape, 64 // (shape.heads // shape.kv_heads) or 1, 1, causal, whole, ours)
     fp8 = torch.cuda.get_device_capability(machine.device) >= (8, 9)
     wanted = tuple(name for name in KERNELS if name != "fp8" or fp8)
-    failing = faults(widths, dtype, machine.device, wanted)
+    tall = widths._replace(tile_rows=2 * widths.tile_rows)  # windows of masked models usually have these tiles
+    failing = faults(tall, dtype, machine.device, ("attention",)) | faults(widths, dtype, machine.device, wanted)
     if not failing:
-        return fine(f"{len(wanted)} compile here and agree with torch")
+        return fine(f"{len(wanted)} compile here and agree with torch{experts_by(machine, dtype)}")
     said = "; ".join(f"{name}: {fault}" for name, fault in failing.items())
     if machine.config.engine.kernels == "triton":
         return broken(said, "engine.kernels=auto does without them")
     return slow(f"these run in torch's form: {said}")
+
+
+def weight_of_experts(machine: Machine, dtype: torch.dtype) -> torch.dtype | None:
+    """Return what the weights of the model's experts are stored in; None: it has none."""
+    if machine.shape is None or machine.shape.experts is None:
+        return None
+    return STORED.get(machine.config.model.quantization, dtype)
+
+
+def experts_by(machine: Machine, dtype: torch.dtype) -> str:
+    """Return what multiplies with the experts of the model, if it has some."""
+    stored = weight_of_experts(machine, dtype)
+    if stored is None:
+        return ""
+    if by_library(machine.device, dtype, stored):
+        return "; experts: by torch's grouped product"
+    return "; experts: by Triton's kernel, since torch's product would ask the GPU for every group's size here"

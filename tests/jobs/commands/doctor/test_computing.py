@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks.gpu_shapes import DREAM
 from lopa_dist.config import composed
 from lopa_dist.jobs.commands.doctor import computing
 from lopa_dist.jobs.commands.doctor.finding import Finding, Machine, State
 from lopa_dist.kernels.preflight import Fault
+from lopa_dist.models.config import Experts
 from tests.jobs.commands.doctor.machines import machine
+
+SHAPE = replace(DREAM, experts=Experts(8, 2, 32, "softmax", True))
 
 
 def test_a_gpu_that_is_not_there_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,6 +36,26 @@ def test_kernels_that_fail_slow_a_job_and_end_one_that_insists(monkeypatch: pyte
     )
     assert computing.kernels(machine("engine.kernels=triton", gpu=True)).state == State.BROKEN
     assert computing.kernels(machine("engine.kernels=torch", gpu=True)).state == State.FINE
+
+
+@pytest.mark.parametrize(
+    ("capability", "options", "said"),
+    [
+        ((8, 0), (), "; experts: by Triton's kernel, since torch's product would ask"),
+        ((9, 0), (), "; experts: by torch's grouped product"),
+        ((9, 0), ("model.dtype=fp16",), "; experts: by Triton's kernel"),
+        ((9, 0), ("model.quantization=int8",), "; experts: by Triton's kernel"),
+    ],
+)
+def test_what_multiplies_with_experts_is_said(
+    capability: tuple[int, int], options: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_: True)
+    monkeypatch.setattr(computing, "faults", lambda *_: {})
+    made = machine(f"model.path={tmp_path}", "model.dtype=bf16", *options, gpu=True)
+    made.__dict__["shape"] = SHAPE
+    assert said in computing.kernels(made).text
 
 
 def test_what_triton_lacks_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,0 +1,186 @@
+"""Routing in two kernels: what rows choose, counted for each block of rows; then where each choice stands.
+
+The second kernel adds up the counts of all blocks in every program, so no program waits for another, nothing is added
+up in an order of chance, and places are those of `routing.grouped`.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lopa_dist.kernels.dispatch import OPTIONS
+from lopa_dist.kernels.routing import Groups, Router, room_for
+
+FEW = 256  # rows up to which blocks are small, so that there are enough of them
+NUMBERS = 4096  # scores that a program holds at most
+LOWEST = tl.constexpr(-(2**31))  # of a key: what is taken already
+
+
+def takes(router: Router, experts: int) -> bool:
+    """Return whether the kernels can do it: with groups, a program holds scores by group, in powers of two."""
+    powers = experts & (experts - 1) == 0 and router.groups & (router.groups - 1) == 0
+    return experts <= NUMBERS and (router.groups == 1 or powers)
+
+
+def warps_for(numbers: int) -> int:
+    """Return how many warps hold `numbers` scores and what is made of them in registers."""
+    return 8 if numbers > NUMBERS // 2 else 4
+
+
+def routed(logits: Tensor, bias: Tensor | None, router: Router, height: int) -> tuple[Tensor, Groups]:
+    """As `routing.routed`; ties between experts go to the lower number, and a row of NaN chooses some experts."""
+    (rows, experts), device = logits.shape, logits.device
+    width = triton.next_power_of_2(experts)
+    block = max(min(4 if rows <= FEW else 16, NUMBERS // width), 1)
+    blocks, warps = triton.cdiv(rows, block), warps_for(block * width)
+    room = room_for(rows * router.chosen, experts, height)
+    weights = torch.empty(rows, router.chosen, dtype=torch.float32, device=device)
+    chosen, counts = (
+        torch.empty(size, dtype=torch.int32, device=device) for size in (weights.shape, (blocks, experts))
+    )
+    place, choice = (torch.empty(size, dtype=torch.int64, device=device) for size in (weights.shape, (room,)))
+    ends = torch.empty(experts, dtype=torch.int32, device=device)
+    if rows:
+        logits = logits.contiguous()
+        choose_kernel[(blocks,)](
+            logits, logits if bias is None else bias, chosen, weights, counts, choice, rows, room,
+            E=experts, WIDTH=width, CHOSEN=router.chosen, CHOICES=triton.next_power_of_2(router.chosen),
+            GROUPS=router.groups, CHOSEN_GROUPS=router.chosen_groups, SIGMOID=router.sigmoid,
+            RENORMALISE=router.renormalise and (router.chosen > 1 or not router.sigmoid), SCALE=router.scale,
+            BLOCK=block, num_warps=warps, **OPTIONS,
+        )  # fmt: skip
+        place_kernel[(blocks,)](
+            chosen, counts, place, choice, ends, rows, blocks, E=experts, WIDTH=width, CHOSEN=router.chosen,
+            BLOCK=block, AT_ONCE=max(NUMBERS // width, 1), HEIGHT=height, num_warps=warps, **OPTIONS,
+        )  # fmt: skip
+    return weights, Groups(place, choice, ends, height)
+
+
+@triton.jit
+def ordered(x: tl.tensor) -> tl.tensor:
+    """Return integers in the order of numbers, all above `LOWEST`; NaN has a place in it, too."""
+    bits = x.to(tl.int32, bitcast=True)
+    return tl.maximum(tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF), LOWEST + 1)
+
+
+@triton.jit(do_not_specialize=["rows", "room"])
+def choose_kernel(
+    logits: tl.tensor,  # [R, E]
+    bias: tl.tensor,  # [E], read where SIGMOID
+    chosen: tl.tensor,  # [R, CHOSEN]
+    weights: tl.tensor,  # [R, CHOSEN]
+    counts: tl.tensor,  # [blocks, E] how often the rows of a block choose each expert
+    choice: tl.tensor,  # [room] set to 0
+    rows: tl.tensor,
+    room: tl.tensor,
+    E: tl.constexpr,
+    WIDTH: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    CHOICES: tl.constexpr,
+    GROUPS: tl.constexpr,
+    CHOSEN_GROUPS: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    RENORMALISE: tl.constexpr,
+    SCALE: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Grid ``(blocks of BLOCK rows,)``."""
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    expert = tl.arange(0, WIDTH)
+    real, inside = row < rows, expert < E
+    at = row[:, None].to(tl.int64) * E + expert[None]
+    number = tl.load(logits + at, real[:, None] & inside[None], 0).to(tl.float32)
+    if SIGMOID:
+        score = 1 / (1 + tl.exp(-number))
+        rank = score + tl.load(bias + expert, inside, 0).to(tl.float32)[None]
+    else:
+        number = tl.where(inside[None], number, float("-inf"))
+        score = tl.exp(number - tl.max(number, 1)[:, None])
+        score = score / tl.sum(score, 1)[:, None]
+        rank = score
+    key = tl.where(inside[None], ordered(rank), LOWEST)
+
+    if GROUPS > 1:
+        each: tl.constexpr = E // GROUPS
+        by_group = tl.reshape(rank, [BLOCK, GROUPS, each])
+        best = tl.argmax(ordered(by_group), 2)
+        others = tl.where(tl.arange(0, each)[None, None] == best[:, :, None], float("-inf"), by_group)
+        group_key = ordered(tl.max(by_group, 2) + tl.max(others, 2))
+        group = tl.arange(0, GROUPS)[None]
+        closed = tl.full([BLOCK, GROUPS], 1, tl.int32)
+        for _ in tl.static_range(CHOSEN_GROUPS):
+            found = group == tl.argmax(group_key, 1)[:, None]
+            group_key = tl.where(found, LOWEST, group_key)
+            closed = tl.where(found, 0, closed)
+        of_expert = tl.reshape(tl.broadcast_to(closed[:, :, None], [BLOCK, GROUPS, each]), [BLOCK, WIDTH])
+        key = tl.where(of_expert == 0, key, LOWEST)
+
+    taken = tl.zeros([BLOCK, WIDTH], tl.int32)
+    weight = tl.zeros([BLOCK, CHOICES], tl.float32)
+    place = tl.arange(0, CHOICES)[None]
+    for j in tl.static_range(CHOSEN):
+        most = tl.argmax(key, 1)
+        found = expert[None] == most[:, None]
+        key = tl.where(found, LOWEST, key)
+        taken += tl.where(found & real[:, None], 1, 0)
+        weight = tl.where(place == j, tl.sum(tl.where(found, score, 0.0), 1)[:, None], weight)
+        tl.store(chosen + row.to(tl.int64) * CHOSEN + j, most.to(tl.int32), real)
+    if RENORMALISE:
+        weight = weight / (tl.sum(weight, 1) + (1e-20 if SIGMOID else 0.0))[:, None]
+    if SIGMOID:
+        weight = weight * SCALE
+    tl.store(weights + row[:, None].to(tl.int64) * CHOSEN + place, weight, real[:, None] & (place < CHOSEN))
+    tl.store(counts + tl.program_id(0).to(tl.int64) * E + expert, tl.sum(taken, 0), inside)
+
+    numbers = tl.arange(0, 1024)
+    for start in range(tl.program_id(0) * 1024, room, tl.num_programs(0) * 1024):
+        tl.store(choice + start + numbers, tl.zeros([1024], tl.int64), start + numbers < room)
+
+
+@triton.jit(do_not_specialize=["rows", "blocks"])
+def place_kernel(
+    chosen: tl.tensor,  # [R, CHOSEN]
+    counts: tl.tensor,  # [blocks, E]
+    place: tl.tensor,  # [R, CHOSEN]
+    choice: tl.tensor,  # [room]
+    ends: tl.tensor,  # [E]
+    rows: tl.tensor,
+    blocks: tl.tensor,
+    E: tl.constexpr,
+    WIDTH: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    HEIGHT: tl.constexpr,
+) -> None:
+    """Grid ``(blocks of BLOCK rows,)``."""
+    own = tl.program_id(0)
+    expert = tl.arange(0, WIDTH)
+    inside = expert < E
+    total = tl.zeros([WIDTH], tl.int32)
+    before = tl.zeros([WIDTH], tl.int32)
+    for start in range(0, blocks, AT_ONCE):
+        block = start + tl.arange(0, AT_ONCE)[:, None]
+        count = tl.load(counts + block.to(tl.int64) * E + expert[None], (block < blocks) & inside[None], 0)
+        total += tl.sum(count, 0)
+        before += tl.sum(tl.where(block < own, count, 0), 0)
+    sizes = (total + HEIGHT - 1) // HEIGHT * HEIGHT
+    end = tl.cumsum(sizes, 0)
+    if own == 0:
+        tl.store(ends + expert, end, inside)
+
+    row = own * BLOCK + tl.arange(0, BLOCK)
+    real = row < rows
+    at = row.to(tl.int64) * CHOSEN
+    taken = tl.zeros([BLOCK, WIDTH], tl.int32)  # a row chooses an expert once
+    for j in tl.static_range(CHOSEN):
+        taken += tl.where(expert[None] == tl.load(chosen + at + j, real, -1)[:, None], 1, 0)
+    number = (end - sizes + before)[None] + tl.cumsum(taken, 0) - taken
+    for j in tl.static_range(CHOSEN):
+        found = expert[None] == tl.load(chosen + at + j, real, -1)[:, None]
+        stands = tl.sum(tl.where(found, number, 0), 1).to(tl.int64)
+        tl.store(place + at + j, stands, real)
+        tl.store(choice + stands, at + j, real)
