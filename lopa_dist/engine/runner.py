@@ -130,7 +130,7 @@ class Runner:
         if last is not None:
             wanted = torch.cat([wanted, last[0]])
         tokens, positions, slots = batch.tokens, batch.positions, prepared.kv_slots
-        if in_c(self.network.head):  # which has no need of whole tiles of rows
+        if in_c(self.network.head) and not self.network.needs_tiles:
             count = len(batch.table.hi)
             tokens, positions, slots = tokens[:count], positions[:count], slots if slots is None else slots[:count]
         else:

@@ -89,7 +89,8 @@ class Runners:
         form = heads, kv_heads, shape.head_dim, rows, model.head_weight, self.rows.in_place, in_c
         self.attention = make(name, *form)
         of_tile = self.attention.tile_rows if isinstance(self.attention, Meta) else None
-        if device.type == "cpu" and (not in_c or shape.experts is not None):
+        self.network = merged(model)  # before anyone asks how much memory is free
+        if device.type == "cpu" and (not in_c or self.network.needs_tiles):
             warn_of_bits(model.head_weight.dtype)
         if device.type == "cpu" and model.head_weight.dtype == torch.float32 and options.kernels != "torch":
             warn_of_fault()
@@ -103,7 +104,6 @@ class Runners:
                 "engine.graphs=always: graphs need engine.attention=meta, Triton's kernels (engine.kernels) and "
                 "parallel.tensor=1"
             )
-        self.network = merged(model)  # before anyone asks how much memory is free
         if reproducible and device.type == "cuda" and shape.experts is not None:
             raise ValueError(
                 "engine.reproducible=true on a GPU cannot go with a mixture of experts: the library multiplies them, "

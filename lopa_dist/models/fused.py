@@ -73,6 +73,11 @@ class FusedTransformer:
         self.layers = [FusedLayer(layer) for layer in model.model.layers]  # type: ignore[arg-type]
         self.norms = [layer.before for layer in self.layers] + [model.model.norm.weight]
         self.head = head_of(model)
+        # whether the library multiplies some rows, in bits that follow from the row alone only in whole tiles of rows
+        self.needs_tiles = any(
+            layer.experts is not None or any(isinstance(linear, QuantizedLinear) for linear in layer.projections)
+            for layer in self.layers
+        )
         # what is multiplied, by projection: to call the module takes 8 us longer on a CPU
         self.operands: dict[nn.Module, tuple[Tensor, Tensor | None]] = {
             linear: (linear.weight.t(), linear.bias)
