@@ -306,27 +306,28 @@ void swiglu(const float *x, float *y, ptrdiff_t R, ptrdiff_t I, int threads) {
     }
 }
 
-/* q and k of qkv [R, (H + 2 Hkv) D] are rotated where they are, normed before if there are weights; k and v are stored */
-void rotate_and_store(float *qkv, const float *cos, const float *sin, float *keys, float *values, const int64_t *slots,
+/* q [R, H, D] of qkv [R, (H + 2 Hkv) D], rotated, and normed before if there are weights; so is k, which is stored, as v
+is */
+void rotate_and_store(const float *qkv, float *q, const float *cos, const float *sin, float *keys, float *values, const int64_t *slots,
                       int64_t first, const float *q_norm, const float *k_norm, float eps, ptrdiff_t R, ptrdiff_t H,
                       ptrdiff_t Hkv, ptrdiff_t D, int threads) {
     ptrdiff_t width = (H + 2 * Hkv) * D, half = D / 2;
     if (R * width < MANY_NUMBERS) threads = 1;
 #pragma omp parallel for num_threads(threads) if (threads > 1)
     for (ptrdiff_t r = 0; r < R; r++) {
-        float *row = qkv + r * width;
+        const float *row = qkv + r * width;
         const float *c = cos + r * D, *s = sin + r * D;
         int64_t slot = slots ? slots[r] : first + r;
         for (ptrdiff_t h = 0; h < H + Hkv; h++) {
-            float *x = row + h * D;
-            if (q_norm) normalise(x, h < H ? q_norm : k_norm, x, D, eps);
+            float *x = h < H ? q + (r * H + h) * D : keys + (slot * Hkv + h - H) * D;
+            if (q_norm) normalise(row + h * D, h < H ? q_norm : k_norm, x, D, eps);
+            else memcpy(x, row + h * D, D * sizeof *x);
             for (ptrdiff_t i = 0; i < half; i++) {
                 float low = x[i], high = x[i + half];
                 x[i] = __builtin_fmaf(high, s[i], low * c[i]);
                 x[i + half] = __builtin_fmaf(low, s[i + half], high * c[i + half]);
             }
         }
-        memcpy(keys + slot * Hkv * D, row + H * D, Hkv * D * sizeof *row);
         memcpy(values + slot * Hkv * D, row + (H + Hkv) * D, Hkv * D * sizeof *row);
     }
 }

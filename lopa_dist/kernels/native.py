@@ -30,7 +30,7 @@ FUNCTIONS = {
     "product": (None, (P, N, P, N, P, P, N, N, N, N, INT)),
     "norm": (None, (P, P, P, P, N, N, F, INT)),
     "swiglu": (None, (P, P, N, N, INT)),
-    "rotate_and_store": (None, (P, P, P, P, P, P, LONG, P, P, F, N, N, N, N, INT)),
+    "rotate_and_store": (None, (P, P, P, P, P, P, P, LONG, P, P, F, N, N, N, N, INT)),
     "reduce": (None, (P, P, N, N, LONG, N, LONG, F, P, INT, INT, INT, P, INT)),
     "records": (None, (P, N, N, INT, INT, P)),
     "attend": (INT, (P, N, P, P, P, P, N, P, P, P, N, N, N, F, LONG, INT)),
@@ -145,15 +145,17 @@ def rotate_and_store(
     norms: tuple[Tensor, Tensor] | None,
     eps: float,
     slots: Tensor | None,
-) -> None:
-    """As `kernels.rope.rope_and_store` of all rows; q and k of `qkv` are rotated in place."""
+) -> Tensor:
+    """As `kernels.rope.rope_and_store` of all rows."""
     kv_heads, dim = keys.shape[1:]
     rows, heads = len(qkv), qkv.shape[1] // dim - 2 * kv_heads
     q_norm, k_norm = norms or (None, None)
+    q = qkv.new_empty(rows, heads, dim)
     library().rotate_and_store(
-        qkv.data_ptr(), cos.data_ptr(), sin.data_ptr(), keys.data_ptr(), values.data_ptr(), pointer(slots), scratch,
+        qkv.data_ptr(), q.data_ptr(), cos.data_ptr(), sin.data_ptr(), keys.data_ptr(), values.data_ptr(), pointer(slots), scratch,
         pointer(q_norm), pointer(k_norm), eps, rows, heads, kv_heads, dim, torch.get_num_threads(),
     )  # fmt: skip
+    return q
 
 
 def reduce(

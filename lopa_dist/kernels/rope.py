@@ -134,7 +134,7 @@ def rope_and_store(
     """Rotate the projected q and k, and write k and v into the pool: all between projection and attention.
 
     Packed row r goes to slot ``scratch + r``, or to ``slots[r]``. Only rows below `rows` are read, rotated and written;
-    the others' q is undefined, their slots stay as they are. q may be a view of `qkv`, which may be changed.
+    the others' q is undefined, their slots stay as they are. q may be a view of a larger tensor.
 
     Args:
         qkv: ``[R, (H + 2 Hkv) * D]``, the q heads first, then k, then v. D is even.
@@ -157,10 +157,8 @@ def rope_and_store(
             rows = torch.full((1,), len(qkv), dtype=torch.int32, device=qkv.device)
         cos, sin = cos.flatten(1), sin.flatten(1)
         return rope_triton.rope_and_store(qkv, cos, sin, keys, values, scratch, rows, norms, eps, must_be_finite, slots)
-    if in_c(qkv) and must_be_finite is None and cos.dtype == qkv.dtype:
-        count = len(qkv) if rows is None else int(rows)
-        native.rotate_and_store(qkv[:count], cos, sin, keys, values, scratch, norms, eps, slots)
-        return qkv.view(len(qkv), -1, keys.shape[2])[:, : -2 * keys.shape[1]]
+    if in_c(qkv) and rows is None and must_be_finite is None and cos.dtype == qkv.dtype:
+        return native.rotate_and_store(qkv, cos, sin, keys, values, scratch, norms, eps, slots)
     kv_heads, dim = keys.shape[1:]
     of_heads = qkv.view(qkv.shape[0], -1, dim)
     heads = of_heads.shape[1] - 2 * kv_heads
