@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,19 +76,33 @@ def main(stages: Mapping[str, StageOf], arguments: list[str] | None = None) -> N
     parser.add_argument("--toy", action="store_true")
     parser.add_argument("--skip", action="append", default=[], metavar="FACT")
     parser.add_argument("--only", metavar="FACT")
+    parser.add_argument(
+        "--share", type=int, nargs=2, default=(0, 1), metavar=("I", "N"), help="each N-th fact from I on"
+    )
     options = parser.parse_args(arguments)
     faulthandler.enable()
     faulthandler.register(signal.SIGQUIT, all_threads=True)
     device = torch.device("cuda:0" if torch.cuda.is_available() and not options.toy else "cpu")
-    perform(stages[options.stage], device, options.skip, options.only)
+    perform(stages[options.stage], device, options.skip, options.only, options.share)
 
 
-def perform(stage: StageOf, device: torch.device, skip: Collection[str] = (), only: str | None = None) -> None:
-    """Find the facts of a stage, without those to skip, or one alone; in any case those that others need."""
+def perform(
+    stage: StageOf,
+    device: torch.device,
+    skip: Collection[str] = (),
+    only: str | None = None,
+    share: Sequence[int] = (0, 1),
+) -> None:
+    """Find the facts of a stage, without those to skip, or one alone; in any case those that others need.
+
+    Of several processes that share the facts, `share` has this one's number and how many they are.
+    """
     torch.manual_seed(0)
+    number, processes = share
     with torch.inference_mode():
-        for name, function in stage(device):
-            if isinstance(function, Making) or (name not in skip and only in (None, name)):
+        for place, (name, function) in enumerate(stage(device)):
+            mine = place % processes == number and name not in skip and only in (None, name)
+            if isinstance(function, Making) or mine:
                 find(name, function)
 
 

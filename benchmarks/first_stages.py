@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,8 @@ from benchmarks.first_ranks import ranks
 from benchmarks.first_speed import speed
 from benchmarks.first_texts import texts
 
+AHEAD = {"preflight": 3, "engines": 3, "texts": 3}  # processes by stage
+AHEAD_SECONDS = 60.0
 SANITIZER = "compute-sanitizer"
 SANITIZER_FOLDERS = "/usr/local/cuda/bin", "/opt/cuda/bin"  # where it is, beside the search path
 SANITIZED = "small kernels"  # the stage that runs under it
@@ -60,6 +64,40 @@ def environment(device: torch.device) -> Iterator[Fact]:
         yield from (("Triton", triton), ("GPU", gpu))
 
 
+def compiled(device: torch.device) -> Iterator[Fact]:
+    """What the next stages compile, compiled ahead by several processes into the cache on disk that all read."""
+    if device.type == "cpu":
+        yield "not on a CPU", dict
+        return
+    yield "by several processes", partial(ahead, device, AHEAD, AHEAD_SECONDS)
+
+
+def ahead(device: torch.device, stages: Mapping[str, int], seconds: float) -> dict[str, Any]:
+    """Run stages whose facts nobody looks at, each shared by a number of processes; say how these ended.
+
+    What dies here, or is not done in time, is found once more by the stage itself.
+    """
+    end, toy = time.monotonic() + seconds, ["--toy"] * (device.type == "cpu")
+    children = {
+        f"{stage} {number}": subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.first_stages", stage, "--share", str(number), str(processes), *toy],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )
+        for stage, processes in stages.items() for number in range(processes)
+    }  # fmt: skip
+    ended: dict[str, int | None] = {}
+    try:
+        for name, child in children.items():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(max(end - time.monotonic(), 0))
+            ended[name] = child.poll()
+    finally:
+        for child in children.values():
+            child.kill()
+            child.wait()
+    return {"ended": ended}
+
+
 def small_kernels(device: torch.device) -> Iterator[Fact]:
     """Every kernel at small shapes, which a tool that watches each access is done with in time."""
     return kernels(device, small=True)
@@ -92,6 +130,7 @@ def sanitizer(device: torch.device) -> Iterator[Fact]:
 
 STAGES: dict[str, StageOf] = {
     "environment": environment,
+    "compiled": compiled,
     "preflight": preflight,
     "engines": engines,
     "texts": texts,

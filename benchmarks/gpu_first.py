@@ -40,14 +40,15 @@ class Stage:
 
 STAGES = (  # texts before kernels: these explain, those decide
     Stage("environment", 20),
-    Stage("preflight", 75),
-    Stage("engines", 60),
-    Stage("texts", 110),
+    Stage("compiled", 75),
+    Stage("preflight", 60),
+    Stage("engines", 50),
+    Stage("texts", 85),
     Stage("graphs", 40),
-    Stage("kernels", 100),
+    Stage("kernels", 95),
     Stage("speed", 95),
-    Stage("ranks", 45),
-    Stage("layers", 45),
+    Stage("ranks", 40),
+    Stage("layers", 35),
 )
 SANITIZER = Stage("sanitizer", 300)  # with --stage only: it compiles everything anew, and watches each access
 BENCH = (

@@ -19,7 +19,8 @@ from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.prefix_rules import PrefixRules
 from lopa_dist.engine.request import Request
 from lopa_dist.engine.sizes import most_rows, share_of
-from lopa_dist.models.config import ModelConfig
+from lopa_dist.kernels.experts import TALL
+from lopa_dist.models.config import Experts, ModelConfig
 from lopa_dist.ragged import Ints
 
 SHARE = 0.9  # of the free memory
@@ -73,10 +74,21 @@ def row_bytes(model: ModelConfig, element: int) -> int:
     """
     heads = (2 * model.heads + 2 * model.kv_heads) * model.head_dim
     inner = 3 * model.intermediate_size
-    if model.experts is not None:  # each choice of a row has a row of its own: input, gate, up and output
-        inner = model.experts.chosen * (2 * model.hidden_size + 3 * model.experts.size)
+    if model.experts is not None:  # each choice of a row has a row of its own
+        inner = model.experts.chosen * choice_numbers(model, model.experts)
     numbers = 5 * model.hidden_size + heads + inner
     return token_bytes(model, element) + numbers * element + 28 * -(-model.vocab_size // TILE)
+
+
+def choice_numbers(model: ModelConfig, experts: Experts) -> int:
+    """Return how many numbers a row of one expert has: input, gate, up and output."""
+    return 2 * model.hidden_size + 3 * experts.size
+
+
+def filling_bytes(model: ModelConfig, element: int) -> int:
+    """Return the bytes of the rows that fill up each expert's last tile of a forward, at most."""
+    experts = model.experts
+    return 0 if experts is None else experts.count * (TALL - 1) * choice_numbers(model, experts) * element
 
 
 @runtime_checkable
@@ -182,7 +194,7 @@ def plan(
     def planned(count: int, rows: int) -> Plan:
         tokens = kv_budget(needs, count, kv_limit)
         scratch = min(count * longest, max(rows, longest))
-        taken = tokens * of_token + scratch * of_row + hidden_rows(scratch) * of_hidden
+        taken = tokens * of_token + scratch * of_row + hidden_rows(scratch) * of_hidden + filling_bytes(model, element)
         return Plan(count, rows, scratch, taken)
 
     limits = [limit] if limit is not None else [MOST_ROWS, MOST_ROWS // 2, FEW_ROWS]

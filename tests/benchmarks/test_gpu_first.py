@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import first_kernels, first_model, first_ranks, gpu_first, gpu_shapes
+from benchmarks import first_kernels, first_model, first_ranks, first_stages, gpu_first, gpu_shapes
 from benchmarks.first_facts import brief, compared, perform
 from benchmarks.first_graphs import Graphs
 from benchmarks.first_kernels import compiled
@@ -41,8 +41,8 @@ def facts(stage: str, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]
 @pytest.mark.parametrize(
     ("stage", "least"),
     [
-        ("environment", 3), ("preflight", 1), ("engines", 16), ("kernels", 42), ("graphs", 7), ("texts", 4),
-        ("layers", 7), ("ranks", 3), ("sanitizer", 2),
+        ("environment", 3), ("compiled", 1), ("preflight", 1), ("engines", 16), ("kernels", 42), ("graphs", 7),
+        ("texts", 4), ("layers", 7), ("ranks", 3), ("sanitizer", 2),
     ],
 )  # fmt: skip
 def test_a_toy_of_every_stage_finds_all_as_it_should_be(
@@ -60,6 +60,25 @@ def test_a_toy_measures_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(steps) == 5
     assert all(fact["steps"] > 0 and fact["ms a step"] is None for fact in steps)
     assert "aten::" in found["profile"]["table"]
+
+
+def test_processes_share_the_facts_of_a_stage(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each fact is one process's, but for those that others need."""
+    done: list[list[str]] = []
+    for number in range(3):
+        perform(STAGES["graphs"], CPU, share=(number, 3))
+        lines = map(json.loads, capsys.readouterr().out.splitlines())
+        done.append([line["fact"] for line in lines if "fact" in line])
+    every = [name for name, _ in STAGES["graphs"](CPU)]
+    assert sorted(name for names in done for name in names if name != "weights") == sorted(every[1:])
+    assert all("weights" in names for names in done)
+
+
+def test_what_is_compiled_ahead_may_end_as_it_likes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2])
+    assert first_stages.ahead(CPU, {"environment": 2}, 60)["ended"] == {"environment 0": 0, "environment 1": 0}
+    assert first_stages.ahead(CPU, {"no such stage": 1}, 60)["ended"]["no such stage 0"] not in (0, None)
+    assert first_stages.ahead(CPU, {"engines": 1}, 0)["ended"] == {"engines 0": None}, "it is not waited for"
 
 
 def test_the_stages_fit_into_ten_minutes() -> None:

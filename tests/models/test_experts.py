@@ -6,11 +6,14 @@ import copy
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from lopa_dist.engine.memory import row_bytes
+from lopa_dist.engine.memory import filling_bytes, plan, row_bytes, token_bytes
+from lopa_dist.kernels.experts import TALL
+from lopa_dist.kernels.routing import room_for
 from lopa_dist.models.adapter import load_adapter
 from lopa_dist.models.checkpoint import load_model, read_config
 from lopa_dist.models.config import Experts
@@ -163,6 +166,20 @@ def test_rows_of_experts_count_in_memory(folder: Path) -> None:
     each = config.experts.chosen * (2 * config.hidden_size + 3 * config.experts.size)
     without = replace(config, experts=None, intermediate_size=1)
     assert row_bytes(config, 4) - row_bytes(without, 4) == 4 * (each - 3)
+
+
+@pytest.mark.parametrize("choices", [1, 40, 700])
+def test_rows_that_fill_up_tiles_count_in_memory(folder: Path, choices: int) -> None:
+    """However rows choose, on a GPU there is room for a part of a tall tile of every expert."""
+    config = read_config(folder)
+    assert config.experts is not None
+    each = 2 * config.hidden_size + 3 * config.experts.size
+    room = room_for(choices, config.experts.count, TALL) * each * 2
+    assert room <= choices * each * 2 + filling_bytes(config, 2) + TALL * each * 2
+    assert filling_bytes(replace(config, experts=None), 2) == 0
+    needs = np.array([32])
+    taken = plan(config, 2, 1 << 40, needs, 1, 64, None, 64, lambda rows: 0).bytes
+    assert taken == 32 * token_bytes(config, 2) + 64 * row_bytes(config, 2) + filling_bytes(config, 2)
 
 
 @torch.inference_mode()
