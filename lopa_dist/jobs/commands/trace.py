@@ -28,8 +28,10 @@ from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.setup.device import choose_device
 from lopa_dist.jobs.show.page import write_page
 from lopa_dist.jobs.show.report import OF_SOURCE, config_of, read_report, why_no_results
+from lopa_dist.jobs.show.run_page import question
 from lopa_dist.parallel.launcher import World
 from lopa_dist.tasks.registry import make_task
+from lopa_dist.tasks.task import Item
 
 LOOKAHEAD, BONUS, RECORD, EDIT = "lookahead", "bonus", "record", "edit"
 """How a token came to be written: brought by the winner; predicted instead of a rejected draft; from the records, at a
@@ -174,12 +176,22 @@ def trace(folder: Path, which: str) -> Trace:
     engine = builder.engine(config.decode, alone, on_step=recorder)
     [generation] = engine.generate([request])
     text = answer_of(tokenizer, generation, item.stop)[2]
-    prompt = tokenizer.decode(request.prompt)
+    # of a prompt that was cut, only its tokens are known
+    cut = str(tokenizer.decode(request.prompt, skip_special_tokens=True)) if encoder.cut else ""
     shown = zip(recorder.tokens, pieces(tokenizer, recorder.tokens), strict=True)
     texts = [END if token in builder.shape.eos_ids else piece for token, piece in shown]
     forwards, by_load = line["usage"]["forwards"], config.decode.drafts == "auto" or config.decode.drafts_text
     same, verdict = text == line["text"], verdict_of(line)
-    return Trace(line["custom_id"], prompt, texts, recorder.steps, same, verdict, forwards, by_load)
+    return Trace(line["custom_id"], cut or words(item), texts, recorder.steps, same, verdict, forwards, by_load)
+
+
+def words(item: Item) -> str:
+    """Return what a request asks, as its user wrote it: without a chat template's tokens and few-shot examples."""
+    if item.messages is None or len(item.messages) == 1:
+        return question(item)
+    *before, last = [{"role": message["role"], "content": message["content"]} for message in item.messages]
+    turns = [*before, last | {"content": last["content"].removeprefix(item.prefix)}]
+    return "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in turns)
 
 
 def verdict_of(line: dict[str, Any]) -> str:
