@@ -123,7 +123,7 @@ class TaskConfig:
     output: str | None = option(
         None,
         "a file for the results besides the run folder: .jsonl, .csv or .parquet, also s3://..., gs://... or "
-        "hf://datasets/owner/name/FILE; null: none",
+        "hf://datasets/owner/name/FILE; FOLDER/part-*.parquet: parts, which are written while the job runs; null: none",
     )
     harness: str | None = option(
         None, "task=harness: a task or a group of lm-evaluation-harness by its name, or a YAML file of a task"
@@ -193,7 +193,12 @@ class TaskConfig:
             raise ValueError(f"task.score={self.score}: must be exact or FILE.py:FUNCTION")
         require_seconds("task.code_timeout_s", self.code_timeout_s)
         if self.output is not None and PurePosixPath(self.output).suffix not in OUTPUTS:
-            raise ValueError(f"task.output={self.output}: name a file that ends with {', '.join(OUTPUTS)}")
+            raise ValueError(
+                f"task.output={self.output}: name a file that ends with {', '.join(OUTPUTS)}, or FOLDER/part-*.parquet "
+                "for parts that are written while the job runs"
+            )
+        if self.output is not None and "*" in str(PurePosixPath(self.output).parent) + self.output.partition("*")[2]:
+            raise ValueError(f"task.output={self.output}: one * in the name of the file stands for a part's number")
         if self.prompt is not None:
             template_of(self.prompt)
             if self.column is not None:

@@ -125,14 +125,26 @@ class Journal:
         """The number of an attempt that begins now."""
         return 1 + max((attempt_of(part) for part in self.parts()), default=0)
 
-    def entries(self, since: int = 1) -> Iterator[tuple[dict[str, Any], Location]]:
-        """All complete entries of attempts from `since` on, and where they stand; a torn last entry is skipped."""
+    def entries(
+        self, since: int = 1, read_to: dict[Path, int] | None = None
+    ) -> Iterator[tuple[dict[str, Any], Location]]:
+        """All complete entries of attempts from `since` on, and where they stand; a torn last entry is skipped.
+
+        Args:
+            since: the first attempt.
+            read_to: how far each file was read before; goes on from there, and notes how far it is read now.
+        """
         for part in self.parts():
             if attempt_of(part) < since:
                 continue
-            offset = 0
+            offset = 0 if read_to is None else read_to.get(part, 0)
             with part.open("rb") as lines:
+                lines.seek(offset)
                 for line in lines:
+                    if read_to is not None:
+                        if not line.endswith(b"\n"):
+                            break  # it is being written
+                        read_to[part] = offset + len(line)
                     location = Location(part, offset, len(line))
                     offset += len(line)
                     try:
@@ -165,9 +177,11 @@ class Journal:
                 done[index] = 1
         return done, len(failed)
 
-    def entries_of(self, ids: RequestIds) -> Iterator[tuple[int, dict[str, Any], Location]]:
-        """All complete entries, each with the index of its request, or -1, and where it stands."""
-        entries = self.entries()
+    def entries_of(
+        self, ids: RequestIds, read_to: dict[Path, int] | None = None
+    ) -> Iterator[tuple[int, dict[str, Any], Location]]:
+        """All complete entries (`entries`), each with the index of its request, or -1, and where it stands."""
+        entries = self.entries(read_to=read_to)
         while some := list(islice(entries, 256)):  # ids are found faster together
             indices = ids.find([str(entry.get("id", "")) for entry, _ in some])
             for index, (entry, where) in zip(indices.tolist(), some, strict=True):
@@ -264,12 +278,17 @@ def merge(
                     figures.append(entry["figures"] | {"attempt": attempt, "at": entry["at"]})
             elif (line := rejected(index)) is None:
                 continue
-            # the place in the input stands behind the name
-            yield json_line({"custom_id": None, "index": None} | line | carried(index) | {"index": numbers[index]})
+            yield json_line(line_of(line, carried(index), numbers[index]))
 
     write_lines(folder / "results.jsonl", lines())
     unjudged, failed = sum(good != FAILED for good in weak.values()), sum(good == FAILED for good in weak.values())
     return Merged(figures, work, failed, unjudged, replicas)
+
+
+def line_of(line: dict[str, Any], carried: dict[str, Any], number: int) -> dict[str, Any]:
+    """Return a line of `results.jsonl`: the journal's, what it has from the input, and its place there."""
+    # the place stands behind the name
+    return {"custom_id": None, "index": None} | line | carried | {"index": number}
 
 
 def read(file: Path) -> dict[str, Any]:

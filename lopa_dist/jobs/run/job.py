@@ -25,6 +25,7 @@ from lopa_dist.jobs.folder.batch_output import NAME as BATCH_OUTPUT
 from lopa_dist.jobs.folder.batch_output import line_of, write_batch_lines, write_batch_output
 from lopa_dist.jobs.folder.journal import Merged, Writer, merge
 from lopa_dist.jobs.folder.one_job import only_job
+from lopa_dist.jobs.folder.part_names import in_parts
 from lopa_dist.jobs.folder.results import results, write_errors
 from lopa_dist.jobs.folder.shard_figures import write_figures
 from lopa_dist.jobs.run.answers import NOT_NUMBERS, Pieces, answer_of, error_line, generation_line
@@ -33,7 +34,8 @@ from lopa_dist.jobs.run.crashes import Begun
 from lopa_dist.jobs.run.job_input import HashedItems, JobInput, request_id
 from lopa_dist.jobs.run.judging import Answer, Judges, Verdict
 from lopa_dist.jobs.run.lessons import Lessons
-from lopa_dist.jobs.run.output import check_output, write_output
+from lopa_dist.jobs.run.output import check_output, check_parts, write_output
+from lopa_dist.jobs.run.parts import Parts
 from lopa_dist.jobs.run.prompts import Encoder, wraps
 from lopa_dist.jobs.run.recall import recall
 from lopa_dist.jobs.run.rejudge import verdict_rule
@@ -141,6 +143,7 @@ class Job:
     began: float
     start: float = field(init=False)
     lessons: Lessons = field(init=False)
+    parts: Parts | None = field(init=False)
     writer: Writer = field(init=False)
     begun: Begun = field(init=False)
 
@@ -159,6 +162,7 @@ class Job:
         before = self.finished_before() if self.is_rank_0 else {}
         if group.store.broadcast("finished", "yes" if before else "no") == "yes":
             return before
+        self.parts = self.make_parts() if self.is_rank_0 else None
         model = self.builder.load(self.is_rank_0, group.tensor)
         if self.is_rank_0:
             self.announce(model)
@@ -177,6 +181,9 @@ class Job:
         if wandb_log is not None:
             self.lessons.meanwhile.append(partial(wandb_log.learning, engine))
             self.lessons.heard.append(lambda told: wandb_log.learned(engine, asdict(told)))
+        if self.parts is not None:
+            engine.meanwhile.append(self.parts)
+            self.lessons.meanwhile.append(self.parts)
         self.lessons.begin()
         if engine.drafter and not self.masks and any(self.attempt.done):
             recall(engine.drafter, self.attempt.journal, self.attempt.number, self.builder.tokenizer, group)
@@ -191,6 +198,8 @@ class Job:
             deque(generations, maxlen=0)
         traffic = group.store.sum(group.traffic)
         stopped = group.stop.asked
+        if self.parts is not None:
+            self.parts.close(stopped)
         report: dict[str, Any] = {}
         if self.is_rank_0:
             report = self.finish(engine, traffic, stopped)
@@ -233,6 +242,14 @@ class Job:
                 "correct them and give the same command", unusable,
             )  # fmt: skip
         return report
+
+    def make_parts(self) -> Parts | None:
+        """What writes the parts of `task.output`; None where it is one file, or those of shards, which are merged."""
+        task, attempt = self.config.task, self.attempt
+        if not task.output or not in_parts(task.output) or task.shards > 1:
+            return None
+        check_parts(task.output, len(self.input), begins=not any(attempt.done))
+        return Parts(task, self.input, attempt.journal, attempt.number, attempt.done)
 
     def announce(self, model: Transformer) -> None:
         """Say what begins."""

@@ -18,7 +18,17 @@ from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
-from lopa_dist.jobs.commands.trace import BONUS, LOOKAHEAD, Recorder, Trace, result, show, trace, words, write_trace_page
+from lopa_dist.jobs.commands.trace import (
+    BONUS,
+    LOOKAHEAD,
+    Recorder,
+    Trace,
+    result,
+    show,
+    trace,
+    words,
+    write_trace_page,
+)
 from lopa_dist.jobs.run.job import run
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Solo
@@ -60,7 +70,9 @@ def test_a_prompt_that_was_cut_is_shown_as_the_model_got_it(tmp_path: Path) -> N
     prompts.write_text(json.dumps({"id": "long", "prompt": "books " * 600 + "pens ?", "max_tokens": 2}))
     run(config(TaskConfig("batch", None, str(prompts), truncate="left")), tmp_path, World("python"))
     shown = trace(tmp_path, "long").prompt
-    assert shown.endswith("pens ?") and shown.count("books") < 520 and "<|" not in shown
+    assert shown.endswith("pens ?")
+    assert shown.count("books") < 520
+    assert "<|" not in shown
 
 
 def test_the_prompts_tail_is_no_part_of_the_answer(small_model: Transformer) -> None:
