@@ -98,7 +98,7 @@ class Batch:
                 raise ValueError(f"task.input={self.source}: {reason}")
             if self.fields.named or self.fields.id is not None:
                 return [bad_line(row.number, reason)]
-        elif not self.fields.named and self.table and value.get("body") is not None:
+        elif not self.fields.named and self.table and isinstance(value.get("body"), dict):
             value = {key: value.get(key) for key in ENVELOPE}
         if self.table:
             value = {key: read_cell(key, content) for key, content in value.items()}
@@ -110,8 +110,9 @@ class Batch:
         for name in self.needed:
             if name not in value:
                 return f"task.prompt asks for {{{name}}}, but {there}; a brace of the text is written twice"
-        columns = (self.fields.column,) if self.fields.column else (*PROMPTS, "body")
-        if not self.needed and not value.keys() & {*columns}:
+        columns = (self.fields.column,) if self.fields.column else PROMPTS
+        wrapped = isinstance(value.get("body", ""), dict | None)  # perhaps: a row of Parquet may lack its body
+        if not self.needed and not value.keys() & {*columns} and (self.fields.column or not wrapped):
             return f"no {' or '.join(columns[:2])} in it; {there}: task.column=NAME says which is the prompt"
         if self.fields.id is not None and self.fields.id not in value:
             return f"no {self.fields.id} in it; {there}: task.id=NAME says which names a request"

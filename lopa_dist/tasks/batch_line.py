@@ -81,9 +81,7 @@ def items_of(raw: dict[str, Any], number: int, fields: Fields = BY_NAME, **defau
         defaults: options of lines that do not have them.
     """
     raw = given_fields(raw)
-    wrapped = not fields.named and (
-        "body" in raw or (("url" in raw or "method" in raw) and not raw.keys() & {*PROMPTS})
-    )
+    wrapped = not fields.named and is_wrapped(raw)
     form: Form = "chat" if wrapped else "simple"
     custom_id, model, metadata = f"line-{number}", None, None
     try:
@@ -110,6 +108,13 @@ def items_of(raw: dict[str, Any], number: int, fields: Fields = BY_NAME, **defau
         ]
     except BadLine as error:
         return [replace(bad_line(number, str(error), custom_id, form), metadata=metadata)]
+
+
+def is_wrapped(raw: dict[str, Any]) -> bool:
+    """Return whether a line is OpenAI's, or meant to be; a text called `body` beside a prompt only passes through."""
+    if isinstance(raw.get("body"), dict):
+        return True
+    return not raw.keys() & {*PROMPTS} and bool(raw.keys() & {"body", "url", "method"})
 
 
 def bad_line(number: int, message: str, custom_id: str | None = None, form: Form = "simple") -> Item:
@@ -157,7 +162,10 @@ def split_fields(raw: dict[str, Any], fields: Fields) -> tuple[dict[str, Any], d
 def prompt_of(raw: dict[str, Any], fields: Fields) -> dict[str, Any]:
     """The prompt of a line, or its messages, where these have another name; else nothing."""
     if fields.template is not None:
-        if empty := [name for name in names_in(fields.template) if name not in raw]:
+        names = names_in(fields.template)
+        if empty := [name for name in names if name not in raw] or [*names] * all(
+            is_blank(raw[name]) for name in names
+        ):
             raise BadLine(f"{empty[0]} is empty, and task.prompt asks for it; give it a value, or leave the line out")
         return {"prompt": fill(fields.template, raw)}
     if fields.column is None:
@@ -166,6 +174,11 @@ def prompt_of(raw: dict[str, Any], fields: Fields) -> dict[str, Any]:
         raise BadLine(f"{fields.column} is empty; give it a prompt, or leave the line out")
     value = raw[fields.column]
     return {"messages" if isinstance(value, list) else "prompt": value}
+
+
+def is_blank(value: Any) -> bool:
+    """Return whether a value is a text of nothing but white space."""
+    return isinstance(value, str) and not value.strip()
 
 
 def refuse_misspelt(request: dict[str, Any], metadata: dict[str, Any]) -> None:
@@ -188,11 +201,13 @@ def refuse_unknown(request: dict[str, Any], known: tuple[str, ...]) -> None:
 
 def unwrap(raw: dict[str, Any]) -> tuple[Form, dict[str, Any]]:
     """The form and the body of an OpenAI Batch line, without the fields that do nothing."""
-    refuse_unknown(raw, ENVELOPE)
+    of_text = "; if it is the prompt itself, give task.column=body" if isinstance(raw.get("body"), str) else ""
+    if not of_text:
+        refuse_unknown(raw, ENVELOPE)
     if raw.get("method", "POST") != "POST":
         raise BadLine('method must be "POST"')
     if not isinstance(raw.get("body"), dict):
-        raise BadLine('body must be an object: {"messages": [...]} or {"prompt": "..."}')
+        raise BadLine(f'body must be an object: {{"messages": [...]}} or {{"prompt": "..."}}{of_text}')
     body = given_fields(raw["body"])
     form: Form = "completion" if "prompt" in body else "chat"
     url = raw.get("url")
@@ -230,7 +245,7 @@ def read_request(request: dict[str, Any], column: str = "prompt") -> dict[str, A
         raise BadLine("no prompt or messages in it; if the field of the prompt has another name, give task.column=NAME")
     if prompt is not None and messages is not None:
         raise BadLine("give either prompt or messages, not both")
-    if prompt is not None and (not isinstance(prompt, str) or not prompt.strip()):
+    if prompt is not None and (not isinstance(prompt, str) or is_blank(prompt)):
         raise BadLine(f"{column} must be a non-empty string; one line for each prompt")
     if all(key in request for key in LIMITS):
         raise BadLine("give either max_tokens or max_completion_tokens")

@@ -71,6 +71,7 @@ class Encoder:
         self.strange_prompts = 0
         self.bounded = False  # whether the model's positions bound an answer below `decode.max_new_tokens`
         self.cut = 0  # prompts that were too long, by `task.truncate`
+        self.greedy_formats = 0  # answers of a format, of which another try would be the same text
         self.greedy_samples = 0  # further answers to a prompt, which are the first one again
         self.tokens = lru_cache(8)(lambda text, special: tokenizer(text, add_special_tokens=special).input_ids)
 
@@ -256,8 +257,9 @@ class Encoder:
         sampling = self.sampling(item)
         if self.bytes and not self.bytes.isdisjoint(ids):
             self.note_strange(ids)
-        if item.origin and item.origin.sample and not (sampling or decode).temperature:
-            self.greedy_samples += 1
+        if not (sampling or decode).temperature:
+            self.greedy_samples += bool(item.origin and item.origin.sample)
+            self.greedy_formats += item.response_format is not None and item.response_format.tries > 1
         return Request(
             index,
             array("i", ids),  # 4 bytes a token, where a list takes 8 and its numbers more: a job may have a million
@@ -323,6 +325,11 @@ class Encoder:
             messages.append(
                 f"{self.greedy_samples} answers repeat another one to their prompt: several answers to a prompt are "
                 "equal at temperature 0; set decode.temperature"
+            )
+        if self.greedy_formats:
+            messages.append(
+                f"requests with a response_format at temperature 0: {self.greedy_formats}. An answer of another form "
+                "is not generated again, because that would give the same text; set decode.temperature"
             )
         return messages
 
