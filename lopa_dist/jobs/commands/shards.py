@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Iterator
 from heapq import merge
@@ -117,6 +118,12 @@ def report_of(reports: list[dict[str, Any]], merged: Merged, errors: int) -> dic
     decode_s, wall_s = (max(report[key] for report in reports) for key in ("decode_s", "wall_s"))
     report = counted(config_of(first), merged, errors, decode_s, wall_s)
     kept: dict[str, Any] = {key: first[key] for key in ("masks", "whole_input", "chat_template") if key in first}
+    said: dict[str, str] = {}  # by the warning without its number
+    for one in reports:
+        for warning in one.get("warnings", []):
+            said.setdefault(re.sub(r"\d+", "", warning), f"shard {one['task']['shard']}: {warning}")
+    if said:
+        kept["warnings"] = list(said.values())
     if all("made" in one for one in reports):
         kept["made"] = made_together([one["made"] for one in reports])
     versions = {name: ", ".join(dict.fromkeys(r["versions"][name] for r in reports)) for name in first["versions"]}

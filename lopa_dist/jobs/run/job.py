@@ -109,7 +109,7 @@ def run(config: Config, folder: Path, world: World, stop: Stop | None = None) ->
                 config = resolve(config, builder.shape, device)
                 encoder = Encoder(config, builder.shape, builder.tokenizer)
                 job_input = JobInput(encoder, chain(first, items), named=world.rank == 0)
-                for warning in encoder.warnings() if world.rank == 0 else ():
+                for warning in job_input.warnings if world.rank == 0 else ():
                     log.warning(warning)
                 input_hash = whole_input.digest()
                 attempt = begin_attempt(config, folder, builder, task, job_input, input_hash, group)
@@ -380,6 +380,8 @@ class Job:
             "made": self.made,
             "chat_template": wraps(self.builder.tokenizer, config.model.chat_template),
         }
+        if self.input.warnings:
+            report["warnings"] = self.input.warnings
         if lessons := self.lessons.report():
             report["lessons"] = lessons
         if errors:

@@ -76,6 +76,7 @@ class JobInput:
                 self.limits.append(0 if isinstance(request, Rejection) else request.max_new_tokens)
                 if named:
                     self.ids.append(request_id(item, request))
+        self.warnings = encoder.warnings()  # what to say of the requests before they run, and on the page
         if (again := self.ids.repeated()) is not None:
             raise ValueError(f"{self.items[again].custom_id}: two requests of this task have this name; make it unique")
 

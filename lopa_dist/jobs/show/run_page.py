@@ -72,7 +72,7 @@ def write_run_page(folder: Path, report: dict[str, Any], questions: dict[str, st
         charts=list(charts(folder, report)),
         figures=figures(report),
         attempts=attempts_sentence(report),
-        warning=UNCONFINED if report["task"].get("allow_code_execution") == "unconfined" else "",
+        warnings=warnings(report),
         answers=some_answers(folder, questions),
         looked_at=LOOKED_AT,
         changed=[row for row in rows if row[1] != row[2]],
@@ -129,7 +129,11 @@ def stopped(report: dict[str, Any]) -> str:
 
 def headline(report: dict[str, Any]) -> str:
     """What ran and what came out, in words."""
-    failed = f" ({report['errors']} with errors)" if report["errors"] else ""
+    invalid = report.get("tries", {}).get("invalid", 0)
+    parts = [f"{report['errors']} with errors"] * bool(report["errors"]) + [f"{invalid} not of their format"] * bool(
+        invalid
+    )
+    failed = f" ({', '.join(parts)})" if parts else ""
     unjudged = f", of which {report['unjudged']} could not be judged" if report.get("unjudged") else ""
     words = f"{report['requests']} requests{failed}{unjudged}, {way(report)}: "
     if "accuracy" in report:
@@ -166,6 +170,12 @@ def way(report: dict[str, Any]) -> str:
         beside = f", {branches}" if decode["branches"] else ""
         return f"decoded with verified lookahead ({decode['drafts']} drafts a branch{beside})"
     return f"decoded with {branches}" if decode["branches"] else "decoded without lookahead"
+
+
+def warnings(report: dict[str, Any]) -> list[str]:
+    """Return what makes answers worse, or the machine less safe, than whoever reads the figures may believe."""
+    unconfined = [UNCONFINED] if report["task"].get("allow_code_execution") == "unconfined" else []
+    return [*report.get("warnings", []), *unconfined]
 
 
 def tiles(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
