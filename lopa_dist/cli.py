@@ -147,6 +147,8 @@ def summary(report: dict[str, Any], folder: Path) -> float:
     unjudged = f", {report['unjudged']} not judged (the same command tries again)" if report.get("unjudged") else ""
     if invalid := report.get("tries", {}).get("invalid"):
         errors += f", {invalid} not of their format (finish_reason invalid)"
+    if cut := report.get("cut"):
+        errors += f", {cut} cut at their limit of tokens (finish_reason length)"
     log.info(
         "%d requests%s%s: %s%s%.0f tokens/s; results.jsonl and report.html are in %s",
         report["requests"], errors, unjudged, accuracy,

@@ -94,6 +94,9 @@ def figures(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
             f"{tries['answers'] - tries['invalid']} of {tries['answers']} are, in {tries['tries']} tries; "
             f"{tries['failed_tokens']} tokens were thrown away, whose forwards are counted",
         )
+    if cut := report.get("cut"):
+        limit = "decode.max_new_tokens, or max_tokens of their lines"
+        yield "answers cut at their limit", f"{cut} of {report['requests'] - report['errors']} ({limit})"
     if scored:
         yield "tokens scored", f"{report['completion_tokens']}"
     else:

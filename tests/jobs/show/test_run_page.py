@@ -198,6 +198,15 @@ def test_what_makes_answers_worse_is_told_before_the_figures(hostile: Path, tmp_
     assert "(1 with errors, 5 not of their format)" in page
 
 
+def test_answers_that_were_cut_are_counted(hostile: Path, tmp_path: Path) -> None:
+    """They look finished, and most of a job's may be cut."""
+    report = read_report(hostile / "report.json")
+    reasons = [json.loads(line)["finish_reason"] for line in (hostile / "results.jsonl").read_text().splitlines()]
+    assert report["cut"] == reasons.count("length") > 0
+    wanted = ("answers cut at their limit", f"{report['cut']} of {len(reasons) - 1} (decode.max_new_tokens, or")
+    assert any((name, words[: len(wanted[1])]) == wanted for name, words in figures(report))
+
+
 def test_a_wrong_answer_stands_beside_the_right_one() -> None:
     line = {
         "custom_id": "a",
