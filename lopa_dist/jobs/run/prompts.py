@@ -19,6 +19,7 @@ from lopa_dist.engine.prefix_rules import cuts_prefix
 from lopa_dist.engine.request import Given, Request, request_key
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.models.config import ModelConfig
+from lopa_dist.models.families import training_pattern
 from lopa_dist.models.files import SHIPPED
 from lopa_dist.tasks.task import DEFAULT, Item
 
@@ -306,6 +307,13 @@ class Encoder:
                 f"model={self.config.model.path} has no chat template: prompts go in as they are. That is right for a "
                 "base model (model.chat_template=never says so); an instruct model's tokenizer_config.json or "
                 "chat_template.jinja is missing, and its texts will be worse"
+            )
+        decode, pattern = self.config.decode, training_pattern(self.model, self.config.model.pattern)
+        if pattern.context in ("d2f", "blocks") and decode.context in ("vanilla", "dual"):
+            messages.append(
+                f"decode.context={decode.context}: model={self.config.model.path} was trained to see no masks behind "
+                "its block, and sees them here: its answers are likely to be worse than with decode.context="
+                f"{pattern.context} (model.pattern says how a model was trained)"
             )
         if self.strange_prompts:
             words = ", ".join(repr(word) for word in dict.fromkeys(self.strange))

@@ -103,6 +103,18 @@ def test_answers_that_repeat_one_another_are_told(
         assert len(encoder.warnings()) == bool(told)
 
 
+@pytest.mark.parametrize("pattern", ["vanilla", "d2f", "block_diffusion"])
+@pytest.mark.parametrize("context", ["d2f_causal", "vanilla", "dual", "d2f", "blocks"])
+def test_masks_that_training_did_not_show_are_told(
+    embedded_tokenizer: PreTrainedTokenizerFast, pattern: str, context: str
+) -> None:
+    """The shipped model is right in 100 % of 60 answers with context d2f, in 77 % with vanilla and 57 % with dual."""
+    config = Config(model=ModelOptions(pattern=pattern), decode=DecodeConfig(max_new_tokens=8, context=context))
+    warnings = Encoder(config, SMALL, embedded_tokenizer).warnings()
+    told = [warning for warning in warnings if "was trained to see no masks behind its block" in warning]
+    assert len(told) == (pattern != "vanilla" and context in ("vanilla", "dual"))
+
+
 def test_a_format_without_a_temperature_is_told(
     tmp_path: Path, embedded_model: Any, embedded_tokenizer: PreTrainedTokenizerFast
 ) -> None:
