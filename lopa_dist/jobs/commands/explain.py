@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from huggingface_hub import try_to_load_from_cache
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
@@ -23,7 +22,7 @@ from lopa_dist.jobs.setup.settings import Setting, settings_of, shown
 from lopa_dist.models.checkpoint import read_config
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.families import PATTERNS
-from lopa_dist.models.files import find, local
+from lopa_dist.models.files import find, in_cache, local
 from lopa_dist.parallel.launcher import World
 
 
@@ -72,12 +71,6 @@ def shape_of(config: Config) -> ModelConfig | None:
             local(model.lora, "model.lora") or in_cache(model.lora, "adapter_config.json") or Path(model.lora)
         )
     return read_config(path, mask_adapter)
-
-
-def in_cache(path: str, file: str) -> Path | None:
-    """The folder of a hub id's `file`, if it was downloaded before."""
-    cached = try_to_load_from_cache(path, file)
-    return Path(cached).parent if isinstance(cached, str) else None
 
 
 def by_pattern(config: Config) -> Resolved:
