@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import Field, dataclass, field, fields, is_dataclass
 from difflib import SequenceMatcher, get_close_matches
 from pathlib import Path, PurePosixPath
@@ -465,6 +465,11 @@ def check_keys(overrides: list[str]) -> None:
             names = [k for k in known if k.startswith(f"{section}.")]
             names = names or sorted({k.split(".")[0] for k in known} | groups)
             raise UserError(f"{key}: no such key. Known here: {', '.join(names)}")
+
+
+def keys_in(overrides: Iterable[str]) -> frozenset[str]:
+    """Return the keys that overrides give a value."""
+    return frozenset(override.lstrip("+~").partition("=")[0] for override in overrides)
 
 
 def as_hydra_reads(arguments: list[str]) -> list[str]:

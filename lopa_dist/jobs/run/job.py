@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
@@ -67,11 +67,14 @@ PAGE_LIMIT_S = 60.0  # to write report.html
 MOST_JUDGES = 8  # programs that a rank runs at a time, each of which may take gigabytes
 
 
-def run(config: Config, folder: Path, world: World, stop: Stop | None = None) -> dict[str, Any]:
+def run(
+    config: Config, folder: Path, world: World, stop: Stop | None = None, given: Collection[str] | None = None
+) -> dict[str, Any]:
     """Run the job on this rank; rank 0 writes into `folder` and returns the report, the others return nothing.
 
     Args:
         stop: learns of signals, also of those that come too late to stop this job.
+        given: the keys that were typed, if that is known: one of them that nothing reads is refused at any value.
 
     Raises:
         UserError: a disk is full; the message says where, and how to go on.
@@ -106,7 +109,7 @@ def run(config: Config, folder: Path, world: World, stop: Stop | None = None) ->
         try:
             with only_job(folder, Start.read()) if world.rank == 0 else nullcontext():
                 builder = EngineBuilder(config.model, device)
-                config = resolve(config, builder.shape, device)
+                config = resolve(config, builder.shape, device, given)
                 encoder = Encoder(config, builder.shape, builder.tokenizer)
                 job_input = JobInput(encoder, chain(first, items), named=world.rank == 0)
                 for warning in job_input.warnings if world.rank == 0 else ():
