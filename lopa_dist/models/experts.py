@@ -26,12 +26,12 @@ class Gate(nn.Module):
         self.expert_bias = nn.Parameter(torch.zeros(experts.count)) if biased else None
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The experts that rows ``[R, d]`` choose, ``[R, k]``, and their weights, ``[R, k]`` fp32."""
+        """Return the experts that rows ``[R, d]`` choose, ``[R, k]``, and their weights, ``[R, k]`` fp32."""
         return ROUTERS[self.experts.router](x, self)
 
 
 def softmax(x: Tensor, gate: Gate) -> tuple[Tensor, Tensor]:
-    """The most probable experts, each with its probability, which may be made to sum to 1 (Qwen3-MoE)."""
+    """Return the most probable experts, each with its probability, which may be made to sum to 1 (Qwen3-MoE)."""
     probability = F.linear(x, gate.weight).softmax(-1, dtype=torch.float32)
     weights, chosen = probability.topk(gate.experts.chosen, -1)
     return chosen, weights / weights.sum(-1, keepdim=True) if gate.experts.renormalise else weights

@@ -28,7 +28,7 @@ class CheckpointError(ValueError):
 
 
 def find(path: str, key: str = "model.path") -> Path:
-    """The folder of `path`: one of `SHIPPED`, a local folder, or a hub id (downloaded, safetensors only).
+    """Return the folder of `path`: one of `SHIPPED`, a local folder, or a hub id (downloaded, safetensors only).
 
     Raises:
         CheckpointError: nothing is there; the message begins with `key`, the option that named it.
@@ -50,7 +50,7 @@ def find(path: str, key: str = "model.path") -> Path:
 
 
 def local(path: str, key: str = "model.path") -> Path | None:
-    """The folder that `path` names on this machine, which may not be there; None if it can only be a hub id.
+    """Return the folder that `path` names on this machine, which may not be there; None if it can only be a hub id.
 
     Raises:
         CheckpointError: it is nearly one of `SHIPPED`, so that the hub should not be asked; the message has `key`.
@@ -97,7 +97,7 @@ def why_not_there(path: str) -> str:
 
 
 def repository(folder: Path) -> str:
-    """The name of a checkpoint: its repository in the hub's cache, if it is there, else its folder's."""
+    """Return the name of a checkpoint: its repository in the hub's cache, if it is there, else its folder's."""
     folder = folder.absolute()
     # a snapshot in the cache is models--owner--name/snapshots/commit
     cached = [part for part in folder.parts[:-2] if part.startswith("models--")]
@@ -105,7 +105,7 @@ def repository(folder: Path) -> str:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object, or an error that names the file."""
+    """Return a JSON object, or an error that names the file."""
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -116,7 +116,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def unsupported(raw: dict[str, Any], only: dict[str, Any]) -> str | None:
-    """A message about the first option whose value is not the one in `only`; None if there is none."""
+    """Return a message about the first option whose value is not the one in `only`; None if there is none."""
     for key, value in only.items():
         if key in raw and raw[key] != value and (raw[key] or value):  # null, false and {} are the same
             return f"{key}={raw[key]!r} is not supported, only {value!r}"
@@ -124,12 +124,12 @@ def unsupported(raw: dict[str, Any], only: dict[str, Any]) -> str | None:
 
 
 def read_json_if_there(file: Path) -> dict[str, Any]:
-    """As `read_json`; empty where there is no such file."""
+    """Return what `read_json` does; empty where there is no such file."""
     return read_json(file) if file.exists() else {}
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint, single or sharded."""
+    """Return the safetensors files of a checkpoint, single or sharded."""
     index = folder / "model.safetensors.index.json"
     if index.exists():
         weight_map = read_json(index).get("weight_map")

@@ -51,7 +51,7 @@ def keys_in(tree: Mapping[str, Any], prefix: str) -> Iterator[str]:
 
 
 def resolved(config: Config) -> Resolved:
-    """What ``auto`` comes to in a job of one process here, and by what; only of settings for which that is known."""
+    """Return what each ``auto`` resolves to in a job of one process here, and why; unknown ones are left out."""
     device, shape = choose_device(config, World("python")), shape_of(config)
     values = by_device(config, device)
     if shape is None:
@@ -60,7 +60,7 @@ def resolved(config: Config) -> Resolved:
 
 
 def shape_of(config: Config) -> ModelConfig | None:
-    """The model's configuration, if its files are on this machine."""
+    """Return the model's configuration, if its files are on this machine."""
     model = config.model
     path = find(model.path) if local(model.path) is not None else in_cache(model.path, "config.json")
     if path is None:
@@ -74,7 +74,7 @@ def shape_of(config: Config) -> ModelConfig | None:
 
 
 def by_pattern(config: Config) -> Resolved:
-    """What decode options set to ``auto`` come to where the model's files are not on this machine."""
+    """Return what decode options set to ``auto`` come to where the model's files are not on this machine."""
     given = config.model.pattern
     found: Resolved = {}
     for name in ("context", "max_active_blocks"):

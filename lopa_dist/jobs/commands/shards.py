@@ -94,13 +94,13 @@ def numbered(part: Path, finished: array[int]) -> Iterator[tuple[int, str]]:
 
 
 def in_turn(shards: list[Path]) -> Iterator[Line]:
-    """The input lines of all shards' requests, in input order: shard i of n has the requests i, i + n, ..."""
+    """Return the input lines of all shards' requests, in input order: shard i of n has the requests i, i + n, ..."""
     turns = zip_longest(*map(read_batch_lines, shards))
     return (line for line in chain.from_iterable(turns) if line is not None)
 
 
 def settings(report: dict[str, Any]) -> dict[str, Any]:
-    """What shards of one job have in common."""
+    """Return what shards of one job have in common."""
     task = {k: v for k, v in report["task"].items() if k != "shard"}
     # at one path there may be other weights, and dtype=auto means another precision on another device
     return {key: report.get(key) for key in ("decode", "model", "weights", "seed")} | {"task": task}

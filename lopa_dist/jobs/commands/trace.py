@@ -195,7 +195,7 @@ def words(item: Item) -> str:
 
 
 def verdict_of(line: dict[str, Any]) -> str:
-    """What a line of results says of its answer; empty where nothing was judged."""
+    """Return what a line of results says of its answer; empty where nothing was judged."""
     if line.get("correct") is None:
         return ""
     read = f", read as {line['extracted']!r}" if line.get("extracted") is not None else ""
@@ -204,7 +204,7 @@ def verdict_of(line: dict[str, Any]) -> str:
 
 
 def result(folder: Path, which: str) -> dict[str, Any]:
-    """The line of a request in `results.jsonl`, by custom_id, or by index where no request is called so."""
+    """Return the line of a request in `results.jsonl`, by custom_id, or by index where no request is called so."""
     by_index, samples = None, []
     for _, line in result_lines(folder / "results.jsonl"):
         if line["custom_id"] == which:
@@ -221,7 +221,7 @@ def result(folder: Path, which: str) -> dict[str, Any]:
 
 
 def pieces(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> list[str]:
-    """What each token adds to the text."""
+    """Return what each token adds to the text."""
     shown = []
     for count in range(1, len(tokens) + 1):
         # a few tokens of context decide about spaces and split characters; more would make long answers quadratic

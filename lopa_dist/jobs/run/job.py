@@ -284,7 +284,7 @@ class Job:
             )  # fmt: skip
 
     def threads(self) -> str:
-        """How many CPU threads compute, and why; empty on a GPU."""
+        """Return how many CPU threads compute, and why; empty on a GPU."""
         if self.builder.device.type != "cpu":
             return ""
         number, why = threads(self.config, self.group.world)
@@ -418,11 +418,11 @@ class Job:
         writing.close()
 
     def digest(self) -> str:
-        """What the results are of: the settings, and every request and rejection, in order."""
+        """Return what the results are of: the settings, and every request and rejection, in order."""
         return self.input.digest(f"{json.dumps(self.attempt.settings, sort_keys=True)}\n{self.input_hash}")
 
     def write_batch_output(self) -> None:
-        """The answers in OpenAI's form too, if the input was; of a share of the input, what `merge` needs for it."""
+        """Also write the answers in OpenAI's form if the input was in it; a shard writes what `merge` needs."""
         if self.task.name != "batch":
             return
         if self.config.task.shards == 1:
@@ -431,7 +431,7 @@ class Job:
             write_batch_lines(self.folder, map(line_of, self.input.items))
 
     def write_output(self, report: dict[str, Any]) -> None:
-        """The results at `task.output` too; those of shards when they are merged."""
+        """Write the results to `task.output`, too; those of shards are written when they are merged."""
         if self.config.task.shards == 1:
             write_output(self.folder, report | {"task": asdict(self.config.task)})
 
@@ -453,5 +453,5 @@ def check_learning(config: Config, task: Task) -> None:
 
 
 def scored_masks(task: Task) -> int:
-    """The masks from which `task` has a text's likelihood worked out; 0 where it has answers generated."""
+    """Return the masks from which `task` has a text's likelihood worked out; 0 where it has answers generated."""
     return task.masks if isinstance(task, LikelihoodTask) and task.scores else 0

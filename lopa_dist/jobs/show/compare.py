@@ -115,13 +115,13 @@ def sections_of(groups: Sequence[SeedGroup]) -> list[list[SeedGroup]]:
 
 
 def title_of(report: dict[str, Any]) -> str:
-    """A section's title."""
+    """Return a section's title."""
     task = report["task"]
     return f"{task.get('harness') or task['name']} with {report['model']['path']}"
 
 
 def has_baseline(groups: Sequence[SeedGroup], asked: str | None) -> bool:
-    """Whether one of the points is the baseline that was asked for."""
+    """Return whether one of the points is the baseline that was asked for."""
     try:
         return asked is not None and bool(find_baseline(groups, asked))
     except UserError:
@@ -201,7 +201,7 @@ class Comparison:
             console.print(f"left out for want of room, and in comparison.csv: {', '.join(left_out)}")
 
     def table(self, title: str, hidden: Collection[str]) -> Table:
-        """The columns that are not hidden."""
+        """Return the columns that are not hidden."""
         columns = [i for i, name in enumerate(self.head) if name not in hidden]
         table = Table(title=escape(title), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for i in columns:
@@ -214,7 +214,7 @@ class Comparison:
         return table
 
     def failed_row(self, run: tuple[str, dict[str, str]]) -> list[str]:
-        """The row of a run without a report: its name, and that it is not finished."""
+        """Return the row of a run without a report: its name, and that it is not finished."""
         columns = {"run": run[0].replace("decode.", "").replace(",", ", "), self.head[1]: FAILED}
         return [columns.get(column, "-") for column in self.head]
 
@@ -252,20 +252,20 @@ class Comparison:
             draw_pareto(self.folder / f"{name}-column.pdf", charts[:1], curves, COLUMN)
 
     def commands(self) -> list[tuple[str, str]]:
-        """The number and folder of each run, and its command; without runs that Hydra did not start."""
+        """Return the number and folder of each run, and its command; without runs that Hydra did not start."""
         runs = [(number, run, group.report) for number, group in enumerate(self.groups, 1) for run in group.folders]
         lines = [(f"{number}. {run.relative_to(self.folder)}", command(run, report)) for number, run, report in runs]
         return [(name, line) for name, line in lines if line]
 
 
 def differing(reports: Sequence[dict[str, Any]]) -> list[str]:
-    """The settings in which the runs differ."""
+    """Return the settings in which the runs differ."""
     runs = [settings_by_name(report) for report in reports]
     return [k for k in runs[0] if len({json.dumps(settings.get(k)) for settings in runs}) > 1]
 
 
 def cells_of(name: str, group: SeedGroup, pair: Paired | None) -> Cells:
-    """A point's row.
+    """Return a point's row.
 
     Args:
         name: of the point.
@@ -304,7 +304,7 @@ def cells_of(name: str, group: SeedGroup, pair: Paired | None) -> Cells:
 
 
 def seeds_change_nothing(report: dict[str, Any]) -> bool:
-    """Whether every seed writes the same texts; lines of a batch may have temperatures of their own."""
+    """Return whether every seed writes the same texts; lines of a batch may have temperatures of their own."""
     return "masks" not in report and report["task"]["name"] != "batch" and not report["decode"].get("temperature")
 
 
@@ -327,7 +327,7 @@ def words_of(groups: Sequence[SeedGroup]) -> list[dict[str, str]]:
 
 
 def names_of(groups: Sequence[SeedGroup], words: Sequence[dict[str, str]]) -> list[str]:
-    """What points are called: by what tells them apart, behind a folder's name that a person gave."""
+    """Return what points are called: by what tells them apart, behind a folder's name that a person gave."""
     names = [", ".join(f"{key}={value}" for key, value in of.items()) for of in words]
     given = all("=" not in group.name for group in groups)
     folders = short_names([group.name for group in groups])
@@ -361,7 +361,7 @@ def growing(words: Sequence[dict[str, str]]) -> str | None:
 
 
 def is_number(text: str) -> bool:
-    """Whether a setting is a number."""
+    """Return whether a setting is a number."""
     try:
         return isfinite(float(text))
     except ValueError:
@@ -391,7 +391,7 @@ def curves_of(groups: Sequence[SeedGroup]) -> dict[str, list[tuple[str, int]]]:
 
 
 def headline(reports: Sequence[dict[str, Any]]) -> str:
-    """What came out, in words; runs are called by their numbers."""
+    """Return what came out, in words; runs are called by their numbers."""
     words = f"{len(reports)} runs, in the order of tokens per forward pass."
     judged = [(r["accuracy"], r["tpf"], number) for number, r in enumerate(reports, 1) if "accuracy" in r]
     if judged:

@@ -213,10 +213,10 @@ def reliability(figures: Columns) -> list[dict[str, float]]:
 
 
 def mean(values: Any) -> float:
-    """The mean; 0 if there are no values."""
+    """Return the mean; 0 if there are no values."""
     return float(np.mean(values)) if len(values) else 0.0
 
 
 def ratio(a: float, b: float) -> float:
-    """The quotient ``a / b``; 0 if b is 0."""
+    """Return the quotient ``a / b``; 0 if b is 0."""
     return float(a / b) if b else 0.0

@@ -249,7 +249,7 @@ def rows(
 
 
 def plain(value: Any) -> Any:
-    """A value as a cell can hold it: lists and objects as JSON."""
+    """Return a value as a cell can hold it: lists and objects as JSON."""
     if isinstance(value, list | dict):
         value = json.dumps(value, ensure_ascii=False)
     return encodable(value) if isinstance(value, str) else value
