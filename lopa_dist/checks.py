@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import field, fields
 from difflib import get_close_matches
 from typing import Any, NamedTuple, TypeVar
@@ -56,7 +56,7 @@ def check_options(name: str, section: Any) -> None:
             require_count(key, value, least, auto="str" in kind)
 
 
-def check_read(name: str, asked: Any, section: Any, deciding: Any = None) -> None:
+def check_read(name: str, asked: Any, section: Any, deciding: Any = None, typed: Collection[str] | None = None) -> None:
     """Raise a ValueError for a setting that was given a value and that nothing reads.
 
     Args:
@@ -64,14 +64,17 @@ def check_read(name: str, asked: Any, section: Any, deciding: Any = None) -> Non
         asked: the settings as they were given, perhaps ``auto``.
         section: the same without any ``auto``.
         deciding: the section that its readers ask (`Reader.reads`); None: itself.
+        typed: keys that a person typed; others come from presets. None: unknown, and a default is let through.
     """
     for entry in fields(section):
-        reader, value = entry.metadata.get("reader"), getattr(asked, entry.name)
-        if reader is not None and value not in ("auto", entry.default) and not reader.reads(deciding or section):
-            raise ValueError(
-                f"{name}.{entry.name}={written(value)}: has no effect here, for only {reader.who} read it; leave it "
-                f"out, or at {written(entry.default)}"
-            )
+        key, value = f"{name}.{entry.name}", getattr(asked, entry.name)
+        reader, given = entry.metadata.get("reader"), value != entry.default or key in (typed or ())
+        if reader is None or value == "auto" or not given or reader.reads(deciding or section):
+            continue
+        remedy = f"leave it out, or at {written(entry.default)}"
+        if typed is not None:
+            remedy = "leave it out" if key in typed else f"it comes from a preset: choose another {name}=, or none"
+        raise ValueError(f"{key}={written(value)}: has no effect here, for only {reader.who} read it; {remedy}")
 
 
 def require(key: str, value: Any, choices: Sequence[Any]) -> None:

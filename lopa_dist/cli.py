@@ -31,6 +31,7 @@ from lopa_dist.config import (
     check_files,
     check_keys,
     hydra_message,
+    keys_in,
     omegaconf_message,
     typed,
 )
@@ -109,7 +110,7 @@ def job(raw: DictConfig) -> Any:
     where = "" if world.rank else f" with {typed('hydra.run.dir', folder)}"  # only rank 0 has it from here
     try:
         with mistakes(f"start it again{where}"):
-            report = run(config, folder, world, stop)
+            report = run(config, folder, world, stop, keys_in(HydraConfig.get().overrides.task))
     except Stopped as error:
         go_on = f"; go on with {again}" if world.rank == 0 else ""
         into_log(f"{error}{go_on}")
@@ -147,6 +148,8 @@ def summary(report: dict[str, Any], folder: Path) -> float:
     unjudged = f", {report['unjudged']} not judged (the same command tries again)" if report.get("unjudged") else ""
     if invalid := report.get("tries", {}).get("invalid"):
         errors += f", {invalid} not of their format (finish_reason invalid)"
+    if cut := report.get("cut"):
+        errors += f", {cut} cut at their limit of tokens (finish_reason length)"
     log.info(
         "%d requests%s%s: %s%s%.0f tokens/s; results.jsonl and report.html are in %s",
         report["requests"], errors, unjudged, accuracy,

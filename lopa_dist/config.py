@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import Field, dataclass, field, fields, is_dataclass
 from difflib import SequenceMatcher, get_close_matches
 from pathlib import Path, PurePosixPath
@@ -123,7 +123,7 @@ class TaskConfig:
     output: str | None = option(
         None,
         "a file for the results besides the run folder: .jsonl, .csv or .parquet, also s3://..., gs://... or "
-        "hf://datasets/owner/name/FILE; null: none",
+        "hf://datasets/owner/name/FILE; FOLDER/part-*.parquet: parts, which are written while the job runs; null: none",
     )
     harness: str | None = option(
         None, "task=harness: a task or a group of lm-evaluation-harness by its name, or a YAML file of a task"
@@ -193,7 +193,12 @@ class TaskConfig:
             raise ValueError(f"task.score={self.score}: must be exact or FILE.py:FUNCTION")
         require_seconds("task.code_timeout_s", self.code_timeout_s)
         if self.output is not None and PurePosixPath(self.output).suffix not in OUTPUTS:
-            raise ValueError(f"task.output={self.output}: name a file that ends with {', '.join(OUTPUTS)}")
+            raise ValueError(
+                f"task.output={self.output}: name a file that ends with {', '.join(OUTPUTS)}, or FOLDER/part-*.parquet "
+                "for parts that are written while the job runs"
+            )
+        if self.output is not None and "*" in str(PurePosixPath(self.output).parent) + self.output.partition("*")[2]:
+            raise ValueError(f"task.output={self.output}: one * in the name of the file stands for a part's number")
         if self.prompt is not None:
             template_of(self.prompt)
             if self.column is not None:
@@ -460,6 +465,11 @@ def check_keys(overrides: list[str]) -> None:
             names = [k for k in known if k.startswith(f"{section}.")]
             names = names or sorted({k.split(".")[0] for k in known} | groups)
             raise UserError(f"{key}: no such key. Known here: {', '.join(names)}")
+
+
+def keys_in(overrides: Iterable[str]) -> frozenset[str]:
+    """Return the keys that overrides give a value."""
+    return frozenset(override.lstrip("+~").partition("=")[0] for override in overrides)
 
 
 def as_hydra_reads(arguments: list[str]) -> list[str]:

@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from lopa_dist.checks import UserError
 from lopa_dist.config import Config, as_hydra_reads, check_files, check_keys, composed, omegaconf_message
 from lopa_dist.jobs.run.output import check_output
+from lopa_dist.models.files import why_not_there as model_not_there
 from lopa_dist.parallel.launcher import LaunchError
 from lopa_dist.parallel.mesh import choose_mesh
 from lopa_dist.tasks.hub_data import data_sets, why_not_there
@@ -51,8 +52,9 @@ def main(ranks: int, arguments: Sequence[str]) -> None:
         check_keys([a for a in arguments if not a.startswith("-")])
         own = [a for a in as_hydra_reads(list(arguments)) if not a.startswith(("hydra", "-"))]
         check_job(own, ranks)
-        for source in data_sets(composed(own).task):
-            if reason := why_not_there(source):
+        config = composed(own)
+        for reason in (model_not_there(config.model.path), *map(why_not_there, data_sets(config.task))):
+            if reason:
                 raise UserError(reason)
     except (ValueError, LaunchError, OmegaConfBaseException) as error:
         reason = omegaconf_message(error) if isinstance(error, OmegaConfBaseException) else str(error)

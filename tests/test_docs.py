@@ -91,7 +91,7 @@ def test_messages_that_the_debugging_page_explains_are_those_of_the_code() -> No
     table = (ROOT / "docs/debugging.md").read_text().split("## Messages")[1]
     elsewhere = ("No space left on device", "Root Cause")  # of the system and of torchrun
     messages = [m for m in re.findall(r"^\| `([^`]+)`", table, re.MULTILINE) if not m.startswith(elsewhere)]
-    assert len(messages) >= 5
+    assert len(messages) >= 2
     code = "".join(file.read_text() for file in (ROOT / "lopa_dist").rglob("*.py"))
     for message in messages:
         assert all(part in code for part in re.split(r" ?\bN\b ?", message)), message

@@ -152,8 +152,9 @@ def rotate_and_store(
     q_norm, k_norm = norms or (None, None)
     q = qkv.new_empty(rows, heads, dim)
     library().rotate_and_store(
-        qkv.data_ptr(), q.data_ptr(), cos.data_ptr(), sin.data_ptr(), keys.data_ptr(), values.data_ptr(), pointer(slots),
-        scratch, pointer(q_norm), pointer(k_norm), eps, rows, heads, kv_heads, dim, torch.get_num_threads(),
+        qkv.data_ptr(), q.data_ptr(), cos.data_ptr(), sin.data_ptr(), keys.data_ptr(), values.data_ptr(),
+        pointer(slots), scratch, pointer(q_norm), pointer(k_norm), eps, rows, heads, kv_heads, dim,
+        torch.get_num_threads(),
     )  # fmt: skip
     return q
 

@@ -76,11 +76,11 @@ class Adapter:
             )
 
     def changes(self, name: str) -> bool:
-        """Whether the weight `name` is merged with the adapter."""
+        """Return whether the weight `name` is merged with the adapter."""
         return self.rows == "all" and (name in self.saved or name in self.pairs)
 
     def pair(self, name: str, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """A and scale x B of the weight `name`."""
+        """Return a and scale x B of the weight `name`."""
         a, b = self.pairs[name]
         return a.to(device, dtype), (b.float() * self.scale).to(device, dtype)
 
@@ -92,7 +92,7 @@ class Adapter:
         return torch.addmm(weight.float(), b, a, alpha=self.scale)
 
     def mismatch(self, path: str) -> str | None:
-        """What to tell the user if the adapter was trained on another model than the one at `path`."""
+        """Return what to tell the user if the adapter was trained on another model than the one at `path`."""
         if self.base is None or Path(self.base).name.lower() == Path(path).name.lower():
             return None
         return f"model.lora={self.folder} was trained on {self.base}, but model.path is {path}: is that the right base?"
@@ -148,7 +148,7 @@ def load_adapter(folder: Path, rows: str = "all") -> Adapter:
 
 
 def trained_token(raw: dict[str, Any], file: Path) -> int | None:
-    """The id of the token whose embedding an adapter brings; None if it brings none.
+    """Return the id of the token whose embedding an adapter brings; None if it brings none.
 
     Raises:
         CheckpointError: there are several.
@@ -163,7 +163,7 @@ def trained_token(raw: dict[str, Any], file: Path) -> int | None:
 
 
 def metadata(file: Path) -> dict[str, str]:
-    """What a file of safetensors says of itself."""
+    """Return what a file of safetensors says of itself."""
     with opened(file) as tensors:
         return tensors.metadata() or {}
 

@@ -27,7 +27,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def read_config(folder: Path, mask_adapter: Path | None = None) -> ModelConfig:
-    """What `config.json`, `generation_config.json` and the tokenizer's files say of a checkpoint.
+    """Return what `config.json`, `generation_config.json` and the tokenizer's files say of a checkpoint.
 
     `mask_adapter` is the folder of an adapter that acts on rows of masks alone: a model without masks gets them by it.
     """
@@ -280,7 +280,7 @@ def our_names(config: ModelConfig, wanted: Iterable[str]) -> dict[str, list[str]
 
 
 def joint_shape(places: list[Place]) -> list[int]:
-    """The shape of weights that are one below the other."""
+    """Return the shape of weights that are one below the other."""
     return [sum(place.shape[0] for place in places), *places[0].shape[1:]]
 
 

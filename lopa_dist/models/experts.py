@@ -37,19 +37,19 @@ class Gate(nn.Module):
         self.wide: tuple[tuple[int, torch.dtype], Tensor] | None = None
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The experts that rows ``[R, d]`` choose, ``[R, k]``, and their weights, ``[R, k]`` fp32."""
+        """Return the experts that rows ``[R, d]`` choose, ``[R, k]``, and their weights, ``[R, k]`` fp32."""
         return choose(self.logits(x), self.expert_bias, self.router)
 
     def route(self, x: Tensor, height: int) -> tuple[Tensor, Groups]:
-        """The weights of rows' experts, and the rows' places in tiles of `height` rows, as of `routed`."""
+        """Return the weights of rows' experts, and the rows' places in tiles of `height` rows, as of `routed`."""
         return routed(self.logits(x), self.expert_bias, self.router, height)
 
     def logits(self, x: Tensor) -> Tensor:
-        """How well each expert suits each row, ``[R, E]``; with sigmoids computed in fp32."""
+        """Return how well each expert suits each row, ``[R, E]``; with sigmoids computed in fp32."""
         return F.linear(x.float(), self.in_fp32()) if self.router.sigmoid else F.linear(x, self.weight)
 
     def in_fp32(self) -> Tensor:
-        """The weight in fp32: kept, where nothing is trained, for casting it in every forward takes an operation."""
+        """Return the weight in fp32: kept, where nothing is trained, for casting it in every forward takes an operation."""
         weight = self.weight
         if weight.dtype == torch.float32 or torch.is_grad_enabled():
             return weight.float()

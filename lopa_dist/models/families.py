@@ -194,7 +194,7 @@ I_DLM_BLOCKS = (1, 2, 3)
 
 
 def family_of(raw: dict[str, Any], name: str = "") -> str:
-    """The key of `FAMILIES` that a checkpoint belongs to.
+    """Return the key of `FAMILIES` that a checkpoint belongs to.
 
     That is its `model_type`, except where families share one. I-DLM (arXiv 2604.11035) calls itself ``sdar``: same
     weights' names, but causal and with the logit shift. Run as SDAR it would write wrong text without an error. What
@@ -248,7 +248,7 @@ def family_of(raw: dict[str, Any], name: str = "") -> str:
 
 
 def llada2(raw: dict[str, Any], name: str) -> str:
-    """Which LLaDA2 a checkpoint is: by its name, else by the length of its context. Args as of `family_of`."""
+    """Return which LLaDA2 a checkpoint is: by its name, else by the length of its context. Args as of `family_of`."""
     length = raw.get("max_position_embeddings", 0)
     numbered = re.search(r"LLaDA2\.(\d)", name)
     version = int(numbered[1]) if numbered else 0 if length <= 16384 else 1 if length <= 32768 else 2
@@ -264,7 +264,7 @@ def llada2(raw: dict[str, Any], name: str) -> str:
 def model_config(
     raw: dict[str, Any], generation: dict[str, Any], special: dict[str, int], name: str = ""
 ) -> ModelConfig:
-    """A checkpoint's configuration.
+    """Return a checkpoint's configuration.
 
     Args:
         raw: its `config.json`.
@@ -327,7 +327,7 @@ def block_size(family: Family, raw: dict[str, Any], name: str) -> int:
 
 
 def experts(family: Family, raw: dict[str, Any]) -> Experts | None:
-    """A mixture's experts, if it is one."""
+    """Return a mixture's experts, if it is one."""
     if family.router is None:
         return None
     size = raw["moe_intermediate_size"]
@@ -384,7 +384,7 @@ def query_scaling(rope: dict[str, Any], types: tuple[str, ...]) -> QueryScaling 
 def mask_id(
     family: Family, raw: dict[str, Any], generation: dict[str, Any], special: dict[str, int], vocabulary: int
 ) -> int:
-    """The mask token: what the files say, what the tokenizer calls so, or the family's.
+    """Return the mask token: what the files say, what the tokenizer calls so, or the family's.
 
     If the family has none, it is the first id without a token.
     """
@@ -407,7 +407,7 @@ def mask_id(
 def eos_ids(
     raw: dict[str, Any], generation: dict[str, Any], special: dict[str, int], usual: int | None = None
 ) -> tuple[int, ...]:
-    """Every token that ends an answer, the one of `config.json` first; `usual` where no file has any."""
+    """Return every token that ends an answer, the one of `config.json` first; `usual` where no file has any."""
     ids: list[int] = []
     for source in (raw, generation):
         eos = source.get("eos_token_id")
@@ -424,7 +424,7 @@ def eos_ids(
 
 
 def training_pattern(config: ModelConfig, pattern: str = "auto") -> TrainingPattern:
-    """How this model was trained: its family's pattern, or the one that the user knows better (`model.pattern`).
+    """Return how this model was trained: its family's pattern, or the one that the user knows better (`model.pattern`).
 
     Raises:
         ValueError: a causal model is not of this pattern, or a model without the logit shift cannot be causal.
@@ -442,7 +442,7 @@ def training_pattern(config: ModelConfig, pattern: str = "auto") -> TrainingPatt
 
 
 def with_masks(config: ModelConfig, special: dict[str, int], trained: int | None = None) -> ModelConfig:
-    """A causal model's configuration with masks, for an adapter that acts on their rows alone.
+    """Return a causal model's configuration with masks, for an adapter that acts on their rows alone.
 
     If the adapter brings an embedding (`trained` is the token whose it is in PEFT's form), that is the mask's. Else the
     mask is the token that the adapter's own tokenizer, with the special tokens `special`, calls so, or I-DLM's.
@@ -481,7 +481,7 @@ def check_drafts(config: ModelConfig, drafts: int | str, branches: int = 0, draf
 
 
 def checkpoint_name(family: str, ours: str) -> str:
-    """What a checkpoint of this family calls our parameter `ours`."""
+    """Return what a checkpoint of this family calls our parameter `ours`."""
     module, _, kind = ours.rpartition(".")
     layer = "".join(re.findall(r"\d+", module)[:1])
     starred = re.sub(r"\d+", "*", module, count=1)

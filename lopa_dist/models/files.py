@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -12,11 +13,14 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from lopa_dist.checks import in_a_line
+
 ASSETS = Path(__file__).parent.parent / "assets"
 SHIPPED = ("embedded", "lists", "causal", "causal_lists")
 """The checkpoints in the package, by the names of their folders."""
 EMBEDDED = ASSETS / "embedded"
 PROBES, PROBE_BYTES = 64, 65_536
+TIMEOUT_S = 10.0  # for the hub to say whether it has a model
 
 
 class CheckpointError(ValueError):
@@ -24,7 +28,7 @@ class CheckpointError(ValueError):
 
 
 def find(path: str, key: str = "model.path") -> Path:
-    """The folder of `path`: one of `SHIPPED`, a local folder, or a hub id (downloaded, safetensors only).
+    """Return the folder of `path`: one of `SHIPPED`, a local folder, or a hub id (downloaded, safetensors only).
 
     Raises:
         CheckpointError: nothing is there; the message begins with `key`, the option that named it.
@@ -46,7 +50,7 @@ def find(path: str, key: str = "model.path") -> Path:
 
 
 def local(path: str, key: str = "model.path") -> Path | None:
-    """The folder that `path` names on this machine, which may not be there; None if it can only be a hub id.
+    """Return the folder that `path` names on this machine, which may not be there; None if it can only be a hub id.
 
     Raises:
         CheckpointError: it is nearly one of `SHIPPED`, so that the hub should not be asked; the message has `key`.
@@ -63,8 +67,37 @@ def local(path: str, key: str = "model.path") -> Path | None:
     return None
 
 
+def in_cache(path: str, file: str) -> Path | None:
+    """Return the folder of a hub id's `file`, if it was downloaded before."""
+    from huggingface_hub import try_to_load_from_cache
+
+    cached = try_to_load_from_cache(path, file)
+    return Path(cached).parent if isinstance(cached, str) else None
+
+
+def why_not_there(path: str) -> str:
+    """Return why a checkpoint cannot be had here, and behind a semicolon what to do; empty where it can.
+
+    Nothing is downloaded: the hub is only asked whether it has the model.
+    """
+    if (folder := local(path)) is not None:
+        return "" if folder.is_dir() else f"model.path={path}: no such folder; name one, or a hub id"
+    if in_cache(path, "config.json") is not None:
+        return ""
+    remedy = f"where there is a network, run `hf download {path}`, with HF_HOME on a disk that this machine sees, too"
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        return f"the model {path} is not in the cache, and HF_HUB_OFFLINE is set; {remedy}"
+    from huggingface_hub import HfApi
+
+    try:
+        HfApi().model_info(path, timeout=TIMEOUT_S)
+    except Exception as error:  # networks, names, rights: whatever the library raises
+        return f"the model {path} is not in the cache and cannot be had from the hub ({in_a_line(error)}); {remedy}"
+    return ""
+
+
 def repository(folder: Path) -> str:
-    """The name of a checkpoint: its repository in the hub's cache, if it is there, else its folder's."""
+    """Return the name of a checkpoint: its repository in the hub's cache, if it is there, else its folder's."""
     folder = folder.absolute()
     # a snapshot in the cache is models--owner--name/snapshots/commit
     cached = [part for part in folder.parts[:-2] if part.startswith("models--")]
@@ -72,7 +105,7 @@ def repository(folder: Path) -> str:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object, or an error that names the file."""
+    """Return a JSON object, or an error that names the file."""
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -83,7 +116,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def unsupported(raw: dict[str, Any], only: dict[str, Any]) -> str | None:
-    """A message about the first option whose value is not the one in `only`; None if there is none."""
+    """Return a message about the first option whose value is not the one in `only`; None if there is none."""
     for key, value in only.items():
         if key in raw and raw[key] != value and (raw[key] or value):  # null, false and {} are the same
             return f"{key}={raw[key]!r} is not supported, only {value!r}"
@@ -91,12 +124,12 @@ def unsupported(raw: dict[str, Any], only: dict[str, Any]) -> str | None:
 
 
 def read_json_if_there(file: Path) -> dict[str, Any]:
-    """As `read_json`; empty where there is no such file."""
+    """Return what `read_json` does; empty where there is no such file."""
     return read_json(file) if file.exists() else {}
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint, single or sharded."""
+    """Return the safetensors files of a checkpoint, single or sharded."""
     index = folder / "model.safetensors.index.json"
     if index.exists():
         weight_map = read_json(index).get("weight_map")

@@ -99,7 +99,7 @@ class MaskRowAdapter:
 
 
 def adapter_of(projection: nn.Module) -> MaskRowAdapter | None:
-    """What is attached to a projection."""
+    """Return what is attached to a projection."""
     return getattr(projection, "adapter", None)
 
 

@@ -49,7 +49,7 @@ class QuantizedLinear(nn.Module):
 
     @classmethod
     def of(cls, kind: str, linear: nn.Linear) -> QuantizedLinear:
-        """A linear layer's weights in another form, with the same hooks, which tensor parallelism needs."""
+        """Return a linear layer's weights in another form, with the same hooks, which tensor parallelism needs."""
         quantized = cls(kind, *KINDS[kind](linear.weight.data), None if linear.bias is None else linear.bias.data)
         quantized._forward_pre_hooks, quantized._forward_hooks = linear._forward_pre_hooks, linear._forward_hooks
         quantized.adapter = adapter_of(linear)
@@ -89,7 +89,7 @@ def check(model: Transformer, kind: str, device: torch.device) -> None:
 
 
 def mixtures(model: Transformer) -> Iterator[SparseMLP]:
-    """The layers' mixtures of experts."""
+    """Return the layers' mixtures of experts."""
     return (module for module in model.modules() if isinstance(module, SparseMLP))
 
 
@@ -108,7 +108,7 @@ def stored_parts(parameter: str, weight: Tensor, kind: str) -> list[tuple[str, T
 
 
 def linears(model: Transformer) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
-    """The layers' projections that are not quantised: the module each belongs to, and its name there."""
+    """Yield the layers' projections that are not quantised: the module each belongs to, and its name there."""
     for layer in model.model.layers:
         assert isinstance(layer, Layer)
         blocks = [layer.self_attn, layer.mlp, getattr(layer.mlp, "shared_experts", None)]

@@ -67,14 +67,14 @@ def check(config: ModelConfig, ranks: int) -> None:
 
 
 def rows(name: str, count: int, comm: Communicator) -> slice:
-    """Which of the `count` rows of the parameter `name` this rank has."""
+    """Return which of the `count` rows of the parameter `name` this rank has."""
     if not matches(name.rpartition(".")[0], COLUMNS):
         return slice(0, count)
     return part(count, comm)
 
 
 def part(count: int, comm: Communicator) -> slice:
-    """The rank's equal share of `count`."""
+    """Return the rank's equal share of `count`."""
     share = count // comm.size
     return slice(comm.rank * share, (comm.rank + 1) * share)
 
@@ -103,10 +103,10 @@ def split(model: Transformer, comm: Communicator) -> None:
 
 
 def head_shard(comm: Communicator) -> Shard:
-    """The head's part of the vocabulary."""
+    """Return the head's part of the vocabulary."""
     return Shard(comm.rank, comm.size, comm.all_gather)
 
 
 def matches(name: str, patterns: tuple[str, ...]) -> bool:
-    """Whether a module's name is one of these."""
+    """Return whether a module's name is one of these."""
     return any(fnmatch(name, pattern) for pattern in patterns)

@@ -15,7 +15,7 @@ RESERVED = re.compile(r"[<\[]\W*(reserved|unused|special|extra_id)\w*\W*[>\]]", 
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """The checkpoint's own tokenizer.
+    """Return the checkpoint's own tokenizer.
 
     From `tokenizer.json`; else from `vocab.json` and `merges.txt`, which is all that Dream has: its tokenizer class is
     remote code, but what it does is Qwen2's byte-level BPE.
@@ -48,7 +48,7 @@ def special_tokens(folder: Path) -> dict[str, int]:
 
 
 def end_of_text(folder: Path, special: dict[str, int]) -> int | None:
-    """The id of the tokenizer's `eos_token`, if it has one among the `special_tokens`."""
+    """Return the id of the tokenizer's `eos_token`, if it has one among the `special_tokens`."""
     named = read_json_if_there(folder / "tokenizer_config.json").get("eos_token")
     return special.get(named["content"] if isinstance(named, dict) else str(named))
 

@@ -32,7 +32,7 @@ class Communicator(Protocol):
 
 
 def nothing_sent() -> dict[str, int]:
-    """The traffic of a communicator that was not used yet."""
+    """Return the traffic of a communicator that was not used yet."""
     return {"all_gather": 0, "commit": 0}
 
 
@@ -148,7 +148,7 @@ class MpiCommunicator:
 
 
 def as_bytes(tensor: Tensor) -> Any:
-    """What mpi4py sends: the tensor's memory, without a copy."""
+    """Return what mpi4py sends: the tensor's memory, without a copy."""
     flat = tensor.view(-1).view(dtype=torch.uint8)
     if tensor.device.type == "cuda":
         torch.cuda.synchronize(tensor.device)  # MPI knows nothing of streams

@@ -40,13 +40,13 @@ class Start:
     requeued: int = 0  # how often it was
 
     def again(self, first: Start) -> bool:
-        """Whether the launcher began this by itself after `first`, with the same command line."""
+        """Return whether the launcher began this by itself after `first`, with the same command line."""
         requeued = self.step == first.step and self.requeued > first.requeued
         return requeued or (self.agent == first.agent != "")
 
     @classmethod
     def read(cls, environment: Mapping[str, str] = os.environ) -> Start:
-        """The start of the calling process."""
+        """Return the start of the calling process."""
         step = "-".join(environment.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
         began = start_ticks(os.getppid()) if "TORCHELASTIC_RUN_ID" in environment else None
         agent = f"{socket.gethostname()} {os.getppid()} {began}" if began else ""

@@ -86,7 +86,7 @@ def wait_until(
     limit_s: float = JOIN.total_seconds(),
     process: str = "self",
 ) -> None:
-    """Return when `reached` says so; a line now and then says what is awaited. `process` is that of a rank.
+    """Wait until `reached()` is true, and log now and then what is missing. `process` is a rank's process id.
 
     Raises:
         LaunchError: that took longer than `limit_s`, or a rank of this host has ended; the message has the `state`.

@@ -75,7 +75,7 @@ def hosted_by(who: str, address: str, port: int, world: World, limit_s: float = 
 
 
 def answers(address: str, port: int) -> bool:
-    """Whether anything listens on a port."""
+    """Return whether anything listens on a port."""
     try:
         socket.create_connection((address, port), CONNECT.total_seconds()).close()
     except OSError:
@@ -180,7 +180,7 @@ def all_are_here(world: World) -> None:
 
 
 def own_address(world: World) -> str:
-    """Where the other ranks reach this process."""
+    """Return where the other ranks reach this process."""
     if world.local_size == world.size:
         return "127.0.0.1"
     host = socket.gethostname()

@@ -17,7 +17,7 @@ Watched = Callable[[bool], AbstractContextManager[None]]
 
 
 def unwatched(waits: bool) -> AbstractContextManager[None]:
-    """The context for a rank that is alone and waits for no other."""
+    """Return the context for a rank that is alone and waits for no other."""
     return nullcontext()
 
 

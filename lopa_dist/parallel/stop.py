@@ -61,7 +61,7 @@ class Stop:
         self.begun = True
 
     def early(self) -> Stopped:
-        """What ends a job that has not begun."""
+        """Return what ends a job that has not begun."""
         return Stopped(f"stopped by {self.signal} before the first step")
 
     def ask(self, why: str) -> None:

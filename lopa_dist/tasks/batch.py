@@ -67,7 +67,7 @@ class Batch:
         self.judge = load(score, "task.score") if score is not None and is_own(score) else exact
 
     def items(self) -> Iterable[Item]:
-        """The items of at most `limit` lines, in order; blank lines are skipped.
+        """Return the items of at most `limit` lines, in order; blank lines are skipped.
 
         Raises:
             ValueError: a table without a column of prompts.
@@ -89,7 +89,7 @@ class Batch:
                 log.warning("the column %s passes through; if it is an option, call it %s", key, near[0])
 
     def read(self, row: Row) -> list[Item]:
-        """One line's items."""
+        """Return one line's items."""
         if row.value is None:
             return [bad_line(row.number, (row.error or "").removeprefix(f"line {row.number}: "))]
         value = row.value
@@ -98,20 +98,21 @@ class Batch:
                 raise ValueError(f"task.input={self.source}: {reason}")
             if self.fields.named or self.fields.id is not None:
                 return [bad_line(row.number, reason)]
-        elif not self.fields.named and self.table and value.get("body") is not None:
+        elif not self.fields.named and self.table and isinstance(value.get("body"), dict):
             value = {key: value.get(key) for key in ENVELOPE}
         if self.table:
             value = {key: read_cell(key, content) for key, content in value.items()}
         return [self.configured(item, row.number) for item in items_of(value, row.number, self.fields, **self.defaults)]
 
     def lacks(self, value: dict[str, Any]) -> str:
-        """Which column a line lacks that its prompt or its name needs, and what to do; empty if none."""
+        """Return which column a line lacks that its prompt or its name needs, and what to do; empty if none."""
         there = f"it has {', '.join(value)}"
         for name in self.needed:
             if name not in value:
                 return f"task.prompt asks for {{{name}}}, but {there}; a brace of the text is written twice"
-        columns = (self.fields.column,) if self.fields.column else (*PROMPTS, "body")
-        if not self.needed and not value.keys() & {*columns}:
+        columns = (self.fields.column,) if self.fields.column else PROMPTS
+        wrapped = isinstance(value.get("body", ""), dict | None)  # perhaps: a row of Parquet may lack its body
+        if not self.needed and not value.keys() & {*columns} and (self.fields.column or not wrapped):
             return f"no {' or '.join(columns[:2])} in it; {there}: task.column=NAME says which is the prompt"
         if self.fields.id is not None and self.fields.id not in value:
             return f"no {self.fields.id} in it; {there}: task.id=NAME says which names a request"
@@ -129,7 +130,7 @@ class Batch:
         return item
 
     def unique(self, items: list[Item], number: int, seen: dict[str, int]) -> list[Item]:
-        """The items, or one with an error if an id was used before: the line's own, or one of its samples'."""
+        """Return the items, or one with an error if an id was used before: the line's own, or one of its samples'."""
         origin = items[0].origin
         assert origin is not None
         names = [origin.custom_id, *(item.custom_id for item in items)]
@@ -146,7 +147,7 @@ class Batch:
         return items
 
     def score(self, item: Item, text: str) -> Score | None:
-        """What `task.score` says of the text; None without it.
+        """Return what `task.score` says of the text; None without it.
 
         Raises:
             CannotJudge: the user's function returned something else than it should.
@@ -165,7 +166,7 @@ class Batch:
 
 
 def exact(text: str, fields: dict[str, Any]) -> bool:
-    """Whether a text equals the reference, apart from spaces around it."""
+    """Return whether a text equals the reference, apart from spaces around it."""
     return text.strip() == str(fields["reference"]).strip()
 
 

@@ -72,7 +72,7 @@ BY_NAME = Fields()
 
 
 def items_of(raw: dict[str, Any], number: int, fields: Fields = BY_NAME, **defaults: Any) -> list[Item]:
-    """The items of line `number`, one a sample; one item with an error if the line is bad.
+    """Return the items of line `number`, one a sample; one item with an error if the line is bad.
 
     Args:
         raw: the line's fields.
@@ -81,9 +81,7 @@ def items_of(raw: dict[str, Any], number: int, fields: Fields = BY_NAME, **defau
         defaults: options of lines that do not have them.
     """
     raw = given_fields(raw)
-    wrapped = not fields.named and (
-        "body" in raw or (("url" in raw or "method" in raw) and not raw.keys() & {*PROMPTS})
-    )
+    wrapped = not fields.named and is_wrapped(raw)
     form: Form = "chat" if wrapped else "simple"
     custom_id, model, metadata = f"line-{number}", None, None
     try:
@@ -112,19 +110,26 @@ def items_of(raw: dict[str, Any], number: int, fields: Fields = BY_NAME, **defau
         return [replace(bad_line(number, str(error), custom_id, form), metadata=metadata)]
 
 
+def is_wrapped(raw: dict[str, Any]) -> bool:
+    """Return whether a line is OpenAI's, or meant to be; a text called `body` beside a prompt only passes through."""
+    if isinstance(raw.get("body"), dict):
+        return True
+    return not raw.keys() & {*PROMPTS} and bool(raw.keys() & {"body", "url", "method"})
+
+
 def bad_line(number: int, message: str, custom_id: str | None = None, form: Form = "simple") -> Item:
-    """The item of a line that cannot be used."""
+    """Return the item of a line that cannot be used."""
     custom_id = custom_id or f"line-{number}"
     return Item(custom_id, error=f"line {number}: {message}", origin=Origin(number, custom_id, form))
 
 
 def given_fields(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields that are not null: Parquet gives every row every column."""
+    """Return the fields that are not null: Parquet gives every row every column."""
     return {key: value for key, value in fields.items() if value is not None}
 
 
 def request_name(raw: dict[str, Any], keys: Sequence[str]) -> str | None:
-    """What a line calls its request, in the first of the `keys` that it has."""
+    """Return what a line calls its request, in the first of the `keys` that it has."""
     for key in keys:
         if key in raw:
             name = raw[key]
@@ -137,7 +142,7 @@ def request_name(raw: dict[str, Any], keys: Sequence[str]) -> str | None:
 
 
 def split_fields(raw: dict[str, Any], fields: Fields) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """The request of a simple line, and the fields that pass through to its results.
+    """Return the request of a simple line, and the fields that pass through to its results.
 
     Options mean what they are called wherever the prompt is; fields called `prompt` and `messages` are only data
     beside a prompt that has another name.
@@ -155,9 +160,12 @@ def split_fields(raw: dict[str, Any], fields: Fields) -> tuple[dict[str, Any], d
 
 
 def prompt_of(raw: dict[str, Any], fields: Fields) -> dict[str, Any]:
-    """The prompt of a line, or its messages, where these have another name; else nothing."""
+    """Return the prompt of a line, or its messages, where these have another name; else nothing."""
     if fields.template is not None:
-        if empty := [name for name in names_in(fields.template) if name not in raw]:
+        names = names_in(fields.template)
+        if empty := [name for name in names if name not in raw] or [*names] * all(
+            is_blank(raw[name]) for name in names
+        ):
             raise BadLine(f"{empty[0]} is empty, and task.prompt asks for it; give it a value, or leave the line out")
         return {"prompt": fill(fields.template, raw)}
     if fields.column is None:
@@ -166,6 +174,11 @@ def prompt_of(raw: dict[str, Any], fields: Fields) -> dict[str, Any]:
         raise BadLine(f"{fields.column} is empty; give it a prompt, or leave the line out")
     value = raw[fields.column]
     return {"messages" if isinstance(value, list) else "prompt": value}
+
+
+def is_blank(value: Any) -> bool:
+    """Return whether a value is a text of nothing but white space."""
+    return isinstance(value, str) and not value.strip()
 
 
 def refuse_misspelt(request: dict[str, Any], metadata: dict[str, Any]) -> None:
@@ -187,12 +200,14 @@ def refuse_unknown(request: dict[str, Any], known: tuple[str, ...]) -> None:
 
 
 def unwrap(raw: dict[str, Any]) -> tuple[Form, dict[str, Any]]:
-    """The form and the body of an OpenAI Batch line, without the fields that do nothing."""
-    refuse_unknown(raw, ENVELOPE)
+    """Return the form and the body of an OpenAI Batch line, without the fields that do nothing."""
+    of_text = "; if it is the prompt itself, give task.column=body" if isinstance(raw.get("body"), str) else ""
+    if not of_text:
+        refuse_unknown(raw, ENVELOPE)
     if raw.get("method", "POST") != "POST":
         raise BadLine('method must be "POST"')
     if not isinstance(raw.get("body"), dict):
-        raise BadLine('body must be an object: {"messages": [...]} or {"prompt": "..."}')
+        raise BadLine(f'body must be an object: {{"messages": [...]}} or {{"prompt": "..."}}{of_text}')
     body = given_fields(raw["body"])
     form: Form = "completion" if "prompt" in body else "chat"
     url = raw.get("url")
@@ -224,13 +239,13 @@ def refuse_unsupported(fields: dict[str, Any]) -> None:
 
 
 def read_request(request: dict[str, Any], column: str = "prompt") -> dict[str, Any]:
-    """The fields of an item that a request gives, and `samples`; a bad prompt is named by its `column`."""
+    """Return the fields of an item that a request gives, and `samples`; a bad prompt is named by its `column`."""
     prompt, messages = request.get("prompt"), request.get("messages")
     if prompt is None and messages is None:
         raise BadLine("no prompt or messages in it; if the field of the prompt has another name, give task.column=NAME")
     if prompt is not None and messages is not None:
         raise BadLine("give either prompt or messages, not both")
-    if prompt is not None and (not isinstance(prompt, str) or not prompt.strip()):
+    if prompt is not None and (not isinstance(prompt, str) or is_blank(prompt)):
         raise BadLine(f"{column} must be a non-empty string; one line for each prompt")
     if all(key in request for key in LIMITS):
         raise BadLine("give either max_tokens or max_completion_tokens")
@@ -249,7 +264,7 @@ def read_request(request: dict[str, Any], column: str = "prompt") -> dict[str, A
 
 
 def read_sampling(request: dict[str, Any]) -> RequestSampling:
-    """The fields that say how tokens are drawn."""
+    """Return the fields that say how tokens are drawn."""
     return RequestSampling(
         temperature=number(request, "temperature", lambda t: t >= 0, "of at least 0"),
         top_p=number(request, "top_p", lambda p: 0 < p <= 1, "above 0 and at most 1"),
@@ -259,7 +274,7 @@ def read_sampling(request: dict[str, Any]) -> RequestSampling:
 
 
 def read_logprobs(value: Any, chat: bool) -> bool:
-    """Whether the tokens' probabilities are asked for: by true, or by completions' 0."""
+    """Return whether the tokens' probabilities are asked for: by true, or by completions' 0."""
     if isinstance(value, bool):
         return value
     if value != 0 or chat:
@@ -269,7 +284,7 @@ def read_logprobs(value: Any, chat: bool) -> bool:
 
 
 def integer(request: dict[str, Any], key: str, least: int, most: int | None = None) -> int | None:
-    """An integer field in its range; None if it is not given."""
+    """Return an integer field in its range; None if it is not given."""
     value = request.get(key)
     if value is None:
         return None
@@ -280,7 +295,7 @@ def integer(request: dict[str, Any], key: str, least: int, most: int | None = No
 
 
 def number(request: dict[str, Any], key: str, fits: Callable[[float], bool], allowed: str) -> float | None:
-    """A finite number field that `fits`; None if it is not given."""
+    """Return a finite number field that `fits`; None if it is not given."""
     value = request.get(key)
     if value is None:
         return None
@@ -290,12 +305,12 @@ def number(request: dict[str, Any], key: str, fits: Callable[[float], bool], all
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is an integer or a fraction; to Python, true and false are integers."""
+    """Return whether a value is an integer or a fraction; to Python, true and false are integers."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def shown(value: Any) -> str:
-    """A value for a message, cut if it is long."""
+    """Return a value for a message, cut if it is long."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # an integer of thousands of digits, lists of lists of lists
@@ -304,7 +319,7 @@ def shown(value: Any) -> str:
 
 
 def read_stop(value: Any) -> tuple[str, ...]:
-    """One stop string or a list of them."""
+    """Return one stop string or a list of them."""
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
         raise BadLine("stop must be a non-empty string or a list of them")
@@ -312,7 +327,7 @@ def read_stop(value: Any) -> tuple[str, ...]:
 
 
 def read_response_format(value: Any) -> ResponseFormat | None:
-    """What the answer must be; None where any text will do."""
+    """Return what the answer must be; None where any text will do."""
     try:
         return ResponseFormat.of(value)
     except ValueError as error:
@@ -320,7 +335,7 @@ def read_response_format(value: Any) -> ResponseFormat | None:
 
 
 def read_suffix(value: Any, limited: bool) -> str | None:
-    """The text behind an answer; None if there is none.
+    """Return the text behind an answer; None if there is none.
 
     Args:
         value: of the field.
@@ -352,7 +367,7 @@ def read_messages(value: Any) -> list[dict[str, str]]:
 
 
 def part_text(part: Any) -> str:
-    """The text of a content part."""
+    """Return the text of a content part."""
     if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
         raise BadLine('content parts must be {"type": "text", "text": "..."}: these models read only text')
     return str(part["text"])

@@ -125,7 +125,7 @@ class FewshotBenchmark(Benchmark):
 
 
 def text_field(row: dict[str, Any], *names: str) -> str:
-    """The first of these fields that the row has as text, or a BadRow."""
+    """Return the first of these fields that the row has as text, or a BadRow."""
     for name in names:
         if isinstance(row.get(name), str):
             return str(row[name])
@@ -133,7 +133,7 @@ def text_field(row: dict[str, Any], *names: str) -> str:
 
 
 def read_examples(source: str, count: int, make: Callable[[dict[str, Any]], Example | None]) -> list[Example]:
-    """The first `count` examples of a source; a ValueError where it cannot be read, or has fewer usable rows."""
+    """Return the first `count` examples of a source; a ValueError where it cannot be read, or has fewer usable rows."""
     key, examples = "task.fewshot_input", []
     if count:
         for row in rows(source, key):

@@ -50,7 +50,7 @@ class CodeTask:
         super().__init__(*benchmark, **named)
 
     def run(self, solution: str, tests: str, extracted: str) -> Score | None:
-        """Whether the tests pass; None if running is not allowed. Takes up to the time limit."""
+        """Return whether the tests pass; None if running is not allowed. Takes up to the time limit."""
         if not self.allow:
             return None
         outcome = run_tests(solution, tests, self.limits, self.confined, self.cancelled)
@@ -62,7 +62,7 @@ class CodeTask:
 
 
 def first_block(text: str) -> str:
-    """The first fenced code block if there is one, else the text as it is."""
+    """Return the first fenced code block if there is one, else the text as it is."""
     parts = text.split("```")
     if len(parts) < 2:
         return text

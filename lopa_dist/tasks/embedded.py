@@ -43,7 +43,7 @@ class Arithmetic(EmbeddedTask):
     name = "arithmetic"
 
     def problems(self) -> Iterator[tuple[str, str, str, str]]:
-        """The reference is the number alone."""
+        """Yield problems, whose reference is the number alone."""
         for problem in word_problems.problems(self.split, self.seed):
             yield word_problems.signature(problem.steps), problem.question, str(problem.result), ""
 
@@ -60,7 +60,7 @@ class Lists(EmbeddedTask):
     name = "lists"
 
     def problems(self) -> Iterator[tuple[str, str, tuple[str, str], str]]:
-        """The reference is the question, which may have many right answers, and one of these."""
+        """Yield problems, whose reference is the question, which may have many right answers, and one of these."""
         for problem in list_problems.problems(self.split, self.seed):
             yield problem.question, problem.question, (problem.question, problem.answer), f"-{problem.family}"
 

@@ -24,11 +24,11 @@ class GSM8K(FewshotBenchmark):
     train = "hf://openai/gsm8k:main:train"
 
     def example(self, row: dict[str, Any]) -> Example:
-        """A row of the original files: `question`, and `answer` that ends in ``#### N``."""
+        """Return a row of the original files: `question`, and `answer` that ends in ``#### N``."""
         return Example(f"Question: {text_field(row, 'question')}\nAnswer:", text_field(row, "answer"))
 
     def item(self, number: int, row: dict[str, Any]) -> Item:
-        """One problem, called `gsm8k-N` after its row."""
+        """Return one problem, called `gsm8k-N` after its row."""
         shown = self.example(row)
         return self.fewshot_item(f"gsm8k-{number}", shown.question, STOP, shown.answer)
 
@@ -44,7 +44,7 @@ class GSM8K(FewshotBenchmark):
 
 
 def normal(answer: str) -> str:
-    """What is compared: without commas, dollar signs, all up to ``#### ``, and a last full stop."""
+    """Return what is compared: without commas, dollar signs, all up to ``#### ``, and a last full stop."""
     for ignored in (",", r"\$", r"(?s).*#### ", r"\.$"):
         answer = re.sub(ignored, "", answer)
     return answer.lower()

@@ -79,7 +79,7 @@ class HarnessTask:
                 yield replace(item, prefix=common[: common.rfind(end) + len(end)] if end in common else "")
 
     def item(self, name: str, number: int, document: Mapping[str, Any]) -> Item:
-        """One document of a task."""
+        """Return one document of a task."""
         task = self.tasks[name]
         examples = int(task.config.num_fewshot or 0) if self.fewshot is None else self.fewshot
         begin = task.resolve_field(document, task.config.gen_prefix)  # how the task begins an answer
@@ -127,7 +127,7 @@ class HarnessTask:
         return replace(score, extracted=str(choices[best]), expected=expected)
 
     def judged(self, item: Item, responses: Sequence[Any]) -> Score:
-        """What the harness makes of a document's responses."""
+        """Return what the harness makes of a document's responses."""
         from lm_eval.api.instance import Instance
         from lm_eval.api.metrics import mean
 
@@ -155,7 +155,7 @@ class HarnessTask:
         return Score(right, extracted, shares, metrics=metrics, expected=expected)
 
     def task_of(self, item: Item) -> Any:
-        """The harness' task that an item is of."""
+        """Return the harness' task that an item is of."""
         return self.tasks[item.custom_id.rpartition("-")[0]]
 
     def totals(self, lines: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
@@ -187,13 +187,13 @@ class HarnessTask:
 
 
 def behind(item: Item, plain: str, chat: list[dict[str, str]]) -> Item:
-    """The item with a prompt in both forms; the last message may be how the assistant's turn begins."""
+    """Return the item with a prompt in both forms; the last message may be how the assistant's turn begins."""
     begun = chat[-1]["content"] if chat[-1]["role"] == "assistant" else ""
     return replace(item, prompt=plain, messages=chat[:-1] if begun else chat, answer_prefix=begun)
 
 
 def continuations(task: Any, document: Mapping[str, Any], plain: Any, chat: Any) -> Iterator[Continuation]:
-    """The texts of a document whose likelihoods a task asks for, each with what it stands behind.
+    """Yield the texts of a document whose likelihoods a task asks for, each with what it stands behind.
 
     Args:
         task: of the harness.
@@ -213,7 +213,7 @@ def continuations(task: Any, document: Mapping[str, Any], plain: Any, chat: Any)
 
 
 def plainly(value: Any) -> Any:
-    """What JSON has in place of a value that it does not have."""
+    """Return what JSON has in place of a value that it does not have."""
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 

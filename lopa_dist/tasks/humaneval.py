@@ -27,7 +27,7 @@ class HumanEval(CodeTask, Benchmark):
     options = (*Benchmark.options, *CodeTask.options)
 
     def item(self, number: int, row: dict[str, Any]) -> Item:
-        """One problem, under the benchmark's own id (``HumanEval/0``)."""
+        """Return one problem, under the benchmark's own id (``HumanEval/0``)."""
         refuse_release_form(row)
         prompt, name, tests = (text_field(row, key) for key in ("prompt", "entry_point", "test"))
         return Item(
@@ -40,7 +40,7 @@ class HumanEval(CodeTask, Benchmark):
         )
 
     def score(self, item: Item, text: str) -> Score | None:
-        """Whether prompt and completion pass the tests."""
+        """Return whether prompt and completion pass the tests."""
         prompt, tests = item.reference
         code = text if item.messages is None else text.split("```", 1)[0]  # to the end of the block that we opened
         return self.run(prompt + code, tests, code)

@@ -42,7 +42,7 @@ def listed(items: list[int]) -> str:
 
 
 def unlisted(text: str) -> list[int] | None:
-    """The numbers of a list as `listed` writes it, with any spaces; None if `text` is something else."""
+    """Return the numbers of a list as `listed` writes it, with any spaces; None if `text` is something else."""
     items = text.split()
     return [int(i) for i in items] if items and all(i.isascii() and i.isdigit() for i in items) else None
 
@@ -53,13 +53,13 @@ def grid(cells: Sequence[str]) -> str:
 
 
 def ungrid(text: str) -> list[str] | None:
-    """The cells of a square as `grid` writes it; None if `text` has another shape."""
+    """Return the cells of a square as `grid` writes it; None if `text` has another shape."""
     rows = [row.split() for row in text.split(ROW_END)]
     return [cell for row in rows for cell in row] if [len(row) for row in rows] == [4] * 4 else None
 
 
 def all_squares() -> Iterator[tuple[str, ...]]:
-    """The 576 Latin squares of order 4, row by row."""
+    """Yield the 576 Latin squares of order 4, row by row."""
     partial: list[tuple[str, ...]] = [()]
     for _ in range(4):
         pairs = product(partial, permutations(SYMBOLS))
@@ -71,7 +71,7 @@ SQUARES = tuple(all_squares())
 
 
 def latin(rng: random.Random) -> ListProblem:
-    """A square with blanks, and the square that it was made from."""
+    """Return a square with blanks, and the square that it was made from."""
     cells = rng.choice(SQUARES)
     blank = set(rng.sample(range(16), rng.choice(BLANKS)))
     given = [BLANK if i in blank else cell for i, cell in enumerate(cells)]
@@ -86,7 +86,7 @@ def random_length(rng: random.Random, family: str, longest: int) -> int:
 
 
 def list_problem(rng: random.Random, family: str, length: int) -> ListProblem:
-    """A list of distinct numbers, what to do with it, and one right result, all right ones equally likely."""
+    """Return a list of distinct numbers, what to do with it, and one right result, all right ones equally likely."""
     *items, new = rng.sample(NUMBERS if length in LENGTHS["longest"] else range(100), length + 1)
     result, place = list(items), rng.randrange(length)
     order = family
@@ -109,12 +109,12 @@ def list_problem(rng: random.Random, family: str, length: int) -> ListProblem:
 
 
 def random_problem(rng: random.Random, family: str, longest: int = LONGEST) -> ListProblem:
-    """A problem of `family` on at most `longest` items (at least 3), of either side of the split."""
+    """Return a problem of `family` on at most `longest` items (at least 3), of either side of the split."""
     return latin(rng) if family == "latin" else list_problem(rng, family, random_length(rng, family, longest))
 
 
 def problems(split: Split, seed: int) -> Iterator[ListProblem]:
-    """An endless stream of problems of one side of the split, the families in turn.
+    """Yield an endless stream of problems of one side of the split, the families in turn.
 
     Training uses any seed; 1 is for looking at while tuning and 2 is the final test, kept apart.
     """
@@ -140,7 +140,7 @@ CHECKS: dict[str, Callable[[list[int], int | None, list[int]], bool]] = {
 
 
 def is_completed(given: list[str], answer: list[str]) -> bool:
-    """A Latin square that keeps the given cells."""
+    """Return a Latin square that keeps the given cells."""
     rows = [answer[i : i + 4] for i in range(0, 16, 4)]
     lines = rows + [answer[i::4] for i in range(4)]
     fits = all(g in (BLANK, a) for g, a in zip(given, answer, strict=True))
@@ -148,7 +148,7 @@ def is_completed(given: list[str], answer: list[str]) -> bool:
 
 
 def is_right(question: str, text: str) -> bool:
-    """Whether `text` is one of the right answers to `question`."""
+    """Return whether `text` is one of the right answers to `question`."""
     order, _, rest = question.partition(" : ")
     if order == "complete":
         given, cells = ungrid(rest), ungrid(text)

@@ -30,17 +30,17 @@ class MBPP(CodeTask, FewshotBenchmark):
     delimiter = ""
 
     def own_examples(self) -> str:
-        """The hub's, or the user's own file."""
+        """Return the rows' source: the hub's, or the user's own file."""
         return self.train if self.source.startswith(HUB) else self.source
 
     def example(self, row: dict[str, Any]) -> Example | None:
-        """A worked example, if the row is one of those set aside for it."""
+        """Return a worked example, if the row is one of those set aside for it."""
         if task_number(row) not in EXAMPLE_IDS:
             return None
         return Example(question(text_field(row, "text", "prompt"), row), f"{text_field(row, 'code')}\n[DONE]")
 
     def item(self, number: int, row: dict[str, Any]) -> Item | None:
-        """One problem of the test range, called `mbpp-TASK_ID`."""
+        """Return one problem of the test range, called `mbpp-TASK_ID`."""
         task_id = task_number(row)
         if task_id not in TEST_IDS:
             return None
@@ -49,7 +49,7 @@ class MBPP(CodeTask, FewshotBenchmark):
         return self.fewshot_item(f"mbpp-{task_id}", asked, STOP, "\n".join(tests))
 
     def score(self, item: Item, text: str) -> Score | None:
-        """Whether the function passes the tests."""
+        """Return whether the function passes the tests."""
         code = text if item.messages is None else first_block(text)
         return self.run(code, item.reference, code)
 
@@ -65,7 +65,7 @@ class MBPPPlus(MBPP):
         return self.train
 
     def item(self, number: int, row: dict[str, Any]) -> Item:
-        """One problem."""
+        """Return one problem."""
         refuse_release_form(row)
         tests = "\n".join([*(row.get("test_imports") or []), text_field(row, "test")])
         return self.fewshot_item(
@@ -74,7 +74,7 @@ class MBPPPlus(MBPP):
 
 
 def task_number(row: dict[str, Any]) -> int:
-    """The number of ``task_id``."""
+    """Return the number of ``task_id``."""
     value = row.get("task_id")
     if isinstance(value, bool) or not str(value).isdecimal():
         raise BadRow("no number in task_id")
@@ -90,7 +90,7 @@ def assertions(row: dict[str, Any]) -> list[str]:
 
 
 def question(text: str, row: dict[str, Any]) -> str:
-    """What the model is asked: the sentence and the first three assertions."""
+    """Return what the model is asked: the sentence and the first three assertions."""
     shown = "\n".join(assertions(row)[:3])
     return (
         f"You are an expert Python programmer, and here is your task: {text} Your code should pass these tests:\n\n"

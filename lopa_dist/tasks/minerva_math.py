@@ -43,11 +43,11 @@ class MinervaMath(FewshotBenchmark):
         super().__init__(*options, **named)
 
     def example(self, row: dict[str, Any]) -> Example:
-        """A row of MATH, `problem` and `solution`."""
+        """Return a row of MATH, `problem` and `solution`."""
         return Example(f"Problem:\n{text_field(row, 'problem')}\n\nSolution:", text_field(row, "solution"))
 
     def item(self, number: int, row: dict[str, Any]) -> Item:
-        """One problem, called `math-N` after its row."""
+        """Return one problem, called `math-N` after its row."""
         shown = self.example(row)
         if not BOXED.search(shown.answer):
             raise BadRow("no \\boxed answer in solution")
@@ -70,7 +70,7 @@ class MinervaMath(FewshotBenchmark):
 
 
 def judge(question: tuple[str, str]) -> dict[str, Any]:
-    """Whether a text's answer equals the reference's, and the answer as text; both are parsed for up to 5 s."""
+    """Return whether a text's answer equals the reference's, and the answer as text; both are parsed for up to 5 s."""
     from math_verify import parse, verify
 
     reference, text = question

@@ -22,7 +22,7 @@ TASKS: dict[str, Any] = {kind.name: kind for kind in KINDS}
 
 
 def make_task(options: Any) -> Task:
-    """The task that the configuration's section `task` names.
+    """Return the task that the configuration's section `task` names.
 
     Raises:
         ValueError: a source that cannot be read, a library that is not there, code that may not be run; a class of the

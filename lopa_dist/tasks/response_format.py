@@ -80,7 +80,8 @@ def validator(schema: str) -> Any:
     try:
         kind.check_schema(content)
     except SchemaError as error:
-        raise ValueError(f"the json_schema is none ({error.json_path}: {error.message})"[:LONGEST]) from error
+        reason = f"the json_schema is not a valid JSON Schema ({error.json_path}: {error.message})"
+        raise ValueError(reason[:LONGEST]) from error
     return kind(content, registry=Registry())
 
 

@@ -67,13 +67,13 @@ def check_ending(source: str, key: str = "task.input") -> None:
 
 
 def ending(path: Path) -> str:
-    """The ending of a file's name, which says what kind it is, in lower case and without ``.gz``."""
+    """Return the ending of a file's name, which says what kind it is, in lower case and without ``.gz``."""
     name = path.with_suffix("") if path.suffix.lower() == ".gz" else path
     return name.suffix.lower()
 
 
 def is_table(source: str) -> bool:
-    """Whether a source has the same columns in each row."""
+    """Return whether a source has the same columns in each row."""
     if is_dataset(source) or is_remote(source) or source == "-":
         return is_dataset(source) or ending(Path(source)) in TABLES
     return any(ending(file) in TABLES for file in files_of(source)[:1]) or ending(Path(source)) in TABLES
@@ -104,17 +104,17 @@ def files_of(source: str, key: str = "task.input") -> list[Path]:
 
 
 def hidden(path: Path) -> bool:
-    """Whether a file, or a folder that it is in, is no data."""
+    """Return whether a file, or a folder that it is in, is no data."""
     return any(part.startswith((".", "_")) for part in path.parts)
 
 
 def is_dataset(source: str) -> bool:
-    """Whether a source is a dataset rather than a file."""
+    """Return whether a source is a dataset rather than a file."""
     return source.startswith(HUB) and not is_remote(source)
 
 
 def rows(source: str, key: str = "task.input") -> Iterator[Row]:
-    """The rows, in order; blank lines are skipped, but counted.
+    """Yield the rows, in order; blank lines are skipped, but counted.
 
     Raises:
         ValueError: the source as a whole cannot be read; the message names `key`.
@@ -131,7 +131,7 @@ def rows(source: str, key: str = "task.input") -> Iterator[Row]:
 
 
 def file_rows(source: str, key: str) -> Iterator[Row]:
-    """The rows of a file, a folder or standard input."""
+    """Yield the rows of a file, a folder or standard input."""
     files = [] if source == "-" else files_of(source, key)
     path = Path(source).expanduser()
     kind = ending(path)
@@ -152,7 +152,7 @@ def file_rows(source: str, key: str) -> Iterator[Row]:
 
 
 def rows_of_all(files: Sequence[Path], key: str) -> Iterator[Row]:
-    """The rows of files, one behind the other, numbered through; what is wrong with one names its file."""
+    """Yield the rows of files, one behind the other, numbered through; what is wrong with one names its file."""
     numbers = count(1)
     for file in files:
         for row in file_rows(str(file), key):
@@ -161,7 +161,7 @@ def rows_of_all(files: Sequence[Path], key: str) -> Iterator[Row]:
 
 
 def open_lines(source: str, newline: str | None = None) -> TextIO:
-    """The text of a source, as UTF-8; bytes that are not become lone surrogates, which `parse` refuses."""
+    """Return the text of a source, as UTF-8; bytes that are not become lone surrogates, which `parse` refuses."""
     if source == "-":
         return io.TextIOWrapper(sys.stdin.buffer, encoding="utf-8-sig", errors="surrogateescape")
     path = Path(source).expanduser()
@@ -171,7 +171,7 @@ def open_lines(source: str, newline: str | None = None) -> TextIO:
 
 
 def parse(text: str, number: int) -> Row:
-    """One JSON object; everything wrong with it ends in the row's `error`."""
+    """Return one JSON object; everything wrong with it ends in the row's `error`."""
     try:
         value: Any = json.loads(text)
         (json.dumps(value, ensure_ascii=False) if "\\u" in text else text).encode()  # an escape may be half of a pair
@@ -198,7 +198,7 @@ def json_rows(source: str) -> Iterator[Row]:
 
 
 def csv_rows(source: str, key: str) -> Iterator[Row]:
-    """The rows behind the line of names; every value is a text, and an empty one is None.
+    """Yield the rows behind the line of names; every value is a text, and an empty one is None.
 
     A `.tsv` has tabs between its columns. A `.csv` has commas, or semicolons if its first line has no comma.
     """
@@ -222,7 +222,7 @@ def csv_rows(source: str, key: str) -> Iterator[Row]:
 
 
 def csv_row(names: list[str], cells: list[str], number: int) -> Row:
-    """One row of a table of texts."""
+    """Return one row of a table of texts."""
     if len(cells) != len(names):
         columns = f"it has {len(cells)} columns, and the first line names {len(names)}"
         return Row(number, error=f"line {number}: {columns}; quote texts that hold the separator")
@@ -242,7 +242,7 @@ def hub_parts(source: str, key: str) -> tuple[str, list[str], str]:
 
 
 def hub_rows(source: str, key: str) -> Iterator[Row]:
-    """The rows of a dataset; several configs, separated by commas, follow each other."""
+    """Yield the rows of a dataset; several configs, separated by commas, follow each other."""
     name, configs, split = hub_parts(source, key)
     try:
         import datasets
@@ -261,7 +261,7 @@ def hub_rows(source: str, key: str) -> Iterator[Row]:
 
 
 def parquet_rows(source: str, key: str) -> Iterator[Row]:
-    """The rows of a Parquet file."""
+    """Yield the rows of a Parquet file."""
     try:
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile

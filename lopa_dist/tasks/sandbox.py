@@ -168,7 +168,7 @@ def end(process: subprocess.Popen[bytes], reader: int) -> None:
 
 
 def read_answers(reader: int, until: float, cancelled: Event | None = None) -> bytes:
-    """What comes through the pipe until it is closed, the time is up, or it is too much; else as `run_tests`."""
+    """Return what comes through the pipe until it is closed, the time is up, or it is too much; else as `run_tests`."""
     received = b""
     with selectors.DefaultSelector() as selector:
         selector.register(reader, selectors.EVENT_READ)

@@ -46,7 +46,7 @@ def become(user: int, keep_reading: bool) -> None:
 
 
 def readable_by_all() -> bool:
-    """Whether every user can read the interpreter and its libraries."""
+    """Return whether every user can read the interpreter and its libraries."""
     paths = [Path(path).resolve() for path in (sys.executable, *sys.path) if os.path.exists(path)]
     return all(os.stat(p).st_mode & 0o005 == 0o005 for path in paths for p in (path, *path.parents))
 
@@ -79,7 +79,7 @@ def limit(job: dict[str, Any], already: int) -> None:
 
 
 def imported(source: str) -> list[str]:
-    """The modules that a source imports by name."""
+    """Return the modules that a source imports by name."""
     try:
         nodes = list(ast.walk(ast.parse(source)))
     except (SyntaxError, ValueError, RecursionError):
@@ -130,7 +130,7 @@ def work(job: dict[str, Any], pipe: int) -> NoReturn:
 
 
 def too_much(job: dict[str, Any]) -> str:
-    """What all processes of a confined run use beyond the limits, or nothing."""
+    """Return what all processes of a confined run use beyond the limits, or nothing."""
     resident = 0
     for entry in os.scandir("/proc"):
         with contextlib.suppress(OSError, ValueError, IndexError):

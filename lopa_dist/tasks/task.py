@@ -89,7 +89,7 @@ class Task(Protocol):
     name: str
 
     def items(self) -> Iterable[Item]:
-        """The items, in input order."""
+        """Return the items, in input order."""
 
     def score(self, item: Item, text: str) -> Score | None:
         """Judge a text; None if the task has no right answers.

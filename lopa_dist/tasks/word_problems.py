@@ -97,7 +97,7 @@ class WordProblem:
 
 
 def signature(steps: tuple[Operation, ...]) -> str:
-    """The computation alone, by which problems are split: ``"7+3x2"`` for a start of 7, then +3, then x2."""
+    """Return the computation alone, by which problems are split: ``"7+3x2"`` for a start of 7, then +3, then x2."""
     return f"{steps[0].before}" + "".join(f"{s.operator}{s.operand}" for s in steps)
 
 
@@ -108,12 +108,12 @@ def split_of(text: str) -> Split:
 
 
 def apply(operator: str, a: int, b: int) -> int:
-    """The arithmetic itself."""
+    """Return the arithmetic itself."""
     return {"+": a + b, "-": a - b, "x": a * b}[operator]
 
 
 def random_steps(rng: random.Random) -> tuple[Operation, ...]:
-    """A start and 2 to 4 operations whose every result is in 1..50."""
+    """Return a start and 2 to 4 operations whose every result is in 1..50."""
     value, steps = rng.choice(START_RANGE), []
     for _ in range(rng.choice(STEP_RANGE)):
         operator, operand, after = random_operation(rng, value)
@@ -123,7 +123,7 @@ def random_steps(rng: random.Random) -> tuple[Operation, ...]:
 
 
 def random_operation(rng: random.Random, value: int) -> tuple[str, int, int]:
-    """One operation on `value` that stays in range: (operator, operand, result)."""
+    """Return one operation on `value` that stays in range: (operator, operand, result)."""
     while True:
         operator = rng.choice("++--x")
         operand = rng.choice(FACTORS) if operator == "x" else rng.choice(ADDEND_RANGE)
@@ -133,7 +133,7 @@ def random_operation(rng: random.Random, value: int) -> tuple[str, int, int]:
 
 
 def word_step(rng: random.Random, step: Operation, name: str) -> str:
-    """One step sentence: 11 tokens in each of its three forms."""
+    """Return one step sentence: 11 tokens in each of its three forms."""
     equation = f"{step.before} {step.operator} {step.operand} = {step.after}"
     form = rng.randrange(3)
     if form == 0:
@@ -153,7 +153,7 @@ def word_answer(rng: random.Random, steps: tuple[Operation, ...], name: str) -> 
 
 
 def word_question(rng: random.Random, steps: tuple[Operation, ...], name: str, obj: str) -> str:
-    """The story: a start, one event a step, the question."""
+    """Return the story: a start, one event a step, the question."""
     events = {"+": ADD_EVENTS, "-": SUBTRACT_EVENTS, "x": MULTIPLY_EVENTS}
     parts = [rng.choice(STARTS).format(name=name, n=steps[0].before, obj=obj)]
     parts += [rng.choice(events[s.operator]).format(name=name, n=s.operand, obj=obj) for s in steps]
@@ -167,7 +167,7 @@ def word_problem(rng: random.Random, steps: tuple[Operation, ...]) -> WordProble
 
 
 def problems(split: Split, seed: int) -> Iterator[WordProblem]:
-    """An endless stream of problems of one side of the split.
+    """Yield an endless stream of problems of one side of the split.
 
     Training uses any seed; 1 is for looking at while tuning and 2 is the final test, kept apart.
     """

@@ -72,7 +72,7 @@ class Workers:
         self.ended, self.lock = False, Lock()
 
     def ask(self, question: Any) -> Any:
-        """A worker's answer.
+        """Return a worker's answer.
 
         Raises:
             Lost: none gave one: the last one's reason.
@@ -94,7 +94,7 @@ class Workers:
         raise Cancelled
 
     def borrow(self) -> Worker:
-        """An idle worker; a new one if all are busy."""
+        """Return an idle worker; a new one if all are busy."""
         with self.lock:
             if self.ended:
                 raise Cancelled

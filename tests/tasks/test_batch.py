@@ -277,14 +277,49 @@ def test_options_beside_a_prompt_of_another_name_are_obeyed(
     (bad,) = read(tmp_path, {name: "x", "presence_penalty": 1}, **options)
     assert bad.error == "line 1: presence_penalty is not supported; remove it"
     (bad,) = read(tmp_path, {name: " "}, **options)
-    assert (
-        bad.error == f"line 1: {options.get('column', 'prompt')} must be a non-empty string; one line for each prompt"
-    )
+    wanted = "must be a non-empty string; one line for each prompt"
+    if "prompt" in options:
+        wanted = "is empty, and task.prompt asks for it; give it a value, or leave the line out"
+    assert bad.error == f"line 1: {name} {wanted}"
     caplog.clear()
     with caplog.at_level("INFO", "lopa_dist"):
         read(tmp_path, {name: "x", "n": 2}, {name: "x", "temprature": 1}, **options)
     assert "options of a line: n (1 lines)" in caplog.messages[0]
     assert caplog.messages[1] == "the column temprature passes through; if it is an option, call it temperature"
+
+
+def test_a_template_of_blank_columns_alone_asks_nothing(tmp_path: Path) -> None:
+    line = {"title": "Fine", "text": " "}
+    good, bad = read(tmp_path, line, line | {"title": ""}, prompt="Classify: {title} {text}")
+    assert good.prompt == "Classify: Fine  "
+    assert bad.error == "line 2: title is empty, and task.prompt asks for it; give it a value, or leave the line out"
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "jsonl"])
+def test_a_column_called_body_is_not_taken_for_an_openai_line(tmp_path: Path, kind: str) -> None:
+    """Mails and reviews have one. Beside a prompt it passes through; alone, task.column must name it."""
+    rows = [{"body": "Fine.", "stars": 4}, {"body": "Late.", "stars": 1}]
+    file = tmp_path / f"reviews.{kind}"
+
+    def write(rows: list[dict[str, Any]]) -> None:
+        if kind == "parquet":
+            pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+            pq.write_table(pa.Table.from_pylist(rows), file)
+        elif kind == "csv":
+            file.write_text("".join(",".join(map(str, row)) + "\n" for row in [rows[0], *(r.values() for r in rows)]))
+        else:
+            file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    write(rows)
+    if kind == "jsonl":
+        assert "if it is the prompt itself, give task.column=body" in str(next(iter(Batch(str(file)).items())).error)
+    else:
+        with pytest.raises(ValueError, match=r"it has body, stars: task\.column=NAME says which is the prompt"):
+            list(Batch(str(file)).items())
+    assert [item.prompt for item in Batch(str(file), column="body").items()] == ["Fine.", "Late."]
+    write([{"prompt": f"Say {n}.", "body": "Fine."} for n in range(2)])
+    items = list(Batch(str(file)).items())
+    assert [(item.prompt, item.metadata) for item in items] == [(f"Say {n}.", {"body": "Fine."}) for n in range(2)]
 
 
 def test_a_prompt_of_several_columns(tmp_path: Path) -> None:

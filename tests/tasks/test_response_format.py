@@ -63,7 +63,7 @@ def test_a_schema_reaches_nothing_outside() -> None:
         ({"type": "xml"}, "must be"),
         ("json_object", "must be"),
         ({"type": "json_schema"}, "a json_schema needs"),
-        ({"type": "json_schema", "json_schema": {"schema": {"type": 5}}}, "the json_schema is none"),
+        ({"type": "json_schema", "json_schema": {"schema": {"type": 5}}}, "the json_schema is not a valid JSON Schema"),
     ],
     ids=str,
 )

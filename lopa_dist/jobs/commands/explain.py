@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from huggingface_hub import try_to_load_from_cache
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
@@ -23,7 +22,7 @@ from lopa_dist.jobs.setup.settings import Setting, settings_of, shown
 from lopa_dist.models.checkpoint import read_config
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.families import PATTERNS
-from lopa_dist.models.files import find, local
+from lopa_dist.models.files import find, in_cache, local
 from lopa_dist.parallel.launcher import World
 
 
@@ -52,7 +51,7 @@ def keys_in(tree: Mapping[str, Any], prefix: str) -> Iterator[str]:
 
 
 def resolved(config: Config) -> Resolved:
-    """What ``auto`` comes to in a job of one process here, and by what; only of settings for which that is known."""
+    """Return what each ``auto`` resolves to in a job of one process here, and why; unknown ones are left out."""
     device, shape = choose_device(config, World("python")), shape_of(config)
     values = by_device(config, device)
     if shape is None:
@@ -61,7 +60,7 @@ def resolved(config: Config) -> Resolved:
 
 
 def shape_of(config: Config) -> ModelConfig | None:
-    """The model's configuration, if its files are on this machine."""
+    """Return the model's configuration, if its files are on this machine."""
     model = config.model
     path = find(model.path) if local(model.path) is not None else in_cache(model.path, "config.json")
     if path is None:
@@ -74,14 +73,8 @@ def shape_of(config: Config) -> ModelConfig | None:
     return read_config(path, mask_adapter)
 
 
-def in_cache(path: str, file: str) -> Path | None:
-    """The folder of a hub id's `file`, if it was downloaded before."""
-    cached = try_to_load_from_cache(path, file)
-    return Path(cached).parent if isinstance(cached, str) else None
-
-
 def by_pattern(config: Config) -> Resolved:
-    """What decode options set to ``auto`` come to where the model's files are not on this machine."""
+    """Return what decode options set to ``auto`` come to where the model's files are not on this machine."""
     given = config.model.pattern
     found: Resolved = {}
     for name in ("context", "max_active_blocks"):

@@ -18,7 +18,7 @@ SCRIPT = Path("launch") / "job.sh"  # a batch script for any job, given its sett
 
 
 def go_on(run: RunState) -> str:
-    """The command that goes on with a run of a whole input."""
+    """Return the command that goes on with a run of a whole input."""
     record = run.record
     if record is None:
         return f"the same command again, with {typed('hydra.run.dir', run.folder)}"
@@ -27,7 +27,7 @@ def go_on(run: RunState) -> str:
 
 
 def shards_again(runs: Sequence[RunState], numbers: Sequence[int]) -> str:
-    """The command, or a line each, that run some shards of an array.
+    """Return the command, or a line each, that run some shards of an array.
 
     Args:
         runs: the array's runs that there are, at least one.
@@ -55,12 +55,12 @@ def shards_again(runs: Sequence[RunState], numbers: Sequence[int]) -> str:
 
 
 def words(run: RunState) -> list[str]:
-    """The settings that were typed, without those of a single run (`ITS_OWN`)."""
+    """Return the settings that were typed, without those of a single run (`ITS_OWN`)."""
     return [word for word in typed_words(run.folder) if word.lstrip("+").partition("=")[0] not in ITS_OWN]
 
 
 def direct(record: AttemptRecord) -> str:
-    """How a launcher starts a job as the last attempt was started."""
+    """Return how a launcher starts a job as the last attempt was started."""
     return LAUNCHERS[record.launcher].format(record.ranks)
 
 
@@ -84,7 +84,7 @@ def enter(record: AttemptRecord) -> str:
 
 
 def place(record: AttemptRecord, folder: Path) -> str:
-    """The run folder as a setting."""
+    """Return the run folder as a setting."""
     inside = os.path.relpath(folder.resolve(), record.folder)
     return typed("hydra.run.dir", folder.resolve() if inside.startswith("..") else inside)
 

@@ -19,20 +19,20 @@ NONE = "none"
 
 @cache
 def compared() -> dict[str, dict[str, Any]]:
-    """The table of `models/compared.yaml`, by family."""
+    """Return the table of `models/compared.yaml`, by family."""
     table: Any = OmegaConf.to_container(OmegaConf.load(Path(families.__file__).with_name("compared.yaml")))
     return dict(table)
 
 
 def presets(family: str) -> list[str]:
-    """The names of a family's presets."""
+    """Return the names of a family's presets."""
     names = sorted(file.stem for file in (CONF / "model").glob("*.yaml"))
     patterns = compared()[family].get("presets", [])
     return [name for name in names if any(fnmatch(name, pattern) for pattern in patterns)]
 
 
 def facts(family: str) -> dict[str, str]:
-    """What is said of a family, by heading."""
+    """Return what is said of a family, by heading."""
     row = compared()[family]
     return {
         "checkpoints": row["checkpoints"],
@@ -46,7 +46,7 @@ def facts(family: str) -> dict[str, str]:
 
 
 def lines() -> Iterator[str]:
-    """The table as text, family by family."""
+    """Yield the table as text, family by family."""
     for family in compared():
         yield family
         width = max(map(len, facts(family)))
@@ -54,7 +54,7 @@ def lines() -> Iterator[str]:
 
 
 def markdown() -> str:
-    """The table as docs/models.md has it."""
+    """Return the table as docs/models.md has it."""
     headings = ["family", *facts(next(iter(compared())))]
     rows = ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
     for family in compared():

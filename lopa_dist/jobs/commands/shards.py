@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Iterator
 from heapq import merge
@@ -93,13 +94,13 @@ def numbered(part: Path, finished: array[int]) -> Iterator[tuple[int, str]]:
 
 
 def in_turn(shards: list[Path]) -> Iterator[Line]:
-    """The input lines of all shards' requests, in input order: shard i of n has the requests i, i + n, ..."""
+    """Return the input lines of all shards' requests, in input order: shard i of n has the requests i, i + n, ..."""
     turns = zip_longest(*map(read_batch_lines, shards))
     return (line for line in chain.from_iterable(turns) if line is not None)
 
 
 def settings(report: dict[str, Any]) -> dict[str, Any]:
-    """What shards of one job have in common."""
+    """Return what shards of one job have in common."""
     task = {k: v for k, v in report["task"].items() if k != "shard"}
     # at one path there may be other weights, and dtype=auto means another precision on another device
     return {key: report.get(key) for key in ("decode", "model", "weights", "seed")} | {"task": task}
@@ -117,6 +118,12 @@ def report_of(reports: list[dict[str, Any]], merged: Merged, errors: int) -> dic
     decode_s, wall_s = (max(report[key] for report in reports) for key in ("decode_s", "wall_s"))
     report = counted(config_of(first), merged, errors, decode_s, wall_s)
     kept: dict[str, Any] = {key: first[key] for key in ("masks", "whole_input", "chat_template") if key in first}
+    said: dict[str, str] = {}  # by the warning without its number
+    for one in reports:
+        for warning in one.get("warnings", []):
+            said.setdefault(re.sub(r"\d+", "", warning), f"shard {one['task']['shard']}: {warning}")
+    if said:
+        kept["warnings"] = list(said.values())
     if all("made" in one for one in reports):
         kept["made"] = made_together([one["made"] for one in reports])
     versions = {name: ", ".join(dict.fromkeys(r["versions"][name] for r in reports)) for name in first["versions"]}

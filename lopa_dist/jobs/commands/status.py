@@ -46,12 +46,12 @@ def status(folders: Sequence[Path], console: Console) -> None:
 
 
 def missing(runs: Sequence[RunState]) -> list[int]:
-    """The shards of an array of which there is no run."""
+    """Return the shards of an array of which there is no run."""
     return sorted(set(range(runs[0].shard[1])) - {run.shard[0] for run in runs})
 
 
 def rows_of(runs: Sequence[RunState], absent: Sequence[int]) -> list[tuple[str, ...]]:
-    """A row for each run, and one for each shard of which there is none."""
+    """Return a row for each run, and one for each shard of which there is none."""
     rows: list[tuple[str, ...]] = []
     for run in runs:
         counts = ["?" if count is None else f"{count:,}" for count in (run.done, run.open, run.errors)]
@@ -74,12 +74,12 @@ def runs_in_words(runs: Sequence[RunState]) -> list[str]:
 
 
 def unless_queued(runs: Sequence[RunState]) -> str:
-    """A warning before a command that starts a job anew: what waits in Slurm's queue needs none."""
+    """Return a warning before a command that starts a job anew: what waits in Slurm's queue needs none."""
     return ", unless squeue lists it," if any(run.record and run.record.submission for run in runs) else ""
 
 
 def array_in_words(folder: Path, runs: Sequence[RunState]) -> list[str]:
-    """An array in words: how much is done, and what to type next."""
+    """Return an array in words: how much is done, and what to type next."""
     done, errors = sum(run.done for run in runs), sum(run.errors for run in runs)
     known = [run.expected for run in runs if run.expected is not None]
     expected = f" of {sum(known):,}" if len(known) == runs[0].shard[1] else ""
@@ -118,7 +118,7 @@ def in_words(shards: Collection[int], one: str, more: str) -> str:
 
 
 def merged(folder: Path, runs: Sequence[RunState]) -> bool:
-    """Whether the merged results are newer than those of the shards."""
+    """Return whether the merged results are newer than those of the shards."""
     report = folder / "report.json"
     if not report.exists() or read_report(report).get("shards") != len(runs):
         return False

@@ -28,8 +28,10 @@ from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.setup.device import choose_device
 from lopa_dist.jobs.show.page import write_page
 from lopa_dist.jobs.show.report import OF_SOURCE, config_of, read_report, why_no_results
+from lopa_dist.jobs.show.run_page import question
 from lopa_dist.parallel.launcher import World
 from lopa_dist.tasks.registry import make_task
+from lopa_dist.tasks.task import Item
 
 LOOKAHEAD, BONUS, RECORD, EDIT = "lookahead", "bonus", "record", "edit"
 """How a token came to be written: brought by the winner; predicted instead of a rejected draft; from the records, at a
@@ -174,16 +176,26 @@ def trace(folder: Path, which: str) -> Trace:
     engine = builder.engine(config.decode, alone, on_step=recorder)
     [generation] = engine.generate([request])
     text = answer_of(tokenizer, generation, item.stop)[2]
-    prompt = tokenizer.decode(request.prompt)
+    # of a prompt that was cut, only its tokens are known
+    cut = str(tokenizer.decode(request.prompt, skip_special_tokens=True)) if encoder.cut else ""
     shown = zip(recorder.tokens, pieces(tokenizer, recorder.tokens), strict=True)
     texts = [END if token in builder.shape.eos_ids else piece for token, piece in shown]
     forwards, by_load = line["usage"]["forwards"], config.decode.drafts == "auto" or config.decode.drafts_text
     same, verdict = text == line["text"], verdict_of(line)
-    return Trace(line["custom_id"], prompt, texts, recorder.steps, same, verdict, forwards, by_load)
+    return Trace(line["custom_id"], cut or words(item), texts, recorder.steps, same, verdict, forwards, by_load)
+
+
+def words(item: Item) -> str:
+    """Return what a request asks, as its user wrote it: without a chat template's tokens and few-shot examples."""
+    if item.messages is None or len(item.messages) == 1:
+        return question(item)
+    *before, last = [{"role": message["role"], "content": message["content"]} for message in item.messages]
+    turns = [*before, last | {"content": last["content"].removeprefix(item.prefix)}]
+    return "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in turns)
 
 
 def verdict_of(line: dict[str, Any]) -> str:
-    """What a line of results says of its answer; empty where nothing was judged."""
+    """Return what a line of results says of its answer; empty where nothing was judged."""
     if line.get("correct") is None:
         return ""
     read = f", read as {line['extracted']!r}" if line.get("extracted") is not None else ""
@@ -192,7 +204,7 @@ def verdict_of(line: dict[str, Any]) -> str:
 
 
 def result(folder: Path, which: str) -> dict[str, Any]:
-    """The line of a request in `results.jsonl`, by custom_id, or by index where no request is called so."""
+    """Return the line of a request in `results.jsonl`, by custom_id, or by index where no request is called so."""
     by_index, samples = None, []
     for _, line in result_lines(folder / "results.jsonl"):
         if line["custom_id"] == which:
@@ -209,7 +221,7 @@ def result(folder: Path, which: str) -> dict[str, Any]:
 
 
 def pieces(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> list[str]:
-    """What each token adds to the text."""
+    """Return what each token adds to the text."""
     shown = []
     for count in range(1, len(tokens) + 1):
         # a few tokens of context decide about spaces and split characters; more would make long answers quadratic

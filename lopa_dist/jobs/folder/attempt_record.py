@@ -25,7 +25,7 @@ class Submission:
 
     @classmethod
     def read(cls, environment: Mapping[str, str] = os.environ) -> Submission | None:
-        """The submission of this process; None outside of Slurm."""
+        """Return the submission of this process; None outside of Slurm."""
         if "SLURM_JOB_ID" not in environment:
             return None
         names = ("SLURM_JOB_NUM_NODES", "SLURM_GPUS_ON_NODE", "SLURM_ARRAY_TASK_COUNT")
@@ -61,7 +61,7 @@ class AttemptRecord:
 
     @classmethod
     def of(cls, number: int, expected: int, rejected: int, done: int, errors: int, world: World) -> AttemptRecord:
-        """The record of an attempt of this process."""
+        """Return the record of an attempt of this process."""
         folder, submission = str(Path.cwd()), Submission.read()
         # a single rank needs no launcher, but the batch script starts it by srun
         alone = world.launcher == "python" and submission is not None and "SLURM_STEP_NUM_TASKS" in os.environ
@@ -74,7 +74,7 @@ class AttemptRecord:
 
     @classmethod
     def last(cls, journal: Path) -> AttemptRecord | None:
-        """The last record in the folder of a journal; None if none can be read."""
+        """Return the last record in the folder of a journal; None if none can be read."""
         files = [(int(match[1]), file) for file in journal.glob("*.json") if (match := NAME.fullmatch(file.name))]
         if not files:
             return None

@@ -36,7 +36,7 @@ class Line:
 
 
 def line_of(item: Item) -> Line:
-    """The line that an item of the task `batch` was made from."""
+    """Return the line that an item of the task `batch` was made from."""
     origin = item.origin
     assert origin is not None
     chat = origin.form == "chat" or item.messages is not None
@@ -49,7 +49,7 @@ def write_batch_lines(folder: Path, lines: Iterable[Line]) -> None:
 
 
 def read_batch_lines(folder: Path) -> Iterator[Line]:
-    """What `write_batch_lines` wrote; nothing where it wrote nothing."""
+    """Yield what `write_batch_lines` wrote; nothing where it wrote nothing."""
     if (folder / LINES).exists():
         yield from (Line(**json.loads(line)) for line in lines_of(folder / LINES))
 
@@ -73,7 +73,7 @@ def write_batch_output(folder: Path, lines: Callable[[], Iterable[Line]], model:
 
 
 def response(line: Line, results: Sequence[dict[str, Any]], model: str, created: int) -> dict[str, Any]:
-    """One line's answer: its samples as choices, or its first error."""
+    """Return one line's answer: its samples as choices, or its first error."""
     unique = hashlib.sha256(f"{line.number}/{line.custom_id}".encode()).hexdigest()[:24]
     answer: dict[str, Any] = {"id": f"batch_req_{unique}", "custom_id": line.custom_id}
     failed = next((result["error"] for result in results if result["finish_reason"] in ("error", "invalid")), None)
@@ -93,7 +93,7 @@ def response(line: Line, results: Sequence[dict[str, Any]], model: str, created:
 
 
 def choice(result: dict[str, Any], number: int, chat: bool) -> dict[str, Any]:
-    """One sample."""
+    """Return one sample."""
     reasoning = {"reasoning": result["reasoning"]} if "reasoning" in result else {}
     message = {"role": "assistant", "content": result["text"], **reasoning}
     content = {"message": message} if chat else {"text": result["text"]}
@@ -117,7 +117,7 @@ def chat_logprobs(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def completion_logprobs(result: dict[str, Any]) -> dict[str, Any]:
-    """The tokens' log probabilities as a completion has them."""
+    """Return the tokens' log probabilities as a completion has them."""
     tokens = [step["token"] for step in result["token_steps"]]
     return {
         "tokens": tokens,

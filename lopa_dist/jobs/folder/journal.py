@@ -96,7 +96,7 @@ class Journal:
         return difference(without_rule(read(file)), without_rule(settings)) if file.exists() else []
 
     def retried_from(self, asked: bool, attempt: int, start: Start) -> int:
-        """The first attempt whose failures count: earlier ones are run again. 0: all count.
+        """Return the first attempt whose failures count: earlier ones are run again. 0: all count.
 
         Args:
             asked: whether `attempt` is to run again what has failed before. A launcher that restarts it asks once more:
@@ -112,27 +112,39 @@ class Journal:
         return int(known["attempt"])
 
     def first_start(self) -> Start:
-        """How the first attempt was started."""
+        """Return how the first attempt was started."""
         file = self.folder / "start.json"
         return start_in(file, read(file)) if file.exists() else Start()
 
     def parts(self) -> list[Path]:
-        """The files of all attempts and replicas, oldest attempt first."""
+        """Return the files of all attempts and replicas, oldest attempt first."""
         files = [(match, path) for path in self.folder.glob("*.jsonl") if (match := PART.fullmatch(path.name))]
         return [path for _, path in sorted(files, key=lambda pair: (int(pair[0][1]), int(pair[0][2])))]
 
     def next_attempt(self) -> int:
-        """The number of an attempt that begins now."""
+        """Return the number of an attempt that begins now."""
         return 1 + max((attempt_of(part) for part in self.parts()), default=0)
 
-    def entries(self, since: int = 1) -> Iterator[tuple[dict[str, Any], Location]]:
-        """All complete entries of attempts from `since` on, and where they stand; a torn last entry is skipped."""
+    def entries(
+        self, since: int = 1, read_to: dict[Path, int] | None = None
+    ) -> Iterator[tuple[dict[str, Any], Location]]:
+        """Yield all complete entries of attempts from `since` on, and where they stand; a torn last entry is skipped.
+
+        Args:
+            since: the first attempt.
+            read_to: how far each file was read before; goes on from there, and notes how far it is read now.
+        """
         for part in self.parts():
             if attempt_of(part) < since:
                 continue
-            offset = 0
+            offset = 0 if read_to is None else read_to.get(part, 0)
             with part.open("rb") as lines:
+                lines.seek(offset)
                 for line in lines:
+                    if read_to is not None:
+                        if not line.endswith(b"\n"):
+                            break  # it is being written
+                        read_to[part] = offset + len(line)
                     location = Location(part, offset, len(line))
                     offset += len(line)
                     try:
@@ -165,9 +177,11 @@ class Journal:
                 done[index] = 1
         return done, len(failed)
 
-    def entries_of(self, ids: RequestIds) -> Iterator[tuple[int, dict[str, Any], Location]]:
-        """All complete entries, each with the index of its request, or -1, and where it stands."""
-        entries = self.entries()
+    def entries_of(
+        self, ids: RequestIds, read_to: dict[Path, int] | None = None
+    ) -> Iterator[tuple[int, dict[str, Any], Location]]:
+        """Yield all complete entries (`entries`), each with the index of its request, or -1, and where it stands."""
+        entries = self.entries(read_to=read_to)
         while some := list(islice(entries, 256)):  # ids are found faster together
             indices = ids.find([str(entry.get("id", "")) for entry, _ in some])
             for index, (entry, where) in zip(indices.tolist(), some, strict=True):
@@ -264,16 +278,21 @@ def merge(
                     figures.append(entry["figures"] | {"attempt": attempt, "at": entry["at"]})
             elif (line := rejected(index)) is None:
                 continue
-            # the place in the input stands behind the name
-            yield json_line({"custom_id": None, "index": None} | line | carried(index) | {"index": numbers[index]})
+            yield json_line(line_of(line, carried(index), numbers[index]))
 
     write_lines(folder / "results.jsonl", lines())
     unjudged, failed = sum(good != FAILED for good in weak.values()), sum(good == FAILED for good in weak.values())
     return Merged(figures, work, failed, unjudged, replicas)
 
 
+def line_of(line: dict[str, Any], carried: dict[str, Any], number: int) -> dict[str, Any]:
+    """Return a line of `results.jsonl`: the journal's, what it has from the input, and its place there."""
+    # the place stands behind the name
+    return {"custom_id": None, "index": None} | line | carried | {"index": number}
+
+
 def read(file: Path) -> dict[str, Any]:
-    """A JSON file of the journal; a ValueError where it is damaged."""
+    """Return a JSON file of the journal; a ValueError where it is damaged."""
     try:
         content = json.loads(file.read_bytes())
     except ValueError as error:
@@ -292,17 +311,17 @@ def start_in(file: Path, entries: dict[str, Any]) -> Start:
 
 
 def without_rule(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings that texts depend on."""
+    """Return the settings that texts depend on."""
     return {key: value for key, value in settings.items() if key not in VERDICT_SETTINGS}
 
 
 def attempt_of(part: Path) -> int:
-    """The attempt's number in a part's name."""
+    """Return the attempt's number in a part's name."""
     return int(part.name.split("-")[0])
 
 
 def difference(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
-    """What changed, as ``key: was 1, is 2``."""
+    """Return what changed, as ``key: was 1, is 2``."""
     changes = []
     for key in sorted(old.keys() | new.keys()):
         was, now = old.get(key), new.get(key)

@@ -127,7 +127,7 @@ def read(place: Path) -> dict[str, Any]:
 
 
 def refusal(folder: Path, holder: dict[str, Any]) -> str:
-    """Why a job does not begin, and what to do."""
+    """Return why a job does not begin, and what to do."""
     who = "process {process} of host {host}, since {since}".format(**holder) if holder else "which says no more"
     step = holder["start"]["step"].strip("-") if holder else ""
     return (

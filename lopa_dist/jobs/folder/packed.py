@@ -42,13 +42,13 @@ class RequestIds:
         return ids[order], order
 
     def repeated(self) -> int | None:
-        """The index of an id that an earlier one equals; null where they are all different."""
+        """Return the index of an id that an earlier one equals; null where they are all different."""
         ids, order = self.order
         again = np.flatnonzero((ids[1:] == ids[:-1]) & (ids[1:] != b""))
         return int(order[again[0] + 1]) if len(again) else None
 
     def find(self, names: Sequence[str]) -> Ints:
-        """The indices of some ids; -1 for those that are not there."""
+        """Return the indices of some ids; -1 for those that are not there."""
         if not len(self) or not names:
             return np.full(len(names), -1)
         ids, order = self.order
@@ -90,6 +90,6 @@ class Columns:
         return found
 
     def known(self, name: str) -> NDArray[np.float64]:
-        """A column without nan."""
+        """Return a column without nan."""
         column = self[name]
         return column[~np.isnan(column)]

@@ -16,7 +16,7 @@ AGAIN = "start its job again with this run folder, which writes the file anew"
 
 
 def result_lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The lines of a `results.jsonl`, each as text and parsed.
+    """Yield the lines of a `results.jsonl`, each as text and parsed.
 
     Raises:
         ValueError: one is damaged.

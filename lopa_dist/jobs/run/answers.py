@@ -19,7 +19,7 @@ from lopa_dist.tasks.task import Item
 def finished_text(
     tokenizer: PreTrainedTokenizerFast, generation: Generation, stops: Sequence[str]
 ) -> tuple[Generation, str]:
-    """The text before the stop string that is complete first, and the generation as if it had ended there.
+    """Return the text before the stop string that is complete first, and the generation as if it had ended there.
 
     Of several that are complete at once, the longest counts. So further text behind it changes nothing, however much
     more was generated before anyone looked: a longer stop string that began earlier is complete later.
@@ -47,7 +47,7 @@ def finished_text(
 
 
 def thought(tokenizer: PreTrainedTokenizerFast, prompt: Sequence[int], text: str) -> tuple[str | None, str]:
-    """The reasoning that a text begins with, and the answer behind it.
+    """Return the reasoning that a text begins with, and the answer behind it.
 
     The reasoning is None where the chat template does not know its marks, or the model gave its answer at once. A text
     that ended before its answer began has an empty one.
@@ -63,7 +63,7 @@ def thought(tokenizer: PreTrainedTokenizerFast, prompt: Sequence[int], text: str
 def answer_of(
     tokenizer: PreTrainedTokenizerFast, generation: Generation, stops: Sequence[str]
 ) -> tuple[Generation, str | None, str]:
-    """The generation as if it had ended at its first stop string, its reasoning (`thought`), and its answer."""
+    """Return the generation as if it had ended at its first stop string, its reasoning (`thought`), and its answer."""
     generation, text = finished_text(tokenizer, generation, stops)
     return generation, *thought(tokenizer, generation.request.prompt, text)
 
@@ -76,7 +76,7 @@ class Pieces:
         self.text_of = lru_cache(None)(self.decoded)
 
     def decoded(self, token: int) -> str:
-        """The text of a token; a part of a character is U+FFFD."""
+        """Return the text of a token; a part of a character is U+FFFD."""
         first, both = (str(self.tokenizer.decode([token] * count)) for count in (1, 2))
         return both[len(first) :]
 
@@ -90,7 +90,7 @@ class Pieces:
 
 
 def generation_line(verdict: Verdict, token_ids: bool, pieces: Pieces) -> dict[str, Any]:
-    """The line of a finished request; `journal.merge` adds its place in the input."""
+    """Return the line of a finished request; `journal.merge` adds its place in the input."""
     answer, score = verdict.answer, verdict.score
     item, generation, request = answer.item, answer.generation, answer.generation.request
     count = len(generation.tokens)
@@ -131,7 +131,7 @@ def generation_line(verdict: Verdict, token_ids: bool, pieces: Pieces) -> dict[s
 
 
 def invalid(generation: Generation, item: Item) -> str:
-    """Why an answer is not what was asked for, and what to do."""
+    """Return why an answer is not what was asked for, and what to do."""
     assert item.response_format is not None
     tries, most = generation.tries, item.response_format.tries
     remedy = "raise task.tries, or say more of the format in the prompt"
@@ -141,7 +141,7 @@ def invalid(generation: Generation, item: Item) -> str:
 
 
 def likelihood_of(likelihood: Likelihood, parts: Sequence[Given]) -> dict[str, Any]:
-    """A text's likelihood, for a line of results."""
+    """Return a text's likelihood, for a line of results."""
     line: dict[str, Any] = {"loglikelihood": likelihood.loglikelihood, "greedy": likelihood.greedy}
     line |= {"error": likelihood.error} if likelihood.error else {}
     return line | {"tokens": sum(len(part.answer) for part in parts)}
@@ -156,5 +156,5 @@ NOT_NUMBERS = (
 
 
 def error_line(item: Item, message: str) -> dict[str, Any]:
-    """The line of a request that could not run, or not to its end."""
+    """Return the line of a request that could not run, or not to its end."""
     return {"custom_id": item.custom_id, "text": "", "finish_reason": "error", "error": message}

@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
@@ -25,6 +25,7 @@ from lopa_dist.jobs.folder.batch_output import NAME as BATCH_OUTPUT
 from lopa_dist.jobs.folder.batch_output import line_of, write_batch_lines, write_batch_output
 from lopa_dist.jobs.folder.journal import Merged, Writer, merge
 from lopa_dist.jobs.folder.one_job import only_job
+from lopa_dist.jobs.folder.part_names import in_parts
 from lopa_dist.jobs.folder.results import results, write_errors
 from lopa_dist.jobs.folder.shard_figures import write_figures
 from lopa_dist.jobs.run.answers import NOT_NUMBERS, Pieces, answer_of, error_line, generation_line
@@ -33,7 +34,8 @@ from lopa_dist.jobs.run.crashes import Begun
 from lopa_dist.jobs.run.job_input import HashedItems, JobInput, request_id
 from lopa_dist.jobs.run.judging import Answer, Judges, Verdict
 from lopa_dist.jobs.run.lessons import Lessons
-from lopa_dist.jobs.run.output import check_output, write_output
+from lopa_dist.jobs.run.output import check_output, check_parts, write_output
+from lopa_dist.jobs.run.parts import Parts
 from lopa_dist.jobs.run.prompts import Encoder, wraps
 from lopa_dist.jobs.run.recall import recall
 from lopa_dist.jobs.run.rejudge import verdict_rule
@@ -65,11 +67,14 @@ PAGE_LIMIT_S = 60.0  # to write report.html
 MOST_JUDGES = 8  # programs that a rank runs at a time, each of which may take gigabytes
 
 
-def run(config: Config, folder: Path, world: World, stop: Stop | None = None) -> dict[str, Any]:
+def run(
+    config: Config, folder: Path, world: World, stop: Stop | None = None, given: Collection[str] | None = None
+) -> dict[str, Any]:
     """Run the job on this rank; rank 0 writes into `folder` and returns the report, the others return nothing.
 
     Args:
         stop: learns of signals, also of those that come too late to stop this job.
+        given: the keys that were typed, if that is known: one of them that nothing reads is refused at any value.
 
     Raises:
         UserError: a disk is full; the message says where, and how to go on.
@@ -104,10 +109,10 @@ def run(config: Config, folder: Path, world: World, stop: Stop | None = None) ->
         try:
             with only_job(folder, Start.read()) if world.rank == 0 else nullcontext():
                 builder = EngineBuilder(config.model, device)
-                config = resolve(config, builder.shape, device)
+                config = resolve(config, builder.shape, device, given)
                 encoder = Encoder(config, builder.shape, builder.tokenizer)
                 job_input = JobInput(encoder, chain(first, items), named=world.rank == 0)
-                for warning in encoder.warnings() if world.rank == 0 else ():
+                for warning in job_input.warnings if world.rank == 0 else ():
                     log.warning(warning)
                 input_hash = whole_input.digest()
                 attempt = begin_attempt(config, folder, builder, task, job_input, input_hash, group)
@@ -141,6 +146,7 @@ class Job:
     began: float
     start: float = field(init=False)
     lessons: Lessons = field(init=False)
+    parts: Parts | None = field(init=False)
     writer: Writer = field(init=False)
     begun: Begun = field(init=False)
 
@@ -159,6 +165,7 @@ class Job:
         before = self.finished_before() if self.is_rank_0 else {}
         if group.store.broadcast("finished", "yes" if before else "no") == "yes":
             return before
+        self.parts = self.make_parts() if self.is_rank_0 else None
         model = self.builder.load(self.is_rank_0, group.tensor)
         if self.is_rank_0:
             self.announce(model)
@@ -177,6 +184,9 @@ class Job:
         if wandb_log is not None:
             self.lessons.meanwhile.append(partial(wandb_log.learning, engine))
             self.lessons.heard.append(lambda told: wandb_log.learned(engine, asdict(told)))
+        if self.parts is not None:
+            engine.meanwhile.append(self.parts)
+            self.lessons.meanwhile.append(self.parts)
         self.lessons.begin()
         if engine.drafter and not self.masks and any(self.attempt.done):
             recall(engine.drafter, self.attempt.journal, self.attempt.number, self.builder.tokenizer, group)
@@ -191,6 +201,8 @@ class Job:
             deque(generations, maxlen=0)
         traffic = group.store.sum(group.traffic)
         stopped = group.stop.asked
+        if self.parts is not None:
+            self.parts.close(stopped)
         report: dict[str, Any] = {}
         if self.is_rank_0:
             report = self.finish(engine, traffic, stopped)
@@ -234,6 +246,14 @@ class Job:
             )  # fmt: skip
         return report
 
+    def make_parts(self) -> Parts | None:
+        """What writes the parts of `task.output`; None where it is one file, or those of shards, which are merged."""
+        task, attempt = self.config.task, self.attempt
+        if not task.output or not in_parts(task.output) or task.shards > 1:
+            return None
+        check_parts(task.output, len(self.input), begins=not any(attempt.done))
+        return Parts(task, self.input, attempt.journal, attempt.number, attempt.done)
+
     def announce(self, model: Transformer) -> None:
         """Say what begins."""
         config, mesh, decode = self.config, self.group.mesh, self.config.decode
@@ -264,7 +284,7 @@ class Job:
             )  # fmt: skip
 
     def threads(self) -> str:
-        """How many CPU threads compute, and why; empty on a GPU."""
+        """Return how many CPU threads compute, and why; empty on a GPU."""
         if self.builder.device.type != "cpu":
             return ""
         number, why = threads(self.config, self.group.world)
@@ -363,6 +383,8 @@ class Job:
             "made": self.made,
             "chat_template": wraps(self.builder.tokenizer, config.model.chat_template),
         }
+        if self.input.warnings:
+            report["warnings"] = self.input.warnings
         if lessons := self.lessons.report():
             report["lessons"] = lessons
         if errors:
@@ -396,11 +418,11 @@ class Job:
         writing.close()
 
     def digest(self) -> str:
-        """What the results are of: the settings, and every request and rejection, in order."""
+        """Return what the results are of: the settings, and every request and rejection, in order."""
         return self.input.digest(f"{json.dumps(self.attempt.settings, sort_keys=True)}\n{self.input_hash}")
 
     def write_batch_output(self) -> None:
-        """The answers in OpenAI's form too, if the input was; of a share of the input, what `merge` needs for it."""
+        """Also write the answers in OpenAI's form if the input was in it; a shard writes what `merge` needs."""
         if self.task.name != "batch":
             return
         if self.config.task.shards == 1:
@@ -409,7 +431,7 @@ class Job:
             write_batch_lines(self.folder, map(line_of, self.input.items))
 
     def write_output(self, report: dict[str, Any]) -> None:
-        """The results at `task.output` too; those of shards when they are merged."""
+        """Write the results to `task.output`, too; those of shards are written when they are merged."""
         if self.config.task.shards == 1:
             write_output(self.folder, report | {"task": asdict(self.config.task)})
 
@@ -431,5 +453,5 @@ def check_learning(config: Config, task: Task) -> None:
 
 
 def scored_masks(task: Task) -> int:
-    """The masks from which `task` has a text's likelihood worked out; 0 where it has answers generated."""
+    """Return the masks from which `task` has a text's likelihood worked out; 0 where it has answers generated."""
     return task.masks if isinstance(task, LikelihoodTask) and task.scores else 0

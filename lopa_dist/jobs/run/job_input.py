@@ -76,6 +76,7 @@ class JobInput:
                 self.limits.append(0 if isinstance(request, Rejection) else request.max_new_tokens)
                 if named:
                     self.ids.append(request_id(item, request))
+        self.warnings = encoder.warnings()  # what to say of the requests before they run, and on the page
         if (again := self.ids.repeated()) is not None:
             raise ValueError(f"{self.items[again].custom_id}: two requests of this task have this name; make it unique")
 
@@ -96,7 +97,7 @@ class JobInput:
     def remaining(
         self, done: bytearray, engine: EngineConfig, replicas: int, crashes: bytes | bytearray = b""
     ) -> Sequence[Request]:
-        """The requests without those that are done, in the order in which they should begin.
+        """Return the requests without those that are done, in the order in which they should begin.
 
         Requests whose answers may be longest go first, so that ranks do not wait for a long answer that began last.
         Requests that may be equally long keep the order of the input.
@@ -119,11 +120,11 @@ class JobInput:
         return Chosen(self.encoded, array("q", numbers))
 
     def rejection(self, index: int) -> dict[str, Any] | None:
-        """The result line of an item that could not run, or was set aside; None for others."""
+        """Return the result line of an item that could not run, or was set aside; None for others."""
         return error_line(self.items[index], self.reason(index)) if self.rejected[index] else None
 
     def reason(self, index: int) -> str:
-        """Why an item could not run."""
+        """Return why an item could not run."""
         if index in self.aside:
             return self.aside[index]
         rejection = self.encoded[index]
@@ -139,7 +140,7 @@ class JobInput:
         return fields | ({"metadata": item.metadata} if item.metadata else {})
 
     def digest(self, settings: str) -> str:
-        """A hash of `settings` and of all requests and rejections, in order: it identifies their results."""
+        """Return a hash of `settings` and of all requests and rejections, in order: it identifies their results."""
         digest = hashlib.sha256(settings.encode())
         for index in range(len(self)):
             name = self.ids[index] or f"{self.items[index].custom_id}: {self.reason(index)}"
@@ -148,12 +149,12 @@ class JobInput:
 
 
 def is_sample(item: Item) -> bool:
-    """Whether there are other answers to the item's line."""
+    """Return whether there are other answers to the item's line."""
     return item.origin is not None and item.custom_id == f"{item.origin.custom_id}#{item.origin.sample}"
 
 
 def request_id(item: Item, request: Request | Rejection) -> str | None:
-    """The journal's name of a request; None for a rejected item.
+    """Return the journal's name of a request; None for a rejected item.
 
     It is a hash of the item's name and of all that its text and its verdict depend on, except the settings.
     """

@@ -97,7 +97,7 @@ class Judges(contextlib.AbstractContextManager["Judges"]):
         return Verdict(answer, None, failure)
 
     def score(self, answer: Answer) -> Score | None:
-        """What the task says of a text, or of likelihoods."""
+        """Return what the task says of a text, or of likelihoods."""
         likelihoods = answer.generation.likelihoods
         if likelihoods is None:
             return self.task.score(answer.item, answer.text)
@@ -105,7 +105,7 @@ class Judges(contextlib.AbstractContextManager["Judges"]):
         return self.task.score_likelihoods(answer.item, likelihoods)
 
     def verdicts(self, wait_s: float = 0.0) -> Iterator[Verdict]:
-        """What has been judged since the last call; if nothing has, what is within `wait_s`.
+        """Yield what has been judged since the last call; if nothing has, what is within `wait_s`.
 
         Raises:
             CannotJudge: the task can judge no answer.

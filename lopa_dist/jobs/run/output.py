@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import shutil
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from lopa_dist.checks import UserError
 from lopa_dist.config import TaskConfig
+from lopa_dist.jobs.folder.open_files import lines_of
+from lopa_dist.jobs.folder.part_names import in_parts, parts_of, parts_there
 from lopa_dist.jobs.show.table import to_be_written, write_table
 
 log = logging.getLogger("lopa_dist")
@@ -33,6 +37,21 @@ def place_of(name: str) -> str:
     return name if "://" in name else str(Path(name).expanduser().resolve())
 
 
+def check_parts(out: str, answers: int, begins: bool) -> None:
+    """Raise a UserError if parts are there that the job would not write, or did not: they would be read with its own.
+
+    Args:
+        out: the pattern of the parts.
+        answers: of the job.
+        begins: whether nothing of the job is done yet.
+    """
+    most = len(parts_of(out, answers))
+    foreign = [name for number, name in parts_there(out, KEY).items() if begins or number >= most]
+    if foreign:
+        names = f"{foreign[0]} to {foreign[-1]}" if len(foreign) > 1 else foreign[0]
+        raise UserError(f"{KEY}={out}: {names} there is not of this job; remove it, or name another folder")
+
+
 def write_output(folder: Path, report: dict[str, Any]) -> None:
     """Write a complete run's results to `task.output`, if it names a file.
 
@@ -43,13 +62,20 @@ def write_output(folder: Path, report: dict[str, Any]) -> None:
     if not out:
         return
     try:
-        if out.endswith(".jsonl"):
+        if in_parts(out):
+            check_parts(out, report["requests"], begins=False)
+        if out.endswith(".jsonl") and in_parts(out):
+            lines = lines_of(folder / "results.jsonl")
+            for name, most in parts_of(out, report["requests"]):
+                with to_be_written(name, KEY) as file, file.open("w", encoding="utf-8") as part:
+                    part.writelines(islice(lines, most))
+        elif out.endswith(".jsonl"):
             with to_be_written(out, KEY) as file:
                 shutil.copyfile(folder / "results.jsonl", file)
         else:
             write_table(folder, out, KEY)
     except (ValueError, OSError) as error:
-        again = f"lopa-dist table {folder} --out {out}"
+        again = f"lopa-dist table {folder} --out {shlex.quote(out)}"
         raise UserError(
             f"{error}. The results are in {folder}; {again} writes them there, as .csv or .parquet"
         ) from error

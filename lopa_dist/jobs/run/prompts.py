@@ -19,6 +19,7 @@ from lopa_dist.engine.prefix_rules import cuts_prefix
 from lopa_dist.engine.request import Given, Request, request_key
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.models.config import ModelConfig
+from lopa_dist.models.families import training_pattern
 from lopa_dist.models.files import SHIPPED
 from lopa_dist.tasks.task import DEFAULT, Item
 
@@ -71,6 +72,7 @@ class Encoder:
         self.strange_prompts = 0
         self.bounded = False  # whether the model's positions bound an answer below `decode.max_new_tokens`
         self.cut = 0  # prompts that were too long, by `task.truncate`
+        self.greedy_formats = 0  # answers of a format, of which another try would be the same text
         self.greedy_samples = 0  # further answers to a prompt, which are the first one again
         self.tokens = lru_cache(8)(lambda text, special: tokenizer(text, add_special_tokens=special).input_ids)
 
@@ -81,7 +83,7 @@ class Encoder:
         return replace(item, prompt=None) if self.wrap else replace(item, messages=None, answer_prefix="")
 
     def encode(self, index: int, item: Item) -> Request | Rejection:
-        """One item as a request."""
+        """Return one item as a request."""
         return self.encode_all(index, [item])[0]
 
     def encode_all(self, first: int, items: Sequence[Item]) -> list[Request | Rejection]:
@@ -105,7 +107,7 @@ class Encoder:
         return [requests[index] for index in sorted(requests)]
 
     def texts(self, item: Item) -> list[Text]:
-        """The prompt of an item; or for each of its continuations, what it stands behind, and both together."""
+        """Return the prompt of an item; or for each of its continuations, what it stands behind, and both together."""
         if item.error:
             raise Refusal(item.error)
         if not item.continuations:
@@ -125,7 +127,7 @@ class Encoder:
         return texts
 
     def tokenized(self, texts: Iterable[Text]) -> dict[Text, list[int]]:
-        """The tokens of texts."""
+        """Return the tokens of texts."""
         tokens: dict[Text, list[int]] = {}
         distinct = dict.fromkeys(texts)
         for special in (False, True):
@@ -163,7 +165,7 @@ class Encoder:
         return item, texts
 
     def scored(self, index: int, item: Item, texts: Sequence[Text], tokens: Mapping[Text, list[int]]) -> Request:
-        """An item's continuations as a request, checked against the model."""
+        """Return an item's continuations as a request, checked against the model."""
         most, seed, begin = self.model.max_positions, self.config.seed, self.tokenizer.bos_token_id
         first = self.model.eos_ids[0] if begin is None else int(begin)  # what a document without a prompt begins with
         scored: list[tuple[Given, ...]] = []
@@ -188,11 +190,11 @@ class Encoder:
         return Request(index, prompt, count, self.key(item), scored=tuple(scored))
 
     def is_chat(self, item: Item) -> bool:
-        """Whether the item goes through the chat template: a text that is to go on to another one does not."""
+        """Return whether the item goes through the chat template: a text that is to go on to another one does not."""
         return item.messages is not None or (self.wrap and item.suffix is None)
 
     def render(self, item: Item) -> Text:
-        """The text that the model continues; a chat template writes its special tokens itself."""
+        """Return the text that the model continues; a chat template writes its special tokens itself."""
         if item.error:
             raise Refusal(item.error)
         chat = self.is_chat(item)
@@ -202,7 +204,7 @@ class Encoder:
         return Text(text, not chat)
 
     def templated_chat(self, item: Item) -> str:
-        """The item's chat, as the template writes it."""
+        """Return the item's chat, as the template writes it."""
         if not self.tokenizer.chat_template:
             raise Refusal("messages need a chat template and this tokenizer has none; send prompt instead")
         messages = [{"role": "user", "content": item.prompt or ""}] if item.messages is None else item.messages
@@ -215,7 +217,7 @@ class Encoder:
             raise Refusal(f"the chat template refused these messages: {error}") from error
 
     def prefix(self, item: Item, text: str, ids: list[int]) -> int:
-        """How many of a prompt's tokens are its prefix: few-shot examples, or all messages but the last."""
+        """Return how many of a prompt's tokens are its prefix: few-shot examples, or all messages but the last."""
         if not self.is_chat(item):
             end = len(item.prefix) if text.startswith(item.prefix) else 0
         elif item.messages and len(item.messages) > 1:
@@ -230,7 +232,7 @@ class Encoder:
         return common_prefix(self.tokens(text[:end], not self.is_chat(item)), ids) if end else 0
 
     def request(self, index: int, item: Item, texts: Sequence[Text], tokens: Mapping[Text, list[int]]) -> Request:
-        """An item's prompt as a request, checked against the model."""
+        """Return an item's prompt as a request, checked against the model."""
         ids, decode = tokens[texts[0]], self.config.decode
         if not ids:
             raise Refusal("the prompt is empty; give at least one token")
@@ -256,8 +258,9 @@ class Encoder:
         sampling = self.sampling(item)
         if self.bytes and not self.bytes.isdisjoint(ids):
             self.note_strange(ids)
-        if item.origin and item.origin.sample and not (sampling or decode).temperature:
-            self.greedy_samples += 1
+        if not (sampling or decode).temperature:
+            self.greedy_samples += bool(item.origin and item.origin.sample)
+            self.greedy_formats += item.response_format is not None and item.response_format.tries > 1
         return Request(
             index,
             array("i", ids),  # 4 bytes a token, where a list takes 8 and its numbers more: a job may have a million
@@ -271,7 +274,7 @@ class Encoder:
         )
 
     def suffix(self, item: Item) -> Sequence[int]:
-        """The tokens behind an item's answer."""
+        """Return the tokens behind an item's answer."""
         if item.suffix is None:
             return ()
         decode = self.config.decode
@@ -297,13 +300,20 @@ class Encoder:
             self.strange.append(next(unknown, "white space"))
 
     def warnings(self) -> list[str]:
-        """What to say of the requests so far: words that a model of the package does not know, equal answers."""
+        """Return what to say of the requests so far: words that a model of the package does not know, equal answers."""
         messages = []
         if not self.tokenizer.chat_template and self.config.model.chat_template != "never":
             messages.append(
                 f"model={self.config.model.path} has no chat template: prompts go in as they are. That is right for a "
                 "base model (model.chat_template=never says so); an instruct model's tokenizer_config.json or "
                 "chat_template.jinja is missing, and its texts will be worse"
+            )
+        decode, pattern = self.config.decode, training_pattern(self.model, self.config.model.pattern)
+        if pattern.context in ("d2f", "blocks") and decode.context in ("vanilla", "dual"):
+            messages.append(
+                f"decode.context={decode.context}: model={self.config.model.path} was trained to see no masks behind "
+                "its block, and sees them here: its answers are likely to be worse than with decode.context="
+                f"{pattern.context} (model.pattern says how a model was trained)"
             )
         if self.strange_prompts:
             words = ", ".join(repr(word) for word in dict.fromkeys(self.strange))
@@ -324,10 +334,15 @@ class Encoder:
                 f"{self.greedy_samples} answers repeat another one to their prompt: several answers to a prompt are "
                 "equal at temperature 0; set decode.temperature"
             )
+        if self.greedy_formats:
+            messages.append(
+                f"requests with a response_format at temperature 0: {self.greedy_formats}. An answer of another form "
+                "is not generated again, because that would give the same text; set decode.temperature"
+            )
         return messages
 
     def sampling(self, item: Item) -> Sampling | None:
-        """How the item's tokens are drawn; null where that is as for the whole job."""
+        """Return how the item's tokens are drawn; null where that is as for the whole job."""
         if item.sampling is DEFAULT:
             return None
         decode = self.config.decode
@@ -337,7 +352,7 @@ class Encoder:
         return None if own == given else Sampling(decode.confidence, **own)
 
     def key(self, item: Item) -> int:
-        """What seeds the item's random numbers. A seed of its own means the same text under any custom_id."""
+        """Return what seeds the item's random numbers. A seed of its own means the same text under any custom_id."""
         seed = item.sampling.seed
         if seed is None:
             return request_key(self.config.seed, item.custom_id)
@@ -345,12 +360,12 @@ class Encoder:
 
 
 def wraps(tokenizer: PreTrainedTokenizerFast, chat_template: str) -> bool:
-    """Whether plain prompts go through the chat template."""
+    """Return whether plain prompts go through the chat template."""
     return bool(tokenizer.chat_template) and chat_template != "never"
 
 
 def rejected(index: int, item: Item, refusal: Refusal) -> Rejection:
-    """The rejection of an item, with the number of its line; an error of the line itself already has it."""
+    """Return the rejection of an item, with the number of its line; an error of the line itself already has it."""
     return Rejection(index, f"line {item.origin.line}: {refusal}" if item.origin and not item.error else f"{refusal}")
 
 

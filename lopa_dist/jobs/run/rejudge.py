@@ -16,7 +16,7 @@ OF_A_VERDICT = ("correct", "extracted", "expected", "unjudged")  # fields of a l
 
 
 def verdict_rule(settings: Mapping[str, Any], item: Item) -> str | None:
-    """A hash of the rule and of what it is given besides the text: a verdict counts as long as this is the same.
+    """Return a hash of the rule and of what it is given besides the text: a verdict counts as long as this is the same.
 
     Args:
         settings: of the journal.
@@ -67,7 +67,7 @@ def rejudge(journal: Journal, writer: Callable[[], Writer], job_input: JobInput,
 
 
 def with_new_verdict(entry: dict[str, Any], item: Item, task: Task) -> dict[str, Any]:
-    """An entry of the journal with the verdict that its text has now."""
+    """Return an entry of the journal with the verdict that its text has now."""
     judged = {key: value for key, value in entry.items() if key != "unjudged"}
     line = {key: value for key, value in entry["line"].items() if key not in OF_A_VERDICT}
     correct = None

@@ -28,7 +28,7 @@ class Packer(pickle.Pickler):
         self.kinds = kinds
 
     def reducer_override(self, value: Any) -> Any:
-        """How a value is written."""
+        """Return how a value is written."""
         kind = type(value)
         return (kind, self.kinds[kind](value)) if kind in self.kinds else NotImplemented
 
@@ -70,7 +70,7 @@ class Spool(Sequence[Value]):
         return (self.last if number == len(self.ends) - 1 else self.block(number))[offset]
 
     def read(self, number: int) -> list[Value]:
-        """A block from the file."""
+        """Return a block from the file."""
         begin, end = self.ends[number], self.ends[number + 1]
         block: list[Value] = pickle.loads(os.pread(self.file.fileno(), end - begin, begin))
         return block

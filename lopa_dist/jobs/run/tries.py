@@ -97,7 +97,7 @@ class Tries:
 
 
 def joined(before: Generation, latest: Generation) -> Generation:
-    """The answer of a try, with what it and those before took."""
+    """Return the answer of a try, with what it and those before took."""
     work = Work()
     work.add(before.work.totals())
     work.add(latest.work.totals())

@@ -73,7 +73,7 @@ class EngineBuilder:
         return None if lora is None else revision(find(lora, "model.lora"))
 
     def load(self, warn: bool = True, tensor: Communicator | None = None) -> Transformer:
-        """The model, adapted, split and quantised as the options say.
+        """Return the model, adapted, split and quantised as the options say.
 
         The first call loads the weights; a later one only gives them another `tensor` group, whose size and this rank's
         place in it must stay as they were. `warn` of an adapter for another model, and of fp8 where it is emulated.
@@ -102,7 +102,7 @@ class EngineBuilder:
         return self.model
 
     def scoring_engine(self, decode: DecodeConfig, options: EngineConfig, masks: int, group: Group) -> ScoringEngine:
-        """An engine that scores texts on this rank of `group`, whose replicas have no branches.
+        """Return an engine that scores texts on this rank of `group`, whose replicas have no branches.
 
         Args:
             decode: what rows see, without any ``auto``.
@@ -120,7 +120,7 @@ class EngineBuilder:
         group: Group | None = None,
         on_step: Callable[[Engine], None] | None = None,
     ) -> Engine:
-        """An engine on this rank of `group`, or on this process alone.
+        """Return an engine on this rank of `group`, or on this process alone.
 
         Args:
             decode: how masks are filled, without any ``auto`` (see `resolve.resolve_decode`).

@@ -16,7 +16,7 @@ from lopa_dist.parallel.launcher import World
 
 
 def choose_device(config: Config, world: World) -> torch.device:
-    """The GPU of this rank, or the CPU with its share of the threads."""
+    """Return the GPU of this rank, or the CPU with its share of the threads."""
     name = config.model.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -31,12 +31,12 @@ def choose_device(config: Config, world: World) -> torch.device:
 
 
 def gpu(name: str, world: World) -> torch.device:
-    """The GPU that a rank computes on, where `model.device` is ``cuda``, ``cuda:N`` or ``auto``."""
+    """Return the GPU that a rank computes on, where `model.device` is ``cuda``, ``cuda:N`` or ``auto``."""
     return torch.device(name if ":" in name else f"cuda:{world.local_rank % torch.cuda.device_count()}")
 
 
 def threads(config: Config, world: World) -> tuple[int, str]:
-    """How many threads this rank computes with on a CPU, and what decides that.
+    """Return how many threads this rank computes with on a CPU, and what decides that.
 
     What the user says, or else the least of what torch has in this process (by `OMP_NUM_THREADS` or
     `torch.set_num_threads`, for example) and of this rank's share of the cores: both may be meant to leave room for
@@ -87,7 +87,7 @@ def idle_seconds(file: Path = Path("/proc/stat")) -> dict[int, float]:
 
 
 def cores(world: World, environment: Mapping[str, str] = os.environ) -> tuple[int, str]:
-    """The share of this rank in the cores that its process may run on, and what decides that."""
+    """Return the share of this rank in the cores that its process may run on, and what decides that."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     share = max(1, usable // world.local_size)
     why = "the cores of this machine" if world.local_size == 1 else f"the share of a rank in {usable} cores"
@@ -98,7 +98,7 @@ def cores(world: World, environment: Mapping[str, str] = os.environ) -> tuple[in
 
 
 def choose_dtype(options: ModelOptions, device: torch.device) -> str:
-    """The name of the weights' precision: `model.dtype`, or what suits the device."""
+    """Return the name of the weights' precision: `model.dtype`, or what suits the device."""
     if options.dtype != "auto":
         return options.dtype
     return "bf16" if device.type == "cuda" else "fp32"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import fields, replace
 from typing import Any
 
@@ -21,11 +22,18 @@ Resolved = dict[str, tuple[Any, str]]
 """By the key of an option that is ``auto``: what it stands for, and what that follows, in words."""
 
 
-def resolve(config: Config, shape: ModelConfig, device: torch.device) -> Config:
-    """Return the configuration with every ``auto`` of decode.* and engine.* replaced."""
-    values = by_model(config, shape, device)
+def resolve(config: Config, shape: ModelConfig, device: torch.device, typed: Collection[str] | None = None) -> Config:
+    """Return the configuration with every ``auto`` of decode.* and engine.* replaced.
+
+    Args:
+        config: as given.
+        shape: of the model.
+        device: that computes.
+        typed: keys that a person typed (`check_read`).
+    """
+    values = by_model(config, shape, device, typed)
     decode = DecodeConfig(**vars(config.decode) | values_of(values, "decode"))
-    check_read("engine", config.engine, config.engine, decode)
+    check_read("engine", config.engine, config.engine, decode, typed)
     return replace(config, decode=decode, engine=replace(config.engine, **values_of(values, "engine")))
 
 
@@ -35,7 +43,9 @@ def values_of(values: Resolved, section: str) -> dict[str, Any]:
     return {name: values[f"{section}.{name}"][0] for where, name in keys if where == section}
 
 
-def resolve_decode(decode: DecodeConfig, pattern: TrainingPattern) -> DecodeConfig:
+def resolve_decode(
+    decode: DecodeConfig, pattern: TrainingPattern, typed: Collection[str] | None = None
+) -> DecodeConfig:
     """Return the options with every ``auto`` replaced by the value of `pattern`, or of the context that was chosen.
 
     Raises:
@@ -51,7 +61,7 @@ def resolve_decode(decode: DecodeConfig, pattern: TrainingPattern) -> DecodeConf
     if context != "blocks":
         trained["sub_block_size"] = None
     resolved = DecodeConfig(**{key: trained[key] if v == "auto" and key in trained else v for key, v in values.items()})
-    check_read("decode", decode, resolved)
+    check_read("decode", decode, resolved, typed=typed)
     if resolved.tau_edit is not None:
         if not pattern.edits:
             raise ValueError(
@@ -76,7 +86,9 @@ def by_device(config: Config, device: torch.device) -> Resolved:
     return values
 
 
-def by_model(config: Config, shape: ModelConfig, device: torch.device) -> Resolved:
+def by_model(
+    config: Config, shape: ModelConfig, device: torch.device, typed: Collection[str] | None = None
+) -> Resolved:
     """Return what follows the model, whose configuration is `shape`: how it was trained, and the size of its heads."""
     values: Resolved = {}
     pattern, reason = config.model.pattern, f"model.pattern={config.model.pattern}"
@@ -90,7 +102,7 @@ def by_model(config: Config, shape: ModelConfig, device: torch.device) -> Resolv
             "so nothing is learned; leave it out"
         )
     check_drafts(shape, config.decode.drafts, config.decode.branches, config.decode.draft_from)
-    decode = resolve_decode(config.decode, training_pattern(shape, pattern))
+    decode = resolve_decode(config.decode, training_pattern(shape, pattern), typed)
     for entry in fields(DecodeConfig):
         # drafts and their sources are chosen anew in every step
         if getattr(config.decode, entry.name) == "auto" and entry.name not in ("drafts", "draft_from"):

@@ -36,7 +36,7 @@ class Setting:
 
 
 def settings_of(section: Any = Config, prefix: str = "") -> Iterator[Setting]:
-    """Every key below a section, in the order of its fields."""
+    """Yield every key below a section, in the order of its fields."""
     for key, owner, entry in keys_of(section, prefix):
         if not is_dataclass(make := entry.default_factory):
             default = entry.default if make is MISSING else make()
@@ -45,12 +45,12 @@ def settings_of(section: Any = Config, prefix: str = "") -> Iterator[Setting]:
 
 
 def documented_field(entry: Field[Any], section: Any) -> Field[Any]:
-    """The field that says what a setting means: `DecodeOptions` only widens some of `DecodeConfig`."""
+    """Return the field that says what a setting means: `DecodeOptions` only widens some of `DecodeConfig`."""
     return DecodeConfig.__dataclass_fields__[entry.name] if section is DecodeOptions else entry
 
 
 def allowed(entry: Field[Any], section: Any) -> str:
-    """What values a setting takes, in words."""
+    """Return what values a setting takes, in words."""
     choices = documented_field(entry, section).metadata.get("choices")
     if choices:
         more = ("auto",) if section is DecodeOptions and entry.name in AUTO_CHOICES else ()
@@ -73,11 +73,11 @@ def details(name: str, section: Any) -> str:
 
 
 def description(section: Any) -> str:
-    """What a section's docstring says, without its list of errors."""
+    """Return what a section's docstring says, without its list of errors."""
     documented = DecodeConfig if section is DecodeOptions else section
     return inspect.cleandoc(str(documented.__doc__)).split("\n\nRaises:")[0]
 
 
 def shown(value: Any) -> str:
-    """A value as one writes it on the command line."""
+    """Return a value as one writes it on the command line."""
     return yaml.safe_dump(value, default_flow_style=True).splitlines()[0]

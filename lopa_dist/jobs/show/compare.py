@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,9 @@ UNTOLD = ("task.shard", "hydra.run.dir", "hydra.sweep.dir", *SEEDS)  # settings 
 FEW = 40  # characters of settings behind a name
 MOST_MADE = 8  # machines and times that a page tells
 WIDE, COLUMN = 7.0, 3.3  # inches: the page and one column of most papers
+NARROW = ("rows/token", "seeds", "tokens/s", "p")  # columns that a narrow terminal does without, in this order
+LONGEST_WORD = 30  # characters of a name that stay together
+UNBOUNDED = 10_000  # characters of a line
 SYMBOLS = {"branches": "k", "drafts": "m"}
 SPEEDS: list[tuple[str, Callable[[dict[str, Any]], float | None], int]] = [
     ("Tokens per forward", lambda report: report["tpf"], 1),
@@ -112,13 +115,13 @@ def sections_of(groups: Sequence[SeedGroup]) -> list[list[SeedGroup]]:
 
 
 def title_of(report: dict[str, Any]) -> str:
-    """A section's title."""
+    """Return a section's title."""
     task = report["task"]
     return f"{task.get('harness') or task['name']} with {report['model']['path']}"
 
 
 def has_baseline(groups: Sequence[SeedGroup], asked: str | None) -> bool:
-    """Whether one of the points is the baseline that was asked for."""
+    """Return whether one of the points is the baseline that was asked for."""
     try:
         return asked is not None and bool(find_baseline(groups, asked))
     except UserError:
@@ -175,6 +178,7 @@ class Comparison:
         self.rows = [[row[column][0] for column in self.head] for row in self.cells]
         self.curves = curves_of(groups)
         self.along = growing(words)
+        self.least_name = min(LONGEST_WORD, max(len(word) for name in self.names for word in name.split()))
         self.numbered = [[str(number), *row] for number, row in enumerate(self.rows, 1)]
 
     def print_table(self, console: Console) -> None:
@@ -183,17 +187,34 @@ class Comparison:
         if len({report["requests"] for report in self.reports}) == 1:
             title += f", {self.reports[0]['requests']} requests{' each' if len(self.groups) > 1 else ''}"
             hidden.append("requests")
+        narrow = list(NARROW)
+        while True:
+            table = self.table(title, hidden)
+            wide = console.measure(table, options=console.options.update(max_width=UNBOUNDED)).maximum
+            least = wide - max(map(len, self.names)) + self.least_name
+            if least <= console.width or not narrow:
+                break
+            hidden.append(narrow.pop(0))
+        console.width = max(console.width, least)  # a terminal breaks lines, but no figure
+        console.print(table)
+        if left_out := [name for name in hidden if name in NARROW and name in self.head]:
+            console.print(f"left out for want of room, and in comparison.csv: {', '.join(left_out)}")
+
+    def table(self, title: str, hidden: Collection[str]) -> Table:
+        """Return the columns that are not hidden."""
         columns = [i for i, name in enumerate(self.head) if name not in hidden]
         table = Table(title=escape(title), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for i in columns:
-            is_run = self.head[i] == "run"  # figures stay whole, names are broken at their commas
-            table.add_column(self.head[i], justify="left" if is_run else "right", no_wrap=not is_run, overflow="fold")
+            if self.head[i] != "run":  # figures stay whole, names are broken at their commas
+                table.add_column(self.head[i], justify="right", no_wrap=True)
+                continue
+            table.add_column("run", min_width=self.least_name, overflow="fold")
         for row in (*self.rows, *map(self.failed_row, self.failed)):
             table.add_row(*(escape(row[i]) for i in columns))
-        console.print(table)
+        return table
 
     def failed_row(self, run: tuple[str, dict[str, str]]) -> list[str]:
-        """The row of a run without a report: its name, and that it is not finished."""
+        """Return the row of a run without a report: its name, and that it is not finished."""
         columns = {"run": run[0].replace("decode.", "").replace(",", ", "), self.head[1]: FAILED}
         return [columns.get(column, "-") for column in self.head]
 
@@ -231,20 +252,20 @@ class Comparison:
             draw_pareto(self.folder / f"{name}-column.pdf", charts[:1], curves, COLUMN)
 
     def commands(self) -> list[tuple[str, str]]:
-        """The number and folder of each run, and its command; without runs that Hydra did not start."""
+        """Return the number and folder of each run, and its command; without runs that Hydra did not start."""
         runs = [(number, run, group.report) for number, group in enumerate(self.groups, 1) for run in group.folders]
         lines = [(f"{number}. {run.relative_to(self.folder)}", command(run, report)) for number, run, report in runs]
         return [(name, line) for name, line in lines if line]
 
 
 def differing(reports: Sequence[dict[str, Any]]) -> list[str]:
-    """The settings in which the runs differ."""
+    """Return the settings in which the runs differ."""
     runs = [settings_by_name(report) for report in reports]
     return [k for k in runs[0] if len({json.dumps(settings.get(k)) for settings in runs}) > 1]
 
 
 def cells_of(name: str, group: SeedGroup, pair: Paired | None) -> Cells:
-    """A point's row.
+    """Return a point's row.
 
     Args:
         name: of the point.
@@ -265,8 +286,10 @@ def cells_of(name: str, group: SeedGroup, pair: Paired | None) -> Cells:
     elif "accuracy_sd" in report:
         spread = f", sd {report['accuracy_sd']:.1%}"
     seeds: dict[str, Any] = {key: report[key] for key in told if key in report}
-    streams = f", {report['streams']} streams" if report.get("streams", 1) > 1 else ""
-    cells["seeds"] = f"{report.get('seeds', 1)}{spread}{streams}", seeds
+    number, streams = report.get("seeds", 1), report.get("streams", 1)
+    of_streams = f"{streams} of problems" if streams > 1 else ""
+    of_seeds = f"{number}{spread}" if number > 1 or not of_streams else ""
+    cells["seeds"] = ", ".join(filter(None, (of_seeds, of_streams))), seeds
     if pair:
         numbers = {"difference": pair.difference, "difference_low": pair.low, "difference_high": pair.high}
         text = f"{100 * pair.difference:+.1f} ({100 * pair.low:+.1f},{100 * pair.high:+.1f})"
@@ -281,7 +304,7 @@ def cells_of(name: str, group: SeedGroup, pair: Paired | None) -> Cells:
 
 
 def seeds_change_nothing(report: dict[str, Any]) -> bool:
-    """Whether every seed writes the same texts; lines of a batch may have temperatures of their own."""
+    """Return whether every seed writes the same texts; lines of a batch may have temperatures of their own."""
     return "masks" not in report and report["task"]["name"] != "batch" and not report["decode"].get("temperature")
 
 
@@ -304,7 +327,7 @@ def words_of(groups: Sequence[SeedGroup]) -> list[dict[str, str]]:
 
 
 def names_of(groups: Sequence[SeedGroup], words: Sequence[dict[str, str]]) -> list[str]:
-    """What points are called: by what tells them apart, behind a folder's name that a person gave."""
+    """Return what points are called: by what tells them apart, behind a folder's name that a person gave."""
     names = [", ".join(f"{key}={value}" for key, value in of.items()) for of in words]
     given = all("=" not in group.name for group in groups)
     folders = short_names([group.name for group in groups])
@@ -338,7 +361,7 @@ def growing(words: Sequence[dict[str, str]]) -> str | None:
 
 
 def is_number(text: str) -> bool:
-    """Whether a setting is a number."""
+    """Return whether a setting is a number."""
     try:
         return isfinite(float(text))
     except ValueError:
@@ -368,7 +391,7 @@ def curves_of(groups: Sequence[SeedGroup]) -> dict[str, list[tuple[str, int]]]:
 
 
 def headline(reports: Sequence[dict[str, Any]]) -> str:
-    """What came out, in words; runs are called by their numbers."""
+    """Return what came out, in words; runs are called by their numbers."""
     words = f"{len(reports)} runs, in the order of tokens per forward pass."
     judged = [(r["accuracy"], r["tpf"], number) for number, r in enumerate(reports, 1) if "accuracy" in r]
     if judged:

@@ -44,6 +44,7 @@ class Figures:
     also: dict[str, bool] = field(default_factory=dict)  # right or not by other rules of reading
     probability: float | None = None  # geometric mean of its tokens', where they were asked for
     tries: dict[str, int] = field(default_factory=dict)  # of an answer that must be of a format
+    cut: bool | None = None  # whether the answer has as many tokens as it may; null where a text was scored
 
     @classmethod
     def of(cls, g: Generation, score: Score | None, item: Item) -> Figures:
@@ -61,6 +62,7 @@ class Figures:
             also=dict(score.also) if score else {},
             probability=math.exp(mean([token.logprob for token in g.written])) if g.written else None,
             tries=tries,
+            cut=None if g.likelihoods is not None else g.finish_reason == "length",
         )
 
 
@@ -119,6 +121,8 @@ def counted(config: Config, merged: Merged, errors: int, decode_s: float, wall_s
         report[f"accuracy_{name.removeprefix(ALSO)}"] = mean(figures.known(name))
     if len(correct):
         report["accuracy_95"] = [*wilson(mean(correct), len(correct))]
+    if len(cut := figures.known("cut")):
+        report["cut"] = int(cut.sum())
     if groups := reliability(figures):
         report["reliability"] = groups
     if len(answers := figures.known("tries.tries")):
@@ -209,10 +213,10 @@ def reliability(figures: Columns) -> list[dict[str, float]]:
 
 
 def mean(values: Any) -> float:
-    """The mean; 0 if there are no values."""
+    """Return the mean; 0 if there are no values."""
     return float(np.mean(values)) if len(values) else 0.0
 
 
 def ratio(a: float, b: float) -> float:
-    """The quotient ``a / b``; 0 if b is 0."""
+    """Return the quotient ``a / b``; 0 if b is 0."""
     return float(a / b) if b else 0.0

@@ -115,16 +115,16 @@ class Scatter:
         ]
 
     def along(self, curve: int) -> list[Point]:
-        """A curve's points, by speed."""
+        """Return a curve's points, by speed."""
         return sorted((p for p in self.points if p.curve == curve), key=lambda p: (p.speed, p.accuracy))
 
     def x(self, speed: float) -> float:
-        """Where a speed is."""
+        """Return where a speed is."""
         low, high = self.x_ticks[0], self.x_ticks[-1]
         return round(self.left + (self.right - self.left) * (speed - low) / (high - low), 1)
 
     def y(self, accuracy: float) -> float:
-        """Where an accuracy is."""
+        """Return where an accuracy is."""
         low, high = self.y_ticks[0], self.y_ticks[-1]
         return round(self.bottom - (self.bottom - self.top) * (accuracy - low) / (high - low), 1)
 
@@ -135,7 +135,7 @@ Box = tuple[float, float, float, float]
 def place_labels(
     dots: Sequence[tuple[float, float]], widths: Sequence[float], left: float, right: float, height: float
 ) -> list[tuple[float, float]]:
-    """The middle of each point's name: beside the point, where the name covers the least of what is there.
+    """Return the middle of each point's name: beside the point, where the name covers the least of what is there.
 
     Args:
         dots: the points.
@@ -156,7 +156,7 @@ def place_labels(
 
 
 def overlap(a: Box, b: Box) -> float:
-    """The area that two boxes have in common."""
+    """Return the area that two boxes have in common."""
     x, y = ((a[i + 2] + b[i + 2]) / 2 - abs(a[i] - b[i]) for i in (0, 1))
     return max(0.0, x) * max(0.0, y)
 
@@ -172,5 +172,5 @@ def ticks(values: Sequence[float], most: float = math.inf) -> list[float]:
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The points, pairs of a speed and an accuracy, that no other beats in both; the slowest first."""
+    """Return the points, pairs of a speed and an accuracy, that no other beats in both; the slowest first."""
     return sorted({p for p in points if not any(q[0] >= p[0] and q[1] >= p[1] and q != p for q in points)})

@@ -29,7 +29,7 @@ class Paired:
 
 
 def verdicts(folders: Sequence[Path]) -> Verdicts:
-    """The verdicts of runs that differ in the seed alone."""
+    """Return the verdicts of runs that differ in the seed alone."""
     judged = defaultdict(list)
     for folder in folders:
         for line in results(folder):

@@ -104,7 +104,7 @@ class ProgressDisplay:
             log.info("%d/%d requests, %s", done, self.total, self.status())
 
     def status(self) -> str:
-        """The figures so far, in one line."""
+        """Return the figures so far, in one line."""
         now = self.totals
         rate = now["tokens"] / max(1e-9, time.perf_counter() - self.began)
         parts = [f"{now['failed']:,} failed"] if now["failed"] else []

@@ -27,18 +27,18 @@ def write_report(folder: Path, report: dict[str, Any]) -> None:
 
 
 def read_report(file: Path) -> dict[str, Any]:
-    """A `report.json`; a ValueError where it is not whole."""
+    """Return a `report.json`; a ValueError where it is incomplete."""
     try:
         report: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{file} is not whole ({error}); start its job again, which makes it anew") from error
+        raise ValueError(f"{file} is incomplete ({error}); start its job again, which rewrites it") from error
     if not isinstance(report, dict):
         raise ValueError(f"{file} is no report of a job; start its job again, which makes it anew")
     return report
 
 
 def why_no_results(folder: Path, otherwise: str, below: bool = False) -> str:
-    """Why a folder lacks what a finished job leaves: its job has begun and not ended, or `otherwise`.
+    """Return why a folder lacks what a finished job leaves: its job has begun and not ended, or `otherwise`.
 
     Args:
         folder: of a run.
@@ -50,13 +50,13 @@ def why_no_results(folder: Path, otherwise: str, below: bool = False) -> str:
 
 
 def typed_words(folder: Path) -> list[str]:
-    """The settings that were typed for the run in a folder; empty where Hydra did not start it."""
+    """Return the settings that were typed for the run in a folder; empty where Hydra did not start it."""
     file = folder / ".hydra" / "overrides.yaml"
     return yaml.safe_load(file.read_text(encoding="utf-8")) or [] if file.exists() else []
 
 
 def config_of(report: dict[str, Any]) -> Config:
-    """The configuration that a report was made with; of its jobs' surroundings (ranks, logging) the default one.
+    """Return the configuration that a report was made with; of its jobs' surroundings (ranks, logging) the default one.
 
     Raises:
         ValueError: this version does not know some of its settings, or wants others.
@@ -78,7 +78,7 @@ def config_of(report: dict[str, Any]) -> Config:
 
 
 def figures(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The figures in words."""
+    """Yield the figures in words."""
     scored = "masks" in report
     yield "requests", f"{report['requests']} ({report['errors']} with errors)"
     if report.get("unjudged"):
@@ -94,6 +94,9 @@ def figures(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
             f"{tries['answers'] - tries['invalid']} of {tries['answers']} are, in {tries['tries']} tries; "
             f"{tries['failed_tokens']} tokens were thrown away, whose forwards are counted",
         )
+    if cut := report.get("cut"):
+        limit = "decode.max_new_tokens, or max_tokens of their lines"
+        yield "answers cut at their limit", f"{cut} of {report['requests'] - report['errors']} ({limit})"
     if scored:
         yield "tokens scored", f"{report['completion_tokens']}"
     else:
@@ -121,7 +124,7 @@ def figures(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def duration(seconds: float) -> str:
-    """A time as people write it: seconds below a minute, else minutes or hours."""
+    """Return a time as people write it: seconds below a minute, else minutes or hours."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes = round(seconds / 60)
@@ -129,7 +132,7 @@ def duration(seconds: float) -> str:
 
 
 def is_rule(key: str) -> bool:
-    """Whether a figure is the accuracy by another rule of reading answers."""
+    """Return whether a figure is the accuracy by another rule of reading answers."""
     return key.startswith("accuracy_") and key != "accuracy_95"
 
 
@@ -139,18 +142,18 @@ def judged(report: dict[str, Any]) -> int:
 
 
 def accuracy_interval(report: dict[str, Any]) -> tuple[float, float]:
-    """The 95 % confidence interval of the accuracy."""
+    """Return the 95 % confidence interval of the accuracy."""
     return wilson(report["accuracy"], judged(report))
 
 
 def with_interval(report: dict[str, Any]) -> str:
-    """The accuracy and its 95 % confidence interval, in percent."""
+    """Return the accuracy and its 95 % confidence interval, in percent."""
     low, high = accuracy_interval(report)
     return f"{report['accuracy']:.1%} ({100 * low:.1f} to {100 * high:.1f})"
 
 
 def attempts_sentence(report: dict[str, Any]) -> str:
-    """Which attempt a figure is of, where there were several; else empty."""
+    """Return which attempt a figure is of, where there were several; else empty."""
     if report.get("attempts", 1) < 2:
         return ""
     return (
@@ -164,7 +167,7 @@ OF_SOURCE = {"masks": "masks", "text": "the job's texts", "own": "the request's 
 
 
 def drafts_sentence(report: dict[str, Any]) -> str:
-    """How many drafts were accepted, and what that means; empty where none were verified."""
+    """Return how many drafts were accepted, and what that means; empty where none were verified."""
     if "drafts" not in report:
         return ""
     drafts, wins = report["drafts"], report.get("branch", {}).get("wins", [])  # forwards by the branch that won

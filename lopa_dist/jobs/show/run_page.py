@@ -72,7 +72,7 @@ def write_run_page(folder: Path, report: dict[str, Any], questions: dict[str, st
         charts=list(charts(folder, report)),
         figures=figures(report),
         attempts=attempts_sentence(report),
-        warning=UNCONFINED if report["task"].get("allow_code_execution") == "unconfined" else "",
+        warnings=warnings(report),
         answers=some_answers(folder, questions),
         looked_at=LOOKED_AT,
         changed=[row for row in rows if row[1] != row[2]],
@@ -88,12 +88,12 @@ def questions_of(items: Iterable[Item]) -> dict[str, str]:
 
 
 def question(item: Item) -> str:
-    """The prompt, or the last message of a chat, without few-shot examples."""
+    """Return the prompt, or the last message of a chat, without few-shot examples."""
     return (item.messages[-1]["content"] if item.messages else item.prompt or "").removeprefix(item.prefix)
 
 
 def questions_again(report: dict[str, Any]) -> dict[str, str]:
-    """The questions of a finished run, read from its input once more; none where that is gone."""
+    """Return the questions of a finished run, read from its input once more; none where that is gone."""
     try:
         return questions_of(item for _, item in items_again(report))
     except (ValueError, OSError):
@@ -101,7 +101,7 @@ def questions_again(report: dict[str, Any]) -> dict[str, str]:
 
 
 def items_again(report: dict[str, Any]) -> Iterator[tuple[int, Item]]:
-    """The items of a finished run and their places in the whole input, which is read once more.
+    """Return the items of a finished run and their places in the whole input, which is read once more.
 
     Raises:
         ValueError: the input cannot be read again.
@@ -115,12 +115,12 @@ def items_again(report: dict[str, Any]) -> Iterator[tuple[int, Item]]:
 
 
 def short(text: str) -> str:
-    """The beginning of a text, if it is long."""
+    """Return the beginning of a text, if it is long."""
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} [{len(text) - LONGEST} more characters]"
 
 
 def stopped(report: dict[str, Any]) -> str:
-    """How much is done of a job that was stopped; empty for one that is complete."""
+    """Return how much is done of a job that was stopped; empty for one that is complete."""
     expected = report.get("expected", report["requests"])
     if report["requests"] >= expected:
         return ""
@@ -128,8 +128,12 @@ def stopped(report: dict[str, Any]) -> str:
 
 
 def headline(report: dict[str, Any]) -> str:
-    """What ran and what came out, in words."""
-    failed = f" ({report['errors']} with errors)" if report["errors"] else ""
+    """Return what ran and what came out, in words."""
+    invalid = report.get("tries", {}).get("invalid", 0)
+    parts = [f"{report['errors']} with errors"] * bool(report["errors"]) + [f"{invalid} not of their format"] * bool(
+        invalid
+    )
+    failed = f" ({', '.join(parts)})" if parts else ""
     unjudged = f", of which {report['unjudged']} could not be judged" if report.get("unjudged") else ""
     words = f"{report['requests']} requests{failed}{unjudged}, {way(report)}: "
     if "accuracy" in report:
@@ -152,7 +156,7 @@ def headline(report: dict[str, Any]) -> str:
 
 
 def way(report: dict[str, Any]) -> str:
-    """How the answers were decoded, or the texts scored."""
+    """Return how the answers were decoded, or the texts scored."""
     if (masks := report.get("masks")) is not None:
         return "scored exactly" if masks == 1 else f"scored by up to {masks} masks of each text or block"
     decode = report["decode"]
@@ -168,8 +172,14 @@ def way(report: dict[str, Any]) -> str:
     return f"decoded with {branches}" if decode["branches"] else "decoded without lookahead"
 
 
+def warnings(report: dict[str, Any]) -> list[str]:
+    """Return what makes answers worse, or the machine less safe, than whoever reads the figures may believe."""
+    unconfined = [UNCONFINED] if report["task"].get("allow_code_execution") == "unconfined" else []
+    return [*report.get("warnings", []), *unconfined]
+
+
 def tiles(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The figures that people ask for first: of own prompts how many are done, of benchmarks what came out."""
+    """Yield the figures that people ask for first: of own prompts how many are done, of benchmarks what came out."""
     if "accuracy" in report:
         yield "accuracy", f"{report['accuracy']:.1%}"
     seconds = job_s(report)
@@ -193,7 +203,7 @@ def job_s(report: dict[str, Any]) -> float:
 
 
 def acceptance(report: dict[str, Any]) -> Bars | None:
-    """The share of drafts that were accepted, by depth; null where none were verified."""
+    """Return the share of drafts that were accepted, by depth; null where none were verified."""
     if not (shares := report.get("drafts", {}).get("acceptance")):
         return None
     depths = [str(depth) for depth in range(1, len(shares) + 1)]
@@ -201,7 +211,7 @@ def acceptance(report: dict[str, Any]) -> Bars | None:
 
 
 def charts(folder: Path, report: dict[str, Any]) -> Iterator[Bars]:
-    """The other bar charts, of what there is something to show of."""
+    """Yield the other bar charts, of what there is something to show of."""
     if groups := report.get("reliability"):
         sure, right = ([group[name] for group in groups] for name in ("probability", "accuracy"))
         which = "geometric mean of the tokens' probabilities, in groups of equally many answers"
@@ -228,7 +238,7 @@ def charts(folder: Path, report: dict[str, Any]) -> Iterator[Bars]:
 
 
 def some_answers(folder: Path, questions: dict[str, str]) -> list[dict[str, str]]:
-    """A few answers of each kind."""
+    """Return a few answers of each kind."""
     kinds: dict[str, list[dict[str, str]]] = {"wrong": [], "right": [], "": [], "error": []}
     for line in islice(results(folder), LOOKED_AT):
         verdict = "error" if line["finish_reason"] == "error" else VERDICTS[line.get("correct")]
@@ -238,7 +248,7 @@ def some_answers(folder: Path, questions: dict[str, str]) -> list[dict[str, str]
 
 
 def answer(line: dict[str, Any], verdict: str, question: str) -> dict[str, str]:
-    """What the page shows of a line of results."""
+    """Return what the page shows of a line of results."""
     details = []
     if line.get("extracted") is not None:
         details.append(f"read as {line['extracted']}")
@@ -261,12 +271,12 @@ def answer(line: dict[str, Any], verdict: str, question: str) -> dict[str, str]:
 
 
 def short_line(text: str) -> str:
-    """A text in one line, cut if it is long: an expected answer may be a whole solution."""
+    """Return a text in one line, cut if it is long: an expected answer may be a whole solution."""
     return textwrap.shorten(text, LONGEST_EXPECTED, placeholder=" \u2026")
 
 
 def begins(text: str) -> str:
-    """The first lines of a long text, for a page on which it unfolds; empty for a short one."""
+    """Return the first lines of a long text, for a page on which it unfolds; empty for a short one."""
     return "" if len(text) <= FEW_LINES else f"{' '.join(text[:FEW_LINES].split())} \u2026"
 
 

@@ -59,7 +59,7 @@ class RunState:
 
 
 def runs_below(folder: Path) -> list[RunState]:
-    """The runs in a folder: itself, or those at any depth.
+    """Return the runs in a folder: itself, or those at any depth.
 
     Raises:
         ValueError: there is none.
@@ -72,14 +72,14 @@ def runs_below(folder: Path) -> list[RunState]:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder is a run's, and not one that shards were merged into."""
+    """Return whether a folder is a run's, and not one that shards were merged into."""
     if any(any(folder.glob(mark)) for mark in MARKS if mark != "report.json"):
         return True
     return (folder / "report.json").exists() and "world" in read_report(folder / "report.json")
 
 
 def state_of(folder: Path) -> RunState:
-    """How far the run in a folder is.
+    """Return how far the run in a folder is.
 
     Raises:
         ValueError: its `report.json` or its journal's settings are damaged.
@@ -107,7 +107,7 @@ def state_of(folder: Path) -> RunState:
 
 
 def finished_since(journal: Journal, attempt: int) -> tuple[float, float, float, int, int]:
-    """What the last attempts have journaled, perhaps while one still writes.
+    """Return what the last attempts have journaled, perhaps while one still writes.
 
     Args:
         journal: of the run.
@@ -132,7 +132,7 @@ def finished_since(journal: Journal, attempt: int) -> tuple[float, float, float,
 
 
 def shard_of(folder: Path, report: dict[str, Any]) -> tuple[int, int]:
-    """Which share of the input a run has."""
+    """Return which share of the input a run has."""
     settings = folder / "journal" / "settings.json"
     if settings.exists():
         try:

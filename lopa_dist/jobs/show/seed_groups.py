@@ -37,7 +37,7 @@ class SeedGroup:
 
 
 def load_reports(folder: Path) -> list[tuple[str, dict[str, Any]]]:
-    """All reports under a folder, by the names of their run folders.
+    """Return all reports under a folder, by the names of their run folders.
 
     Runs inside another run's folder are left out: they are shards that were merged into it.
     """
@@ -68,7 +68,7 @@ def unfinished(folder: Path) -> list[tuple[str, dict[str, str]]]:
 
 
 def settings_by_name(report: dict[str, Any]) -> dict[str, Any]:
-    """What a run's texts depend on, by name; names of decode settings go without their section."""
+    """Return what a run's texts depend on, by name; names of decode settings go without their section."""
     sections = {"": "decode", "model.": "model", "task.": "task"}
     settings = {prefix + key: value for prefix, name in sections.items() for key, value in report[name].items()}
     return settings | {"seed": report.get("seed")}
@@ -97,7 +97,7 @@ def grouped(folder: Path, named: Sequence[tuple[str, dict[str, Any]]]) -> list[S
 
 
 def pooled_report(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The first report with the figures of all: means, and of several streams of problems the sums."""
+    """Return the first report with the figures of all: means, and of several streams of problems the sums."""
     first = reports[0]
     streams: dict[Any, list[dict[str, Any]]] = {}
     for report in reports:
@@ -144,7 +144,7 @@ def find_baseline(groups: Sequence[SeedGroup], asked: str) -> SeedGroup:
 
 
 def told(group: SeedGroup) -> dict[str, str]:
-    """A point's settings by name, and what was typed, such as ``decode=verified_tree``."""
+    """Return a point's settings by name, and what was typed, such as ``decode=verified_tree``."""
     typed = dict(word.partition("=")[::2] for folder in group.folders[:1] for word in typed_words(folder))
     return in_words(group.report) | {key.removeprefix("decode."): value for key, value in typed.items()}
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 from lopa_dist.atomic import atomic
 from lopa_dist.encodable import encodable
+from lopa_dist.jobs.folder.part_names import in_parts, parts_of
 from lopa_dist.jobs.folder.results import result_lines
 from lopa_dist.jobs.show.report import read_report, why_no_results
 from lopa_dist.jobs.show.run_page import items_again, question
@@ -36,12 +37,31 @@ def fits(value: int) -> bool:
     return -(2**63) <= value < 2**63
 
 
+class Kinds:
+    """The columns of a table, and of which kinds their values are."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, set[type]] = {}
+        self.rows = 0  # that were seen
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Take in a row."""
+        for name, value in row.items():
+            self.of.setdefault(name, set()).add(Large if isinstance(value, int) and not fits(value) else type(value))
+        self.rows += 1
+
+    @property
+    def names(self) -> list[str]:
+        """The columns in their order."""
+        return [name for name in FIRST if name in self.of] + [name for name in self.of if name not in FIRST]
+
+
 def write_table(folder: Path, out: str | Path, key: str = "--out") -> tuple[int, list[str], str]:
     """Write the results of a run as a `.csv` or `.parquet` file; returns rows, columns, and why prompts are missing.
 
     Args:
         folder: of the run.
-        out: the file, perhaps elsewhere (`lopa_dist.remote`).
+        out: the file, or the pattern of parts (`part_names`), perhaps elsewhere (`lopa_dist.remote`).
         key: what named it, for messages.
 
     Raises:
@@ -52,28 +72,37 @@ def write_table(folder: Path, out: str | Path, key: str = "--out") -> tuple[int,
         raise ValueError(f"{key} {out}: name a .csv or a .parquet file")
     if not (folder / "results.jsonl").exists():
         raise ValueError(why_no_results(folder, "no results.jsonl; name the folder of a run"))
+    report = read_report(folder / "report.json")
     missing = why_without_prompts(folder)
-    types = input_types(folder) if ending == ".parquet" and not missing else {}
-    taken = {name for _, line in result_lines(folder / "results.jsonl") for name in own_columns(line)} | {*FIRST}
-    kinds: dict[str, set[type]] = {}
-    own: dict[str, Any] = {}
-    count = 0
-    for row in rows(folder, not missing, taken, types, own):
-        for name, value in row.items():
-            kinds.setdefault(name, set()).add(Large if isinstance(value, int) and not fits(value) else type(value))
-        count += 1
-    names = [name for name in FIRST if name in kinds] + [name for name in kinds if name not in FIRST]
-    with to_be_written(out, key) as file:
-        if ending == ".parquet":
-            write_parquet(
-                file, rows(folder, not missing, taken, types, own), {name: kinds[name] for name in names}, own
-            )
-        else:
-            with file.open("w", encoding="utf-8", newline="") as opened:
-                writer = csv.DictWriter(opened, names)
-                writer.writeheader()
-                writer.writerows(rows(folder, not missing, taken, {}, {}))
-    return count, names, missing
+    types = input_types(report["task"]["input"]) if ending == ".parquet" and not missing else {}
+    taken = names_taken(line for _, line in result_lines(folder / "results.jsonl"))
+    kinds, own = Kinds(), dict[str, Any]()
+
+    def table_rows() -> Iterator[dict[str, Any]]:
+        again = InputAgain(iter(()) if missing else items_again(report), report["task"]["input"], types)
+        lines = (line for _, line in result_lines(folder / "results.jsonl"))
+        return rows(lines, again, taken, own)
+
+    for row in table_rows():
+        kinds.add(row)
+    made = table_rows()
+    for file_name, most in ((out, None),) if not in_parts(str(out)) else parts_of(str(out), kinds.rows):
+        with to_be_written(file_name, key) as file:
+            write_rows(file, ending, islice(made, most), kinds, own)
+    return kinds.rows, kinds.names, missing
+
+
+def write_rows(
+    file: Path, ending: str, table_rows: Iterator[dict[str, Any]], kinds: Kinds, own: dict[str, Any]
+) -> None:
+    """Write rows as ``.csv`` or as ``.parquet`` (`write_parquet`)."""
+    if ending == ".parquet":
+        write_parquet(file, table_rows, {name: kinds.of[name] for name in kinds.names}, own)
+        return
+    with file.open("w", encoding="utf-8", newline="") as opened:
+        writer = csv.DictWriter(opened, kinds.names)
+        writer.writeheader()
+        writer.writerows(table_rows)
 
 
 @contextmanager
@@ -92,9 +121,8 @@ def to_be_written(out: str | Path, key: str) -> Iterator[Path]:
         put(file, str(out), key)
 
 
-def input_types(folder: Path) -> dict[str, Any]:
-    """Return the Arrow types of the columns of a run's input, where that is Parquet on this machine; else none."""
-    source = read_report(folder / "report.json")["task"]["input"]
+def input_types(source: str | None) -> dict[str, Any]:
+    """Return the Arrow types of the columns of an input, where that is Parquet on this machine; else none."""
     if not source or source == "-" or is_remote(source) or is_dataset(source):
         return {}
     files = files_of(source)
@@ -135,28 +163,53 @@ def write_parquet(
             writer.write_table(pyarrow.Table.from_pylist(some, writer.schema))
 
 
-def lines_and_items(folder: Path) -> Iterator[tuple[dict[str, Any], Item | None]]:
-    """Yield each line of a run's results with what its input, read once more, has there: None if that is shorter now.
+class InputAgain:
+    """A run's input, read once more beside its results, which come in its order.
 
-    Raises:
-        ValueError, OSError: the input cannot be read again.
+    Args:
+        items: with their places in the input; none where that cannot be read again.
+        source: of the input.
+        types: of the columns whose values are as they were there, not as JSON has them.
     """
-    items = items_again(read_report(folder / "report.json"))
-    index, item = -1, None
-    for _, line in result_lines(folder / "results.jsonl"):
-        while index < line["index"]:
-            index, item = next(items, (line["index"], None))
-        yield line, item
+
+    def __init__(self, items: Iterator[tuple[int, Item]], source: str | None, types: Mapping[str, Any]) -> None:
+        self.items, self.types = items, types
+        self.given = source_rows(source) if types and source else iter(())
+        self.index, self.item = -1, cast("Item | None", None)
+        self.number, self.row = 0, dict[str, Any]()
+
+    def item_of(self, line: Mapping[str, Any]) -> Item | None:
+        """Return what a line of results was asked by; None if the input is shorter now, or cannot be read again."""
+        while self.index < line["index"]:
+            self.index, self.item = next(self.items, (line["index"], None))
+        return self.item
+
+    def cells_of(self, item: Item | None) -> dict[str, Any]:
+        """Return the columns of an item's row whose types are known, with the values that they have there."""
+        if not self.types or item is None or item.origin is None:
+            return {}
+        while self.number < item.origin.line:
+            source = next(self.given)
+            self.number, self.row = source.number, source.value or {}
+        return {name: value for name, value in self.row.items() if name in self.types}
 
 
 def why_without_prompts(folder: Path) -> str:
     """Return why a table has no prompts; empty where it has."""
     try:
-        if any(item is None or line["custom_id"] != item.custom_id for line, item in lines_and_items(folder)):
-            return "\nwithout prompts: the input has changed since the run"
+        again = InputAgain(items_again(read_report(folder / "report.json")), None, {})
+        for _, line in result_lines(folder / "results.jsonl"):
+            item = again.item_of(line)
+            if item is None or line["custom_id"] != item.custom_id:
+                return "\nwithout prompts: the input has changed since the run"
     except (ValueError, OSError) as error:
         return f"\nwithout prompts: {error}"
     return ""
+
+
+def names_taken(lines: Iterable[dict[str, Any]]) -> set[str]:
+    """Return the columns that lines of results have themselves, of which no column of the input may be called."""
+    return {name for line in lines for name in own_columns(line)} | {*FIRST}
 
 
 def own_columns(line: dict[str, Any]) -> dict[str, Any]:
@@ -166,22 +219,18 @@ def own_columns(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def rows(
-    folder: Path, prompts: bool, taken: Collection[str], types: Mapping[str, Any], own: dict[str, Any]
+    lines: Iterable[dict[str, Any]], again: InputAgain, taken: Collection[str], own: dict[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the results of a run, each by the names of the columns.
+    """Yield lines of results, each by the names of the columns.
 
     Args:
-        folder: of the run.
-        prompts: whether the input can be read again.
+        lines: in the order of the input.
+        again: the input; without items, rows have no prompts.
         taken: names of which no column of the input is called; one that has such a name gets ``input.`` in front.
-        types: of the input's columns whose values are as they were there, not as JSON has them.
-        own: gets the types of these columns by the names that they have here.
+        own: gets the types of the input's columns, by the names that they have here.
     """
-    given = source_rows(read_report(folder / "report.json")["task"]["input"]) if types else iter(())
-    number, value = 0, dict[str, Any]()
-    lines = lines_and_items(folder) if prompts else ((line, None) for _, line in result_lines(folder / "results.jsonl"))
-    for line, item in lines:
-        sample = line.get("sample")
+    for line in lines:
+        item, sample = again.item_of(line), line.get("sample")
         row: dict[str, Any] = {"id": line["custom_id"]}
         if sample is not None:
             row = {"id": line["custom_id"].removesuffix(f"#{sample}"), "sample": sample}
@@ -192,18 +241,15 @@ def rows(
         names = {key: f"input.{key}" if key in taken else key for key in fields}
         row |= {names[key]: cell for key, cell in fields.items()}
         row = {name: plain(cell) for name, cell in row.items()}
-        if types and item is not None and item.origin is not None:
-            while number < item.origin.line:
-                source = next(given)
-                number, value = source.number, source.value or {}
-            of_input = {names[key]: key for key in fields if key in types and key in value}
-            row |= {name: value[key] for name, key in of_input.items()}
-            own |= {name: types[key] for name, key in of_input.items()}
+        cells = again.cells_of(item)
+        of_input = {names[key]: key for key in fields if key in cells}
+        row |= {name: cells[key] for name, key in of_input.items()}
+        own |= {name: again.types[key] for name, key in of_input.items()}
         yield row
 
 
 def plain(value: Any) -> Any:
-    """A value as a cell can hold it: lists and objects as JSON."""
+    """Return a value as a cell can hold it: lists and objects as JSON."""
     if isinstance(value, list | dict):
         value = json.dumps(value, ensure_ascii=False)
     return encodable(value) if isinstance(value, str) else value

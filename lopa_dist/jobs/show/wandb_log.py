@@ -226,7 +226,7 @@ def remember(place: Path, name: str, steps: int) -> None:
 
 
 def chosen_mode(config: Config) -> str:
-    """The mode of W&B; ``auto`` is online where there is a key."""
+    """Return the mode of W&B; ``auto`` is online where there is a key."""
     mode = config.logging.wandb.mode
     return mode if mode != "auto" else "online" if os.environ.get("WANDB_API_KEY") else "offline"
 
@@ -243,7 +243,7 @@ def abandon_service() -> None:
 
 
 def children(name: str) -> list[int]:
-    """The running processes called `name` that this one started (Linux; none elsewhere)."""
+    """Return the running processes called `name` that this one started (Linux; none elsewhere)."""
     processes = []
     for thread in Path("/proc/self/task").glob("*/children"):
         for process in thread.read_text().split():
@@ -279,14 +279,14 @@ def confidences(scores: torch.Tensor | None) -> dict[str, float]:
 
 
 def memory_gib() -> float:
-    """The most that this process held so far: on its GPU where it uses one, else in main memory."""
+    """Return the most that this process held so far: on its GPU where it uses one, else in main memory."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         return torch.cuda.max_memory_allocated() / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 def results_table(results: Path) -> Any:
-    """The first results as a W&B table."""
+    """Return the first results as a W&B table."""
     import wandb
 
     columns = ["custom_id", "finish_reason", "tpf", "latency_s", "correct", "text"]

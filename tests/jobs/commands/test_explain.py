@@ -17,7 +17,7 @@ from lopa_dist.models.files import EMBEDDED
 
 @pytest.fixture(autouse=True)
 def _no_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("lopa_dist.jobs.commands.explain.try_to_load_from_cache", lambda *_: None)
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: None)
     yield
     torch.set_num_threads(1)
 

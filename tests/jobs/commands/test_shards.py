@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +46,8 @@ def test_merged_is_what_one_job_gives(folder: Path) -> None:
     for key in ("requests", "errors", "completion_tokens", "forwards", "tpf"):
         assert report[key] == whole[key]
     assert report["shards"] == 3
+    [told], [of_shard] = whole["warnings"], report["warnings"]  # once, though all shards have it
+    assert re.sub(r"\d+", "", of_shard) == f"shard : {re.sub(r'[0-9]+', '', told)}"
     assert trace(folder / "array", "5").custom_id == lines(folder / "whole")[5]["custom_id"]  # of shard 2
 
 
@@ -164,7 +167,7 @@ TIMES = {"made", "tokens_per_s", "latency_s", "decode_s", "wall_s"}
 
 def without_chance(report: dict[str, Any]) -> dict[str, Any]:
     """A report without what depends on times and on what ran beside what."""
-    kept = {key: value for key, value in report.items() if key not in TIMES | OF_ONE_JOB | {"shards"}}
+    kept = {key: value for key, value in report.items() if key not in TIMES | OF_ONE_JOB | {"shards", "warnings"}}
     kept["reference_counting"] = {k: v for k, v in kept["reference_counting"].items() if k != "tokens_per_s"}
     kept["prompt_tokens"] = kept["prompt_tokens"]["total"]
     kept["task"] = {key: value for key, value in kept["task"].items() if key not in ("shard", "shards")}

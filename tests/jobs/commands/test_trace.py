@@ -18,11 +18,22 @@ from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
-from lopa_dist.jobs.commands.trace import BONUS, LOOKAHEAD, Recorder, Trace, result, show, trace, write_trace_page
+from lopa_dist.jobs.commands.trace import (
+    BONUS,
+    LOOKAHEAD,
+    Recorder,
+    Trace,
+    result,
+    show,
+    trace,
+    words,
+    write_trace_page,
+)
 from lopa_dist.jobs.run.job import run
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Solo
 from lopa_dist.parallel.launcher import World
+from lopa_dist.tasks.task import Item
 from tests.jobs.run.test_job import config
 
 
@@ -44,6 +55,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def found(folder: Path) -> Trace:
     return trace(folder, "<b>&")
+
+
+def test_a_prompt_is_shown_as_its_user_wrote_it() -> None:
+    """Without the chat template's tokens, and without examples that all requests share."""
+    assert words(Item("a", "2 + 2 = 4\n3 + 3 =", prefix="2 + 2 = 4\n")) == "3 + 3 ="
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
+    assert words(Item("b", messages=chat)) == "system: Be brief.\n\nuser: Why?"
+    assert words(Item("c", messages=chat[1:])) == "Why?"
+
+
+def test_a_prompt_that_was_cut_is_shown_as_the_model_got_it(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"id": "long", "prompt": "books " * 600 + "pens ?", "max_tokens": 2}))
+    run(config(TaskConfig("batch", None, str(prompts), truncate="left")), tmp_path, World("python"))
+    shown = trace(tmp_path, "long").prompt
+    assert shown.endswith("pens ?")
+    assert shown.count("books") < 520
+    assert "<|" not in shown
 
 
 def test_the_prompts_tail_is_no_part_of_the_answer(small_model: Transformer) -> None:
@@ -100,7 +129,7 @@ def test_every_position_is_filled_once_and_gives_the_text(folder: Path, found: T
     line = json.loads((folder / "results.jsonl").read_text().splitlines()[1])
     assert found.same
     assert len(found.steps) == line["usage"]["forwards"]
-    assert "Ben has 12 pens" in found.prompt
+    assert found.prompt == "Ben has 12 pens . Ben gives 5 away . How many pens does Ben have now ?"  # no template
     filled = [position for step in found.steps for position in step.filled]
     assert len(filled) == len(set(filled))
     assert "".join(found.texts).split("\u00b6")[0].split() == line["text"].split()

@@ -333,7 +333,7 @@ def test_a_report_is_that_of_the_input_at_hand(tmp_path: Path) -> None:
     whole = job("Tom has 3 apples .", "Ann has 9 eggs .")
     for text in (json.dumps(whole)[:99], ""):
         (folder / "report.json").write_text(text)
-        with pytest.raises(ValueError, match=r"report\.json is not whole"):
+        with pytest.raises(ValueError, match=r"report\.json is incomplete"):
             compare(tmp_path)
         attempts.append(job("Tom has 3 apples .", "Ann has 9 eggs .")["attempts"])
     assert job("Tom has 3 apples .", "Ann has 9 eggs .")["attempts"] == attempts[-1], "it was done before"

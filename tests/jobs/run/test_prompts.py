@@ -103,6 +103,32 @@ def test_answers_that_repeat_one_another_are_told(
         assert len(encoder.warnings()) == bool(told)
 
 
+@pytest.mark.parametrize("pattern", ["vanilla", "d2f", "block_diffusion"])
+@pytest.mark.parametrize("context", ["d2f_causal", "vanilla", "dual", "d2f", "blocks"])
+def test_masks_that_training_did_not_show_are_told(
+    embedded_tokenizer: PreTrainedTokenizerFast, pattern: str, context: str
+) -> None:
+    """The shipped model is right in 100 % of 60 answers with context d2f, in 77 % with vanilla and 57 % with dual."""
+    config = Config(model=ModelOptions(pattern=pattern), decode=DecodeConfig(max_new_tokens=8, context=context))
+    warnings = Encoder(config, SMALL, embedded_tokenizer).warnings()
+    told = [warning for warning in warnings if "was trained to see no masks behind its block" in warning]
+    assert len(told) == (pattern != "vanilla" and context in ("vanilla", "dual"))
+
+
+def test_a_format_without_a_temperature_is_told(
+    tmp_path: Path, embedded_model: Any, embedded_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    """Before the job spends an hour on answers that cannot be tried again; not where one try is what was asked for."""
+    line, warm = {"prompt": "Sam has 3 books ."}, {"temperature": 0.7}
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(one) + "\n" for one in (line, line | warm, line)))
+    for tries, formats, told in ((3, "json_object", "at temperature 0: 2. An"), (1, "json_object", ""), (3, None, "")):
+        items = list(Batch(str(tmp_path / "in.jsonl"), response_format=formats, tries=tries).items())
+        encoder = Encoder(Config(decode=DecodeConfig(max_new_tokens=64)), embedded_model.config, embedded_tokenizer)
+        encoder.encode_all(0, items)
+        assert told in "".join(encoder.warnings())
+        assert len(encoder.warnings()) == bool(told)
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_a_prompt_that_is_too_long_is_cut_where_that_is_wished(
     embedded_tokenizer: PreTrainedTokenizerFast, side: str

@@ -56,6 +56,20 @@ def test_what_fills_masks_is_refused_where_none_are_filled(setting: str) -> None
         resolve(asked, read_config(find("causal")), CPU)
 
 
+@pytest.mark.parametrize("value", ["0.9", "0.7"])  # the default, which changes nothing either, and another one
+def test_what_was_typed_is_told_from_what_a_preset_says(value: str) -> None:
+    causal = read_config(find("causal"))
+    asked = config("model=causal", f"decode.tau_conf={value}")
+    with pytest.raises(ValueError, match=rf"decode\.tau_conf={value}: has no effect here, .*; leave it out$"):
+        resolve(asked, causal, CPU, {"model", "decode.tau_conf"})
+    assert resolve(config("model=causal"), causal, CPU, {"model"}).decode.causal
+    with pytest.raises(ValueError, match=r"verify=confidence: .*; it comes from a preset: choose another decode="):
+        resolve(config("model=causal", "decode=threshold"), causal, CPU, {"model", "decode"})
+    asked = config("decode.context=vanilla", "engine.prefix_cache=exact")
+    with pytest.raises(ValueError, match=r"engine\.prefix_cache=exact: has no effect here, .*; leave it out$"):
+        resolve(asked, read_config(find("embedded")), CPU, {"engine.prefix_cache"})
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -215,6 +215,15 @@ def test_streams_of_problems_are_pooled(tmp_path: Path, report: dict[str, Any]) 
     assert float(plain["accuracy_high"]) == pytest.approx(high)
     assert (drafted["better"], drafted["worse"]) == ("0", "4")
     assert "accuracy_sd" not in plain
+    for width, wanted, gone in ((80, "drafts=4 ", "rows/token, seeds"), (120, " 3 of problems ", "")):
+        console = Console(width=width, record=True)
+        compare(tmp_path, console, baseline="drafts=0")
+        shown = console.export_text()
+        assert all(len(line) <= width for line in shown.splitlines()[:6])
+        assert wanted in shown
+        assert re.search(r"38\.5 \(\d\d\.\d-\d\d\.\d\) .*-\d\d\.\d \(-\d\d\.\d,-\d\.\d\)", shown)
+        assert ("left out for want of room, and in comparison.csv: " in shown) == bool(gone)
+        assert gone in shown
 
 
 def test_equal_runs_are_no_spread(tmp_path: Path, report: dict[str, Any]) -> None:

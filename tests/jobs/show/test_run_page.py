@@ -188,6 +188,25 @@ def test_a_stopped_batch_says_so_first(hostile: Path, tmp_path: Path) -> None:
         assert words in page.text
 
 
+def test_what_makes_answers_worse_is_told_before_the_figures(hostile: Path, tmp_path: Path) -> None:
+    """What the job warned of when it began, and answers that have not their format."""
+    report = read_report(hostile / "report.json")
+    assert any("does not know" in warning for warning in report["warnings"])
+    report |= {"tries": {"answers": 9, "invalid": 5, "tries": 15, "failed_tokens": 80}}
+    page = Page(write_run_page(tmp_path, report, {})).text
+    assert page.index("Note: Prompts with words that model=embedded does not know") < page.index("completion tokens")
+    assert "(1 with errors, 5 not of their format)" in page
+
+
+def test_answers_that_were_cut_are_counted(hostile: Path, tmp_path: Path) -> None:
+    """They look finished, and most of a job's may be cut."""
+    report = read_report(hostile / "report.json")
+    reasons = [json.loads(line)["finish_reason"] for line in (hostile / "results.jsonl").read_text().splitlines()]
+    assert report["cut"] == reasons.count("length") > 0
+    wanted = ("answers cut at their limit", f"{report['cut']} of {len(reasons) - 1} (decode.max_new_tokens, or")
+    assert any((name, words[: len(wanted[1])]) == wanted for name, words in figures(report))
+
+
 def test_a_wrong_answer_stands_beside_the_right_one() -> None:
     line = {
         "custom_id": "a",

@@ -11,13 +11,12 @@ from lopa_dist.engine import memory
 from lopa_dist.engine.request import Request
 from lopa_dist.engine.runners import wants_graphs
 from lopa_dist.jobs.commands.doctor.finding import GIB, Finding, Machine, broken, fine, slow
-from lopa_dist.jobs.commands.explain import in_cache
 from lopa_dist.jobs.run.prompts import check_template
 from lopa_dist.jobs.setup.device import choose_dtype
 from lopa_dist.jobs.setup.resolve import resolve
 from lopa_dist.models.checkpoint import DTYPES
 from lopa_dist.models.config import ModelConfig
-from lopa_dist.models.files import find, local
+from lopa_dist.models.files import find, in_cache, local, why_not_there
 from lopa_dist.models.quantize import linears, mixtures
 from lopa_dist.models.tensor_parallel import split
 from lopa_dist.models.tokenizer import load_tokenizer
@@ -31,8 +30,9 @@ def model(machine: Machine) -> Finding:
     """Whether the checkpoint is here, and is one that can be run."""
     path, shape = machine.config.model.path, machine.shape
     if shape is None:
-        if os.environ.get("HF_HUB_OFFLINE", "") not in ("", "0"):
-            return broken(f"{path} is not on this machine, and HF_HUB_OFFLINE is set", "fetch it: hf download " + path)
+        if reason := why_not_there(path):
+            why, _, remedy = reason.partition("; ")
+            return broken(why, remedy)
         return fine(f"{path} is not here yet; a job downloads it, so a node without network needs it beforehand")
     resolve(machine.config, shape, machine.device)  # settings that do not go with the model are refused
     return fine(f"{path}: {shape.family}, {parameters(shape) / 1e6:,.0f} million weights")

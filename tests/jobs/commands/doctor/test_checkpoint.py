@@ -31,11 +31,12 @@ def test_a_model_that_is_not_there_is_said_once() -> None:
 
 
 def test_a_model_that_is_still_to_come_is_fine_with_a_network_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lopa_dist.jobs.commands.explain.try_to_load_from_cache", lambda *_: None)
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: None)
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: None)
     assert checkpoint.model(machine("model=dream_instruct")).state == State.FINE
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert "fetch it: hf download Dream-org/" in checkpoint.model(machine("model=dream_instruct")).text
+    assert "run `hf download Dream-org/" in checkpoint.model(machine("model=dream_instruct")).text
 
 
 def test_settings_that_do_not_go_together_are_broken() -> None:

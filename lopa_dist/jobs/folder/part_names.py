@@ -1,0 +1,38 @@
+"""The parts of an output such as `answers/part-*.parquet`: how they are called, and which are there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path, PurePosixPath
+
+from lopa_dist.remote import is_remote, opened
+
+ANSWERS = 1000  # of a part
+
+
+def in_parts(out: str) -> bool:
+    """Return whether an output is written in parts."""
+    return "*" in PurePosixPath(out).name
+
+
+def part_name(out: str, number: int) -> str:
+    """Return what a part is called, from 0 on: `answers/part-00000.parquet`."""
+    return out.replace("*", f"{number:05d}")
+
+
+def parts_of(out: str, answers: int) -> list[tuple[str, int]]:
+    """Return the names of the parts that so many answers come to, and the answers of each at most; one for none."""
+    return [(part_name(out, number), ANSWERS) for number in range(max(1, -(-answers // ANSWERS)))]
+
+
+def parts_there(out: str, key: str) -> dict[int, str]:
+    """Return the names of the parts that are there, by number; a ValueError that names `key` if that cannot be told."""
+    if is_remote(out):
+        system, inside = opened(out, key)
+        found = [PurePosixPath(path).name for path in system.glob(inside)]
+    else:
+        place = Path(out).expanduser()
+        found = [path.name for path in place.parent.glob(place.name)]
+    before, after = PurePosixPath(out).name.split("*")
+    pattern = re.compile(rf"{re.escape(before)}(\d{{5,}}){re.escape(after)}")
+    return {int(match[1]): name for name in sorted(found) if (match := pattern.fullmatch(name))}

@@ -1,0 +1,113 @@
+"""The parts of `task.output`, such as `answers/part-*.parquet`, while a job runs."""
+
+from __future__ import annotations
+
+import json
+import time
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from lopa_dist.config import TaskConfig
+from lopa_dist.encodable import json_line
+from lopa_dist.jobs.folder.journal import Journal, attempt_of, line_of
+from lopa_dist.jobs.folder.part_names import ANSWERS, part_name
+from lopa_dist.jobs.run.job_input import JobInput
+from lopa_dist.jobs.show.extra import Extra
+from lopa_dist.jobs.show.table import InputAgain, Kinds, input_types, names_taken, rows, to_be_written, write_rows
+from lopa_dist.tasks.registry import make_task
+
+KEY = "task.output"
+EVERY_S = 10.0  # between two looks at the journal
+LIMIT_S = 60.0  # to write a part
+
+
+class Parts:
+    """Writes each part of a job's output, in order, as soon as all of its requests have ended, in a thread of its own.
+
+    What it reads is the journal of all replicas, so only rank 0 has one. A part's columns are those of its own
+    answers: when the job is complete, `write_output` writes all parts anew, with the same columns in each.
+
+    Args:
+        task: of the job, which is no shard.
+        job_input: the requests.
+        journal: of the run folder.
+        attempt: the number of the attempt that runs.
+        done: 1 for each request that earlier attempts have finished; their errors count for these alone.
+    """
+
+    def __init__(self, task: TaskConfig, job_input: JobInput, journal: Journal, attempt: int, done: bytearray) -> None:
+        assert task.output
+        self.task, self.out, self.input, self.journal = task, task.output, job_input, journal
+        self.attempt, self.done = attempt, done
+        self.ended = bytearray(job_input.rejected)
+        self.places: list[Path] = []  # files of the journal
+        self.part_of, self.offset, self.length = (array(kind, [0]) * len(job_input) for kind in "iqi")
+        self.read_to: dict[Path, int] = {}
+        self.written = 0  # parts
+        readable = task.input != "-"
+        items = enumerate(make_task(task).items()) if readable else iter(())
+        types = input_types(task.input) if readable and self.out.endswith(".parquet") else {}
+        self.again = InputAgain(items, task.input, types)
+        self.thread = Extra(f"parts of {KEY}={self.out} could not be written before the end of the job", LIMIT_S)
+        self.busy, self.next = False, time.monotonic() + EVERY_S
+
+    def __call__(self, *_: object) -> None:
+        """Have the parts written that are complete; returns at once, and does nothing if the last call was just now."""
+        now = time.monotonic()
+        if now >= self.next and not self.busy:
+            self.busy, self.next = True, now + EVERY_S
+            self.thread.post(self.write)
+
+    def close(self, stopped: bool) -> None:
+        """End the thread; of a job that was stopped, write what is complete before."""
+        self.thread.wait(self.write if stopped else lambda: None)
+        self.thread.close()
+
+    def write(self) -> None:
+        """Write the parts that have become complete."""
+        self.read()
+        while (count := min(ANSWERS, len(self.input) - self.written * ANSWERS)) > 0:
+            first = self.written * ANSWERS
+            if self.ended.find(0, first, first + count) >= 0:
+                break
+            self.write_part(self.written, list(self.lines(first, first + count)))
+            self.written += 1
+        self.busy = False
+
+    def read(self) -> None:
+        """Take in what the journal has got since the last look."""
+        entries = self.journal.entries_of(self.input.ids, self.read_to)
+        for index, entry, where in entries:
+            if index < 0 or (self.length[index] and "figures" not in entry):
+                continue  # an answer is worth more than an error
+            if "figures" in entry or attempt_of(where.part) == self.attempt or self.done[index]:
+                self.ended[index] = 1
+                if not self.places or self.places[-1] != where.part:
+                    self.places.append(where.part)
+                self.part_of[index], self.offset[index], self.length[index] = (
+                    len(self.places) - 1, where.offset, where.length,
+                )  # fmt: skip
+
+    def lines(self, first: int, last: int) -> Iterator[dict[str, Any]]:
+        """Yield the lines of results of some requests."""
+        for index in range(first, last):
+            line = self.input.rejection(index)
+            if line is None:
+                with self.places[self.part_of[index]].open("rb") as file:
+                    file.seek(self.offset[index])
+                    line = json.loads(file.read(self.length[index]))["line"]
+            yield line_of(line, self.input.carried(index), index)
+
+    def write_part(self, number: int, lines: list[dict[str, Any]]) -> None:
+        """Write a part."""
+        with to_be_written(part_name(self.out, number), KEY) as file:
+            if self.out.endswith(".jsonl"):
+                file.write_text("".join(map(json_line, lines)), encoding="utf-8")
+                return
+            kinds, own = Kinds(), dict[str, Any]()
+            table_rows = list(rows(lines, self.again, names_taken(lines), own))
+            for row in table_rows:
+                kinds.add(row)
+            write_rows(file, Path(self.out).suffix, iter(table_rows), kinds, own)
