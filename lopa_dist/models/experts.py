@@ -49,7 +49,7 @@ class Gate(nn.Module):
         return F.linear(x.float(), self.in_fp32()) if self.router.sigmoid else F.linear(x, self.weight)
 
     def in_fp32(self) -> Tensor:
-        """Return the weight in fp32: kept, where nothing is trained, for casting it in every forward takes an operation."""
+        """Return the weight in fp32; it is kept where nothing is trained, since to cast it takes an operation."""
         weight = self.weight
         if weight.dtype == torch.float32 or torch.is_grad_enabled():
             return weight.float()
