@@ -588,50 +588,49 @@ int attend(const float *q, ptrdiff_t ldq, float *out, const float *keys, const f
         float *scores = malloc(QUERIES * room * sizeof *scores);
         const float **columns = malloc(2 * room * sizeof *columns);
         uint8_t *unseen = until ? malloc(QUERIES * room) : 0;
-        if (!scores || !columns || (until && !unseen)) {
-            short_of_memory = 1;
-        } else {
-            ptrdiff_t g = 0;
+        int there = scores && columns && (!until || unseen);
+        if (!there) short_of_memory = 1;
+        ptrdiff_t g = 0;
 #pragma omp for schedule(dynamic)
-            for (int64_t task = 0; task < begins[count]; task++) {
-                while (task < begins[g]) g--;
-                while (task >= begins[g + 1]) g++;
-                const Segment *s = segments + g;
-                int64_t parts = tasks_of(s, group), head = (task - begins[g]) / parts, part = (task - begins[g]) % parts;
-                int64_t end = (part + 1) * PART, cached = s->cached + s->tail, last = 0;
-                end = end < s->rows * group ? end : s->rows * group;
-                for (int64_t i = part * PART; i < end; i++) {
-                    int64_t of = seen[s->start + i / group];
-                    last = of > last ? of : last;
-                }
-                const float **k = columns, **v = columns + room;
-                for (int64_t j = 0; j < last; j++) {
-                    int64_t offset = (slot_of(s, j) * Hkv + head) * D;
-                    k[j] = keys + offset;
-                    v[j] = values + offset;
-                }
-                for (int64_t j = last; last && j < last + 3; j++) k[j] = k[last - 1];
-                for (int64_t i = part * PART; i < end; i += QUERIES) {
-                    int queries = end - i < QUERIES ? (int)(end - i) : QUERIES;
-                    const float *of[QUERIES];
-                    float *to[QUERIES], *weights[QUERIES];
-                    int64_t columns_seen[QUERIES];
-                    const uint8_t *hidden[QUERIES];
-                    for (int n = 0; n < queries; n++) {
-                        int64_t row = s->start + (i + n) / group, h = head * group + (i + n) % group;
-                        of[n] = q + row * ldq + h * D;
-                        to[n] = out + (row * H + h) * D;
-                        weights[n] = scores + n * room;
-                        columns_seen[n] = seen[row];
-                        if (until) {
-                            uint8_t *marks = unseen + n * room;
-                            for (int64_t j = 0; j < seen[row]; j++)
-                                marks[j] = j >= cached && depth[row] >= until[s->start + j - cached];
-                            hidden[n] = marks;
-                        }
+        for (int64_t task = 0; task < begins[count]; task++) {
+            if (!there) continue; /* all threads must come by here */
+            while (task < begins[g]) g--;
+            while (task >= begins[g + 1]) g++;
+            const Segment *s = segments + g;
+            int64_t parts = tasks_of(s, group), head = (task - begins[g]) / parts, part = (task - begins[g]) % parts;
+            int64_t end = (part + 1) * PART, cached = s->cached + s->tail, last = 0;
+            end = end < s->rows * group ? end : s->rows * group;
+            for (int64_t i = part * PART; i < end; i++) {
+                int64_t of = seen[s->start + i / group];
+                last = of > last ? of : last;
+            }
+            const float **k = columns, **v = columns + room;
+            for (int64_t j = 0; j < last; j++) {
+                int64_t offset = (slot_of(s, j) * Hkv + head) * D;
+                k[j] = keys + offset;
+                v[j] = values + offset;
+            }
+            for (int64_t j = last; last && j < last + 3; j++) k[j] = k[last - 1];
+            for (int64_t i = part * PART; i < end; i += QUERIES) {
+                int queries = end - i < QUERIES ? (int)(end - i) : QUERIES;
+                const float *of[QUERIES];
+                float *to[QUERIES], *weights[QUERIES];
+                int64_t columns_seen[QUERIES];
+                const uint8_t *hidden[QUERIES];
+                for (int n = 0; n < queries; n++) {
+                    int64_t row = s->start + (i + n) / group, h = head * group + (i + n) % group;
+                    of[n] = q + row * ldq + h * D;
+                    to[n] = out + (row * H + h) * D;
+                    weights[n] = scores + n * room;
+                    columns_seen[n] = seen[row];
+                    if (until) {
+                        uint8_t *marks = unseen + n * room;
+                        for (int64_t j = 0; j < seen[row]; j++)
+                            marks[j] = j >= cached && depth[row] >= until[s->start + j - cached];
+                        hidden[n] = marks;
                     }
-                    attend_some(of, to, columns_seen, until ? hidden : 0, queries, k, v, D, scale, weights);
                 }
+                attend_some(of, to, columns_seen, until ? hidden : 0, queries, k, v, D, scale, weights);
             }
         }
         free(scores);
