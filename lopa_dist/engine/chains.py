@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +16,14 @@ from lopa_dist.engine.drafter import Drafter, Masks
 from lopa_dist.engine.work import Work
 from lopa_dist.ragged import Ints
 from lopa_dist.rules.causal import brought, proposals, put_chains
+
+
+class Expected(NamedTuple):
+    """How chains of text are expected to end."""
+
+    ends: NDArray[np.float64]  # [n, m + 1] chance that what is accepted ends at each depth
+    drafts: Ints  # [n]
+    room: Ints  # [n] drafts that there could be
 
 
 class Chains:
@@ -34,6 +43,7 @@ class Chains:
         # what masks predicted behind each sequence's last token
         self.masks = Masks(np.zeros((slots, most), np.int64), np.zeros((slots, most)), np.zeros(slots, np.int64))
         self.ends: NDArray[np.float64] = np.zeros((slots, most + 1))  # chances that chains end at each depth
+        self.expected: Expected | None = None  # of the chains of text in the last `draft`
         self.predicted: Ints = np.zeros(slots, np.int64)  # places of each chain for which masks predicted a token
 
     def admit(self, slot: int, prompt: Sequence[int], *works: Work) -> None:
@@ -70,12 +80,15 @@ class Chains:
         self.masks.counts[at] = (token[:, :reach] >= 0).cumprod(1).sum(1) * self.drafter.masks
         self.due[at] = True
 
-    def draft(self, state: State, host: HostState, worth: float, from_text: bool = True) -> HostState:
+    def draft(
+        self, state: State, host: HostState, worth: float, from_text: bool = True, foresee: bool = False
+    ) -> HostState:
         """Draft for the sequences that took a step or begin, and return what the host knows then.
 
         Args:
             state, host: of all slots, of the same step.
             worth, from_text: as of `Drafter.draft`.
+            foresee: whether to tell what text would bring, where it does not draft (`expected`).
         """
         drafter = self.drafter
         slots = np.flatnonzero(self.due & (host.done == 0))
@@ -83,8 +96,14 @@ class Chains:
         if not len(slots):
             return host
         most = np.minimum(drafter.most, host.limit[slots] - 1 - host.complete[slots])
+        self.expected = None
         masks = Masks(self.masks.token[slots], self.masks.probability[slots], self.masks.counts[slots])
+        if not from_text and foresee:
+            of_text = drafter.draft_all(slots, most, worth, masks._replace(counts=np.zeros_like(masks.counts)))
+            self.expected = Expected(of_text.ends, of_text.counts, most)
         drafted = drafter.draft_all(slots, most, worth, masks, from_text)
+        if from_text and (bare := masks.counts == 0).any():
+            self.expected = Expected(drafted.ends[bare], drafted.counts[bare], most[bare])
         paths: list[list[list[int]]] = []
         if state.config.branches:
             for number, slot in enumerate(slots.tolist()):
@@ -96,4 +115,6 @@ class Chains:
             reach = np.where(drafted.expects_eos, drafted.counts, most)
             self.predicted[slots] = np.minimum(masks.counts, reach)
             self.ends[slots] = drafted.ends
+        if not (state.config.branches or drafted.counts.any() or drafted.expects_eos.any()):  # as `spawn` left it
+            return host
         return put_chains(state, host, slots, drafted.tokens, drafted.counts, drafted.expects_eos, paths)

@@ -72,6 +72,21 @@ class Acceptance:
         self.drafted = DECAY * self.drafted + (depth < drafts[:, None]).sum(0)
         self.room = DECAY * self.room + open_.sum(0)
 
+    def expect(self, ends: NDArray[np.float64], drafts: Ints, room: Ints) -> None:
+        """Count a step as it is expected to end, whether or not it is made.
+
+        Args:
+            ends: ``[S, D + 1]`` probabilities that what is accepted of each sequence's chain ends at each depth.
+            drafts, room: as of `count`.
+        """
+        reached = ends[:, ::-1].cumsum(1)[:, ::-1]
+        depth = np.arange(len(self.tried))
+        open_ = depth < room[:, None]
+        self.tried = DECAY * self.tried + (open_ * reached[:, :-1]).sum(0)
+        self.accepted = DECAY * self.accepted + reached[:, 1:].sum(0)
+        self.drafted = DECAY * self.drafted + (depth < drafts[:, None]).sum(0)
+        self.room = DECAY * self.room + open_.sum(0)
+
     def ends(self, drafts: int) -> list[float]:
         """Return the probabilities that what is accepted of a chain ends at each depth; ``[drafts + 1]``.
 
@@ -156,7 +171,8 @@ class LookaheadPolicy:
         self.branches, self.most = int(config.branches > 0), config.max_drafts
         fixed = Choice(config.max_drafts * config.causal * self.masks, 1, self.branches)
         self.choice = self.first(0) if self.auto else fixed
-        # of chains that masks helped to draft, and of the others, which text alone may draft
+        # of chains that masks helped to draft, as counted; of the others, which text alone may draft, by its drafts'
+        # chances, also while text does not draft: so it is known when the table has become useful
         self.acceptance, self.bare = Acceptance(config.max_drafts), Acceptance(config.max_drafts, HOPE * self.text)
         self.gain = [1.0, 1.0]  # sequence steps with branches beside the chain, and drafts that these won
         self.times = StepTimes()
@@ -241,7 +257,7 @@ class LookaheadPolicy:
             accepted_with: as of `Winner`.
             from_masks: drafts that masks predicted and that were accepted, of all steps so far.
         """
-        with_text, self.choice, self.from_masks = self.choice.text, choice, from_masks
+        self.choice, self.from_masks = choice, from_masks
         if not self.causal:
             return
         running = (before.done == 0) & (after.done == 0)  # a text that ends accepts nothing behind its end
@@ -250,10 +266,6 @@ class LookaheadPolicy:
             most = before.drafts if masks is None else masks  # how good the text is further on says nothing of masks
             drafts, accepted = (np.minimum(x, most)[drafted] for x in (before.drafts, after.accepted))
             self.acceptance.count(drafts, accepted, most[drafted])
-        if masks is not None and with_text and (alone := running & (masks == 0)).any():
-            drafts = before.drafts[alone]
-            room = np.minimum(before.limit - 1 - before.complete, self.most)[alone]
-            self.bare.count(drafts, after.accepted[alone], room)
         if accepted_with is not None and (branched := running & (before.branches > 1)).any():
             of_branches = accepted_with[branched]
             won = (of_branches[:, -1] - of_branches[:, 0]).sum()
@@ -271,8 +283,8 @@ class LookaheadPolicy:
         self.steps += 1
         if self.steps < len(FIRST):
             return self.first(self.steps)
-        if self.steps % EXPLORE == 0 and len(self.ranked) > 3:
-            return self.ranked[1 + self.steps // EXPLORE % 3]._replace(worth=self.worth)
+        if self.steps % EXPLORE == 0 and (others := self.ranked[1:4]):
+            return others[self.steps // EXPLORE % len(others)]._replace(worth=self.worth)
         if not self.ranked or self.steps < 2 * RECONSIDER or self.steps % RECONSIDER == 0:
             self.rank(int((host.branches > 0).sum()))
         return self.ranked[0]._replace(worth=self.worth)
