@@ -9,6 +9,7 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -28,6 +29,13 @@ class Unavailable(Exception):
     """Why code in C cannot run here."""
 
 
+@cache
+def version_of(compiler: str) -> str:
+    """Return what a compiler says of itself."""
+    return subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=COMPILE_S).stdout
+
+
+@cache
 def cpu() -> str:
     """Return what tells this machine's CPU from others, for which code would have to be compiled anew."""
     info = Path("/proc/cpuinfo")
@@ -51,8 +59,7 @@ def compiled(source: Path) -> Path:
     if compiler is None:
         raise Unavailable("there is no C compiler")
     try:
-        version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=COMPILE_S).stdout
-        of = "\n".join([source.read_text(encoding="utf-8"), *FLAGS, version, cpu()])
+        of = "\n".join([source.read_text(encoding="utf-8"), *FLAGS, version_of(compiler), cpu()])
         path = folder() / f"{source.stem}-{hashlib.sha256(of.encode()).hexdigest()[:16]}.so"
         if path.exists():
             return path

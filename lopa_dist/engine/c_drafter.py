@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import ctypes
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -37,17 +37,20 @@ FUNCTIONS = {
     "drafter_chain": (LONG, (P, LONG, P, P)),
 }
 
-log = logging.getLogger("lopa_dist")
-
 
 @cache
-def fault() -> str | None:
-    """Return why there is no drafter in C here; None: there is one."""
+def found() -> ctypes.CDLL | str:
+    """Return the library, or why there is none."""
     try:
-        load(SOURCE, FUNCTIONS)
+        return load(SOURCE, FUNCTIONS)
     except Unavailable as error:
         return str(error)
-    return None
+
+
+def fault() -> str | None:
+    """Return why there is no drafter in C here; None: there is one."""
+    library = found()
+    return library if isinstance(library, str) else None
 
 
 def numbers(values: Sequence[int]) -> Ints:
@@ -66,7 +69,10 @@ class CDrafter(Drafter):
         self.hope, self.chance = np.array(self.hope), np.array(self.chance)  # type: ignore[assignment]
         self.works: dict[int, tuple[Work, ...]] = {}  # by slot
         self.waiting: list[tuple[Work, ...]] = []  # of the chains that wait to be learned from
-        self.library = load(SOURCE, FUNCTIONS)
+        library = found()
+        if isinstance(library, str):
+            raise Unavailable(library)
+        self.library = library
         eos = numbers(sorted(self.eos_ids))
         arrays = (array.ctypes.data for array in (self.tried, self.right, self.chance, self.hope))  # type: ignore[attr-defined]
         self.own = self.library.drafter_new(entries, most, eos.ctypes.data, len(eos), *arrays)
@@ -150,11 +156,7 @@ class CDrafter(Drafter):
         slots, most, token, of = (np.ascontiguousarray(x, np.int64) for x in (slots, most, masks.token, masks.counts))
         probability = np.ascontiguousarray(masks.probability, np.float64)
         count = len(slots)
-        tokens, counts, eos = (
-            np.zeros((count, self.most), np.int64),
-            np.zeros(count, np.int64),
-            np.zeros(count, np.int64),
-        )
+        tokens, (counts, eos) = np.zeros((count, self.most), np.int64), np.zeros((2, count), np.int64)
         ends: NDArray[np.float64] = np.zeros((count, self.most + 1))
         self.library.drafter_draft(
             self.own, slots.ctypes.data, most.ctypes.data, count, worth, token.ctypes.data, probability.ctypes.data,

@@ -92,11 +92,10 @@ class Chains:
         """
         drafter = self.drafter
         slots = np.flatnonzero(self.due & (host.done == 0))
-        self.due[:] = False
+        self.due[:], self.expected = False, None
         if not len(slots):
             return host
         most = np.minimum(drafter.most, host.limit[slots] - 1 - host.complete[slots])
-        self.expected = None
         masks = Masks(self.masks.token[slots], self.masks.probability[slots], self.masks.counts[slots])
         if not from_text and foresee:
             of_text = drafter.draft_all(slots, most, worth, masks._replace(counts=np.zeros_like(masks.counts)))

@@ -71,7 +71,7 @@ typedef struct {
 } Draft;
 
 typedef struct {
-    int64_t *tokens, length, room, counted, slot; /* slot: -1 when it was left */
+    int64_t *tokens, length, room, counted;
     Map index; /* by two tokens: where the next one stands, lastly */
     Draft *chain;
     int64_t drafts, users; /* users: its slot, and chains to learn from */
@@ -114,7 +114,6 @@ static void release(Text *text) {
 
 void drafter_leave(Drafter *d, int64_t slot) {
     if (slot < d->slots && d->texts[slot]) {
-        d->texts[slot]->slot = -1;
         release(d->texts[slot]);
         d->texts[slot] = 0;
     }
@@ -154,7 +153,7 @@ void drafter_admit(Drafter *d, int64_t slot, const int64_t *prompt, int64_t coun
     }
     drafter_leave(d, slot);
     Text *text = d->texts[slot] = checked(calloc(1, sizeof *text));
-    text->index = map_of(64), text->counted = count, text->slot = slot, text->users = 1;
+    text->index = map_of(64), text->counted = count, text->users = 1;
     text->chain = checked(malloc((d->most_drafts + 1) * sizeof *text->chain));
     int64_t skipped = count > remembered ? count - remembered : 0;
     extend(text, prompt, skipped, 0);

@@ -218,6 +218,15 @@ class LookaheadPolicy:
         """Return whether rows of masks bring next to nothing beside the text, as where masks were never trained."""
         return self.mask_rows > TRIAL and 1000 * self.from_masks < LEAST * self.mask_rows
 
+    def foresees(self) -> bool:
+        """Return whether this step is to tell what text would bring, where it does not draft."""
+        return self.auto and self.steps % RECONSIDER == 0
+
+    def expect(self, ends: NDArray[np.float64], drafts: Ints, room: Ints) -> None:
+        """Take what text alone is expected to bring in this step; the arguments are those of `Acceptance.expect`."""
+        if self.auto:
+            self.bare.expect(ends, drafts, room)
+
     def begin(self, ahead: Lookahead, host: HostState, prefixes: SharedPrefixes | None, chunk: bool) -> None:
         """Begin a step, whose time is measured.
 

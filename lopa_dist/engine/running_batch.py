@@ -19,7 +19,7 @@ from lopa_dist.decode.written import Written, take_notes, written
 from lopa_dist.engine.chains import Chains
 from lopa_dist.engine.chunked_prefill import ChunkedPrefill
 from lopa_dist.engine.kv_pool import KVPool
-from lopa_dist.engine.lookahead import RECONSIDER, Choice, LookaheadPolicy
+from lopa_dist.engine.lookahead import Choice, LookaheadPolicy
 from lopa_dist.engine.request import Generation, Request
 from lopa_dist.engine.runner import Runner
 from lopa_dist.engine.scheduler import Scheduler
@@ -128,10 +128,10 @@ class RunningBatch:
         waiting = self.compute_chunk()
         if self.chains:
             choice = self.lookahead.choice
-            foresee = self.lookahead.steps % RECONSIDER == 0
+            foresee = self.lookahead.foresees()
             self.host = self.chains.draft(self.state, self.host, choice.worth / 1000, bool(choice.text), foresee)
             if self.chains.expected is not None:
-                self.lookahead.bare.expect(*self.chains.expected)
+                self.lookahead.expect(*self.chains.expected)
         ahead = self.lookahead.lookahead(self.chains.ends if self.chains else None)
         if ahead.most_branches is not None:
             self.host = self.state.limit_branches(self.host, ahead.most_branches)

@@ -21,6 +21,6 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[..., K] -> [..., N]``."""
-        if x.dim() == 2 and in_c(x) and self.weight.stride(0) == 1:
-            return product(x, self.weight.t(), self.bias)
+        if x.dim() == 2 and self.weight.stride(0) == 1 and in_c(x):
+            return native.product(x, self.weight.t(), self.bias)
         return super().forward(x)

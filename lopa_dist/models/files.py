@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -13,14 +12,13 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from lopa_dist.checks import in_a_line
+from lopa_dist.hub import why_not_on_hub
 
 ASSETS = Path(__file__).parent.parent / "assets"
 SHIPPED = ("embedded", "lists", "causal", "causal_lists")
 """The checkpoints in the package, by the names of their folders."""
 EMBEDDED = ASSETS / "embedded"
 PROBES, PROBE_BYTES = 64, 65_536
-TIMEOUT_S = 10.0  # for the hub to say whether it has a model
 
 
 class CheckpointError(ValueError):
@@ -76,24 +74,13 @@ def in_cache(path: str, file: str) -> Path | None:
 
 
 def why_not_there(path: str) -> str:
-    """Return why a checkpoint cannot be had here, and behind a semicolon what to do; empty where it can.
-
-    Nothing is downloaded: the hub is only asked whether it has the model.
-    """
+    """Return why a checkpoint cannot be had here, and behind a semicolon what to do; empty where it can."""
     if (folder := local(path)) is not None:
         return "" if folder.is_dir() else f"model.path={path}: no such folder; name one, or a hub id"
     if in_cache(path, "config.json") is not None:
         return ""
     remedy = f"where there is a network, run `hf download {path}`, with HF_HOME on a disk that this machine sees, too"
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        return f"the model {path} is not in the cache, and HF_HUB_OFFLINE is set; {remedy}"
-    from huggingface_hub import HfApi
-
-    try:
-        HfApi().model_info(path, timeout=TIMEOUT_S)
-    except Exception as error:  # networks, names, rights: whatever the library raises
-        return f"the model {path} is not in the cache and cannot be had from the hub ({in_a_line(error)}); {remedy}"
-    return ""
+    return why_not_on_hub("model", path, remedy)
 
 
 def repository(folder: Path) -> str:

@@ -6,12 +6,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from lopa_dist.checks import in_a_line
+from lopa_dist.hub import why_not_on_hub
 from lopa_dist.tasks.registry import options_of, task_class
 from lopa_dist.tasks.rows import HUB, hub_parts, is_dataset
-
-TIMEOUT_S = 10.0
-OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
 
 
 def data_sets(task: Any) -> list[str]:
@@ -32,15 +29,7 @@ def why_not_there(source: str) -> str:
         f"where there is a network, run `hf download --repo-type dataset {name} --local-dir DIR`, and read "
         f"task.input={source.replace(HUB + name, HUB + 'DIR')} here"
     )
-    if setting := next((key for key in OFFLINE if os.environ.get(key, "").upper() in ("1", "ON", "YES", "TRUE")), ""):
-        return f"the data set {name} is not in the cache, and {setting} is set; {remedy}"
-    try:
-        from huggingface_hub import HfApi
-
-        HfApi().dataset_info(name, timeout=TIMEOUT_S)
-    except Exception as error:  # networks, names, rights: whatever the library raises
-        return f"the data set {name} is not in the cache and cannot be had from the hub ({in_a_line(error)}); {remedy}"
-    return ""
+    return why_not_on_hub("data set", name, remedy)
 
 
 def cached(name: str) -> bool:

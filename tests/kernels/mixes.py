@@ -116,6 +116,16 @@ def mixes(
     return Mix(segments, len(hi), scratch + len(hi), scratch, owners)
 
 
+def rows_of(first: int, count: int, base: int, cut: int, cut_base: int) -> Segments:
+    """Rows of tokens `first` on of a sequence whose first `cut` tokens lie elsewhere in the pool than the rest."""
+    end = first + count
+    some = min(cut, end)
+    arrays = [np.array([x]) for x in (0, count, cut_base, some, 0, base + some, end - some)]
+    start, rows, shared_base, shared, own, tail_base, tail = arrays
+    hi, seen = np.zeros(count, np.int64), np.arange(first, end) + 1
+    return Segments(start, rows, shared_base, shared, own, hi, (tail_base, tail), seen)
+
+
 def subset(segments: Segments, which: list[int] | np.ndarray) -> Segments:
     """Some segments of a batch, where they are."""
     tail = None if segments.tail is None else (segments.tail[0][which], segments.tail[1][which])

@@ -13,7 +13,7 @@ from lopa_dist.kernels.exact_attention import Room, attend_exact, in_order, plan
 from lopa_dist.kernels.segment_attention import Segments, attend_plain
 from lopa_dist.ragged import Ints, begins
 from tests.bits import same_row_bits
-from tests.kernels.mixes import Mix, mixes, tensors
+from tests.kernels.mixes import Mix, mixes, rows_of, tensors
 
 CPU, KV_HEADS = torch.device("cpu"), 2
 
@@ -29,16 +29,6 @@ def attend(segments: Segments, q: Tensor, keys: Tensor, values: Tensor) -> Tenso
 def test_equals_the_oracle(group: int, mix: Mix, seed: int) -> None:
     qkv = tensors(mix, KV_HEADS, group, 16, seed)
     assert torch.allclose(attend(mix.segments, *qkv), attend_plain(*qkv, mix.segments), atol=3e-6)
-
-
-def rows_of(first: int, count: int, base: int, cut: int, cut_base: int) -> Segments:
-    """Rows of tokens `first` on of a sequence whose first `cut` tokens lie elsewhere in the pool than the rest."""
-    end = first + count
-    some = min(cut, end)
-    arrays = [np.array([x]) for x in (0, count, cut_base, some, 0, base + some, end - some)]
-    start, rows, shared_base, shared, own, tail_base, tail = arrays
-    hi, seen = np.zeros(count, np.int64), np.arange(first, end) + 1
-    return Segments(start, rows, shared_base, shared, own, hi, (tail_base, tail), seen)
 
 
 @same_row_bits

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from itertools import product as every
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -22,7 +21,7 @@ from lopa_dist.kernels.rope import rope_and_store, rope_table
 from lopa_dist.kernels.rows import add_rms_norm, embed_rms_norm, swiglu
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.kernels.segment_attention import Segments, attend_plain
-from tests.kernels.mixes import Mix, mixes, tensors
+from tests.kernels.mixes import Mix, mixes, rows_of, tensors
 
 there = pytest.mark.skipif(isinstance(native.found(), str), reason=f"no C here: {native.found()}")
 IN_TORCH = frozenset(KERNELS)
@@ -100,16 +99,6 @@ def test_attention_equals_the_oracle(
     with torch.inference_mode():
         found = attend(mix.segments, q, keys, values)
         assert torch.allclose(found, attend_plain(q, keys, values, mix.segments), atol=5e-6)
-
-
-def rows_of(first: int, count: int, base: int, cut: int, cut_base: int) -> Segments:
-    """Rows of tokens `first` on of a sequence whose first `cut` tokens lie elsewhere in the pool than the rest."""
-    end = first + count
-    some = min(cut, end)
-    arrays = [np.array([x]) for x in (0, count, cut_base, some, 0, base + some, end - some)]
-    start, rows, shared_base, shared, own, tail_base, tail = arrays
-    hi, seen = np.zeros(count, np.int64), np.arange(first, end) + 1
-    return Segments(start, rows, shared_base, shared, own, hi, (tail_base, tail), seen)
 
 
 @there
