@@ -12,6 +12,7 @@ from that rank as one packed buffer (LoPA-Dist's two-phase protocol).
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,6 +57,7 @@ class KVPool:
         self.scratch = budget
         self.ranges: dict[int, tuple[int, int]] = {}  # by sequence: begin and end of all but its prefix
         self.prefixes: dict[Tokens, PrefixEntry] = {}  # by tokens; unused ones in the order in which they became so
+        self.taken: list[tuple[int, int]] = []  # begin and end of all ranges and prefixes that are not empty, sorted
         self.entry_of: dict[int, PrefixEntry] = {}  # by sequence; without those whose prefix is empty
         self.base = np.zeros(sequences, np.int64)  # slot of token t >= prefix length is base + t
         self.prefix_base = np.zeros(sequences, np.int64)  # slot of token 0, in the range of the prefix
@@ -78,7 +80,7 @@ class KVPool:
         found = self.prefixes.get(prefix)
         begin = self.find_free(tokens - len(prefix) if found else tokens, prefix)
         if begin is None and found and not found.ref_count:  # the unused prefix entry blocks the new range: evict it
-            del self.prefixes[prefix]
+            self.drop(prefix)
             found, begin = None, self.first_gap(tokens)
         if begin is None:
             return False
@@ -89,9 +91,11 @@ class KVPool:
             taken = {entry.hidden_slot for entry in self.prefixes.values()}
             hidden_slot = next(-i for i in range(1, self.most_prefixes + 1) if -i not in taken)
             found = self.prefixes[prefix] = PrefixEntry(begin, prefix, hidden_slot)
+            self.take(begin, begin + len(prefix))
         if found:
             self.entry_of[sequence] = found
         self.ranges[sequence] = (begin + len(prefix), begin + tokens)
+        self.take(*self.ranges[sequence])
         self.base[sequence], self.prefix_length[sequence] = begin, len(prefix)
         self.prefix_base[sequence], self.prefix_hidden[sequence] = (
             (found.begin, found.hidden_slot) if found else (begin, -1)
@@ -103,39 +107,54 @@ class KVPool:
         idle = [key for key, entry in self.prefixes.items() if not entry.ref_count and key != prefix]
         begin = self.first_gap(tokens)
         while begin is None and idle:
-            del self.prefixes[idle.pop(0)]
+            self.drop(idle.pop(0))
             begin = self.first_gap(tokens)
         return begin
 
     def first_gap(self, tokens: int) -> int | None:
         """Return where the first `tokens` consecutive free slots begin; None if there are none."""
         begin = 0
-        taken = [*self.ranges.values(), *((s.begin, s.begin + s.tokens) for s in self.prefixes.values())]
-        for low, high in [*sorted(taken), (self.scratch, self.scratch)]:
+        for low, high in self.taken:
             if low - begin >= tokens:
                 return begin
-            begin = max(begin, high)
-        return None
+            begin = high
+        return begin if self.scratch - begin >= tokens else None
+
+    def take(self, begin: int, end: int) -> None:
+        """Mark slots as taken."""
+        if begin < end:
+            insort(self.taken, (begin, end))
+
+    def give_back(self, begin: int, end: int) -> None:
+        """Mark slots as free."""
+        if begin < end:
+            del self.taken[bisect_left(self.taken, (begin, end))]
+
+    def drop(self, prefix: Tokens) -> None:
+        """Free a prefix that is not used."""
+        entry = self.prefixes.pop(prefix)
+        self.give_back(entry.begin, entry.begin + entry.tokens)
 
     def free(self, sequence: int) -> None:
         """Free a sequence's range. Its prefix stays if it was computed, up to `most_idle` unused ones."""
-        del self.ranges[sequence]
+        self.give_back(*self.ranges.pop(sequence))
         entry = self.entry_of.pop(sequence, None)
         if entry is None:
             return
         entry.ref_count -= 1
         if entry.ref_count:
             return
-        del self.prefixes[entry.prefix]
-        if entry.stored:
-            self.prefixes[entry.prefix] = entry  # the last to be dropped
-            idle = [key for key, entry in self.prefixes.items() if not entry.ref_count]
-            for key in idle[: len(idle) - self.most_idle]:
-                del self.prefixes[key]
+        if not entry.stored:
+            self.drop(entry.prefix)
+            return
+        self.prefixes[entry.prefix] = self.prefixes.pop(entry.prefix)  # the last to be dropped
+        idle = [key for key, entry in self.prefixes.items() if not entry.ref_count]
+        for key in idle[: len(idle) - self.most_idle]:
+            self.drop(key)
 
     def clear(self) -> None:
         """Free all ranges, and drop all prefixes."""
-        for held in (self.ranges, self.prefixes, self.entry_of):
+        for held in (self.ranges, self.prefixes, self.entry_of, self.taken):
             held.clear()
         for array in (self.base, self.prefix_base, self.prefix_length, self.prefix_hidden):
             array.fill(0)

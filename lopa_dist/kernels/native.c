@@ -2,8 +2,8 @@
 
 Every number of a row is computed by one chain of operations, in an order that follows from the row alone: no tile, no
 thread and no other row can change it. Products add up over the inputs, the first one first, with one rounding each
-(fused multiply-add). Attention adds up over the tokens that a row sees, the first one first. Other sums have LANES
-partial sums, of every LANES-th number. No sum is contracted but where `fused` says so: compile with -ffp-contract=off.
+(fused multiply-add). Attention adds up over the tokens that a row sees, the first one first. Other sums have L partial
+sums, of every L-th number. No sum is contracted but where `fused` says so: compile with -ffp-contract=off.
 
 Matrices are by rows; ptrdiff_t ld... is the distance of rows in numbers. */
 
@@ -25,10 +25,16 @@ static inline V load_some(const float *p, int n) { return _mm512_maskz_loadu_ps(
 static inline void store_some(float *p, V x, int n) { _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), x); }
 static inline V all(float x) { return _mm512_set1_ps(x); }
 static inline V fused(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
-static inline __m128 sum_of_halves(V x) {
-    __m256 half = _mm256_add_ps(_mm512_castps512_ps256(x), _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(x), 1)));
-    return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+static inline V add_1(V a, V b) { return _mm512_unpacklo_ps(a, b) + _mm512_unpackhi_ps(a, b); }
+static inline V add_2(V a, V b) {
+    __m512d x = _mm512_castps_pd(a), y = _mm512_castps_pd(b);
+    return _mm512_castpd_ps(_mm512_unpacklo_pd(x, y)) + _mm512_castpd_ps(_mm512_unpackhi_pd(x, y));
 }
+static inline V add_4(V a, V b) { return _mm512_shuffle_f32x4(a, b, 0x88) + _mm512_shuffle_f32x4(a, b, 0xdd); }
+static inline V add_8(V a, V b) { return add_4(a, b); }
+static inline V between(V x, float low, float high) { return _mm512_min_ps(all(high), _mm512_max_ps(all(low), x)); }
+#define TIMES_L TIMES_16
+#define SUMS(s) SUMS_16(s)
 #elif defined(__AVX2__) && defined(__FMA__)
 #include <immintrin.h>
 enum { L = 8, MOST_ROWS = 6 };
@@ -37,7 +43,15 @@ static inline V load(const float *p) { return _mm256_loadu_ps(p); }
 static inline void store(float *p, V x) { _mm256_storeu_ps(p, x); }
 static inline V all(float x) { return _mm256_set1_ps(x); }
 static inline V fused(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }
-static inline __m128 sum_of_halves(V x) { return _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1)); }
+static inline V add_1(V a, V b) { return _mm256_unpacklo_ps(a, b) + _mm256_unpackhi_ps(a, b); }
+static inline V add_2(V a, V b) {
+    __m256d x = _mm256_castps_pd(a), y = _mm256_castps_pd(b);
+    return _mm256_castpd_ps(_mm256_unpacklo_pd(x, y)) + _mm256_castpd_ps(_mm256_unpackhi_pd(x, y));
+}
+static inline V add_4(V a, V b) { return _mm256_permute2f128_ps(a, b, 0x20) + _mm256_permute2f128_ps(a, b, 0x31); }
+static inline V between(V x, float low, float high) { return _mm256_min_ps(all(high), _mm256_max_ps(all(low), x)); }
+#define TIMES_L TIMES_8
+#define SUMS(s) SUMS_8(s)
 #elif defined(__aarch64__)
 #include <arm_neon.h>
 enum { L = 4, MOST_ROWS = 8 };
@@ -46,6 +60,11 @@ static inline V load(const float *p) { return vld1q_f32(p); }
 static inline void store(float *p, V x) { vst1q_f32(p, x); }
 static inline V all(float x) { return vdupq_n_f32(x); }
 static inline V fused(V a, V b, V c) { return vfmaq_f32(c, a, b); }
+static inline V add_1(V a, V b) { return vpaddq_f32(a, b); }
+static inline V add_2(V a, V b) { return vpaddq_f32(a, b); }
+static inline V between(V x, float low, float high) { return vminq_f32(all(high), vmaxq_f32(all(low), x)); }
+#define TIMES_L TIMES_4
+#define SUMS(s) SUMS_4(s, 0, 1, 2, 3)
 #else
 #error "a CPU without fused multiply-add: neither AVX2 with FMA, nor AVX-512, nor 64-bit ARM"
 #endif
@@ -63,14 +82,24 @@ static inline void store_some(float *p, V x, int n) {
 }
 #endif
 
-#if defined(__aarch64__)
-static inline void four_sums(float *y, V a, V b, V c, V d) { store(y, vpaddq_f32(vpaddq_f32(a, b), vpaddq_f32(c, d))); }
-#else
-static inline void four_sums(float *y, V a, V b, V c, V d) { /* of the numbers of four vectors */
-    __m128 ab = _mm_hadd_ps(sum_of_halves(a), sum_of_halves(b)), cd = _mm_hadd_ps(sum_of_halves(c), sum_of_halves(d));
-    _mm_storeu_ps(y, _mm_hadd_ps(ab, cd));
+/* SUMS: one vector with the sums of the numbers of vectors s0 ... s(L - 1), in the same order for each */
+#define SUMS_4(s, A, B, C, D) add_2(add_1(s##A, s##B), add_1(s##C, s##D))
+#define SUMS_8(s) add_4(SUMS_4(s, 0, 1, 2, 3), SUMS_4(s, 4, 5, 6, 7))
+#define SUMS_16(s) add_8(SUMS_8(s), add_4(SUMS_4(s, 8, 9, 10, 11), SUMS_4(s, 12, 13, 14, 15)))
+
+/* integers of a vector's width: marks of numbers for which something holds have all bits set */
+typedef int32_t I __attribute__((vector_size(sizeof(V))));
+static inline V where(I marks, V yes, V no) { return (V)((marks & (I)yes) | (~marks & (I)no)); }
+static inline I counting(void) {
+    I numbers;
+    for (int j = 0; j < L; j++) numbers[j] = j;
+    return numbers;
 }
-#endif
+
+/* EVERY(n): vectors of n numbers, from number `i` on; of the last one `some` are left, else `some` is 0 */
+#define EVERY(n) ptrdiff_t i = 0, some; some = (n) - i < L ? (n) - i : 0, i < (n); i += L
+#define AT(p) (some ? load_some(p, (int)some) : load(p))
+#define PUT(p, x) do { if (some) store_some(p, x, (int)some); else store(p, x); } while (0)
 
 /* TIMES_n(F, x): F(0, x) ... F(n - 1, x), and EACH_n(F, m): F(m, 0) ... F(m, n - 1). What is to stay in registers has to
 be variables: a compiler keeps an array in memory. */
@@ -88,6 +117,8 @@ be variables: a compiler keeps an array in memory. */
 #define TIMES_12(F, x) TIMES_11(F, x) F(11, x)
 #define TIMES_13(F, x) TIMES_12(F, x) F(12, x)
 #define TIMES_14(F, x) TIMES_13(F, x) F(13, x)
+#define TIMES_15(F, x) TIMES_14(F, x) F(14, x)
+#define TIMES_16(F, x) TIMES_15(F, x) F(15, x)
 #define EACH_1(F, m) F(m, 0)
 #define EACH_2(F, m) EACH_1(F, m) F(m, 1)
 #define EACH_3(F, m) EACH_2(F, m) F(m, 2)
@@ -228,30 +259,40 @@ void product(const float *x, ptrdiff_t ldx, const float *w, ptrdiff_t ldw, const
 
 /* ---- between products ---- */
 
-enum { LANES = 16, MANY_NUMBERS = 1 << 16 };
+enum { MANY_NUMBERS = 1 << 16 };
 
-static inline float total(const float *lanes) {
-    float some[8];
-    for (int i = 0; i < 8; i++) some[i] = lanes[i] + lanes[i + 8];
-    for (int i = 0; i < 4; i++) some[i] += some[i + 4];
-    return (some[0] + some[2]) + (some[1] + some[3]);
+static inline float total(V lanes) {
+    float some[L];
+    store(some, lanes);
+    for (int half = L / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) some[i] += some[i + half];
+    return some[0];
+}
+
+static inline float greatest_of(V lanes) { /* of numbers that are not NaN */
+    float some[L];
+    store(some, lanes);
+    for (int half = L / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) some[i] = some[i + half] > some[i] ? some[i + half] : some[i];
+    return some[0];
 }
 
 /* e^x, within 2 units in the last place; below -87 as e^-87, above 88 as e^88 */
-static inline float exponential(float x) {
-    x = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
-    float shifted = __builtin_fmaf(x, 1.44269504f, 12582912.0f), n = shifted - 12582912.0f; /* to the nearest integer */
-    float r = __builtin_fmaf(n, -0.693145752f, x);
-    r = __builtin_fmaf(n, -1.42860677e-6f, r);
-    float p = __builtin_fmaf(r, 1.98756915e-4f, 1.39819995e-3f);
-    p = __builtin_fmaf(p, r, 8.33345205e-3f);
-    p = __builtin_fmaf(p, r, 4.16657962e-2f);
-    p = __builtin_fmaf(p, r, 1.66666657e-1f);
-    p = __builtin_fmaf(p, r, 0.5f);
-    p = __builtin_fmaf(p, r * r, r) + 1.0f;
-    union { float number; int32_t bits; } power = {.bits = ((int32_t)n + 127) << 23};
-    return p * power.number;
+static inline V exponentials(V x) {
+    x = between(x, -87.0f, 88.0f);
+    V shifted = fused(x, all(1.44269504f), all(12582912.0f)), n = shifted - all(12582912.0f); /* to the nearest integer */
+    V r = fused(n, all(-0.693145752f), x);
+    r = fused(n, all(-1.42860677e-6f), r);
+    V p = fused(r, all(1.98756915e-4f), all(1.39819995e-3f));
+    p = fused(p, r, all(8.33345205e-3f));
+    p = fused(p, r, all(4.16657962e-2f));
+    p = fused(p, r, all(1.66666657e-1f));
+    p = fused(p, r, all(0.5f));
+    p = fused(p, r * r, r) + all(1.0f);
+    return p * (V)((__builtin_convertvector(n, I) + 127) << 23);
 }
+
+static inline float exponential(float x) { return exponentials(all(x))[0]; }
 
 /* the natural logarithm of a normal number above 0, within 2 units in the last place */
 static inline float logarithm(float x) {
@@ -272,14 +313,9 @@ static inline float logarithm(float x) {
     return __builtin_fmaf(n, 0.693359375f, f + p);
 }
 
-static void normalise(const float *x, const float *weight, float *y, ptrdiff_t d, float eps) {
-    float squares[LANES] = {0};
-    ptrdiff_t i = 0;
-    for (; i + LANES <= d; i += LANES)
-        for (int j = 0; j < LANES; j++) squares[j] = __builtin_fmaf(x[i + j], x[i + j], squares[j]);
-    for (int j = 0; i + j < d; j++) squares[j] = __builtin_fmaf(x[i + j], x[i + j], squares[j]);
-    float scale = 1.0f / sqrtf(total(squares) / (float)d + eps);
-    for (i = 0; i < d; i++) y[i] = x[i] * scale * weight[i];
+static void normalise(const float *x, const float *weight, float *y, ptrdiff_t d, float eps, V squares) {
+    V scale = all(1.0f / sqrtf(total(squares) / (float)d + eps));
+    for (EVERY(d)) PUT(y + i, AT(x + i) * scale * AT(weight + i));
 }
 
 /* y = the norm of x; with `residual`, x becomes the sum of both before */
@@ -289,9 +325,16 @@ void norm(float *x, const float *residual, const float *weight, float *y, ptrdif
 #pragma omp parallel for num_threads(threads) if (threads > 1)
     for (ptrdiff_t r = 0; r < R; r++) {
         float *row = x + r * d;
-        if (residual)
-            for (ptrdiff_t i = 0; i < d; i++) row[i] += residual[r * d + i];
-        normalise(row, weight, y + r * d, d, eps);
+        V squares = all(0);
+        for (EVERY(d)) {
+            V numbers = AT(row + i);
+            if (residual) {
+                numbers += AT(residual + r * d + i);
+                PUT(row + i, numbers);
+            }
+            squares = fused(numbers, numbers, squares);
+        }
+        normalise(row, weight, y + r * d, d, eps, squares);
     }
 }
 
@@ -302,8 +345,17 @@ void swiglu(const float *x, float *y, ptrdiff_t R, ptrdiff_t I, int threads) {
     for (ptrdiff_t r = 0; r < R; r++) {
         const float *gate = x + r * 2 * I, *up = gate + I;
         float *to = y + r * I;
-        for (ptrdiff_t i = 0; i < I; i++) to[i] = gate[i] / (1.0f + exponential(-gate[i])) * up[i];
+        for (EVERY(I)) {
+            V numbers = AT(gate + i);
+            PUT(to + i, numbers / (all(1.0f) + exponentials(-numbers)) * AT(up + i));
+        }
     }
+}
+
+static V squares_of(const float *x, ptrdiff_t d) {
+    V squares = all(0);
+    for (EVERY(d)) squares = fused(AT(x + i), AT(x + i), squares);
+    return squares;
 }
 
 /* q [R, H, D] of qkv [R, (H + 2 Hkv) D], rotated, and normed before if there are weights; so is k, which is stored, as v
@@ -319,13 +371,16 @@ void rotate_and_store(const float *qkv, float *q, const float *cos, const float 
         const float *c = cos + r * D, *s = sin + r * D;
         int64_t slot = slots ? slots[r] : first + r;
         for (ptrdiff_t h = 0; h < H + Hkv; h++) {
+            const float *from = row + h * D;
             float *x = h < H ? q + (r * H + h) * D : keys + (slot * Hkv + h - H) * D;
-            if (q_norm) normalise(row + h * D, h < H ? q_norm : k_norm, x, D, eps);
-            else memcpy(x, row + h * D, D * sizeof *x);
-            for (ptrdiff_t i = 0; i < half; i++) {
-                float low = x[i], high = x[i + half];
-                x[i] = __builtin_fmaf(high, s[i], low * c[i]);
-                x[i + half] = __builtin_fmaf(low, s[i + half], high * c[i + half]);
+            if (q_norm) {
+                normalise(from, h < H ? q_norm : k_norm, x, D, eps, squares_of(from, D));
+                from = x;
+            }
+            for (EVERY(half)) {
+                V low = AT(from + i), high = AT(from + half + i);
+                PUT(x + i, fused(high, AT(s + i), low * AT(c + i)));
+                PUT(x + half + i, fused(low, AT(s + half + i), high * AT(c + half + i)));
             }
         }
         memcpy(values + slot * Hkv * D, row + (H + Hkv) * D, Hkv * D * sizeof *row);
@@ -347,22 +402,20 @@ static inline float gumbel(uint64_t key, uint64_t counter) { /* of a key that is
 
 /* the first of the greatest of n numbers but for number `without`, -1 if there is none */
 static ptrdiff_t greatest(const float *x, ptrdiff_t n, ptrdiff_t without) {
-    float best[LANES];
-    int32_t where[LANES];
-    for (int j = 0; j < LANES; j++) best[j] = -INFINITY, where[j] = -1;
-    ptrdiff_t i = 0;
-    for (; i + LANES <= n; i += LANES)
-        for (int j = 0; j < LANES; j++) {
-            int better = (x[i + j] > best[j]) & (i + j != without);
-            best[j] = better ? x[i + j] : best[j];
-            where[j] = better ? (int32_t)(i + j) : where[j];
-        }
-    for (int j = 0; i + j < n; j++)
-        if (x[i + j] > best[j] && i + j != without) best[j] = x[i + j], where[j] = (int32_t)(i + j);
+    V most = all(-INFINITY);
+    I at = counting(), place = at * 0 - 1;
+    for (EVERY(n)) {
+        V numbers = AT(x + i);
+        I better = (numbers > most) & (at != (int32_t)without);
+        if (some) better &= at < (int32_t)n;
+        most = where(better, numbers, most);
+        place = (better & at) | (~better & place);
+        at += L;
+    }
     ptrdiff_t found = -1;
-    for (int j = 0; j < LANES; j++)
-        if (where[j] >= 0 && (found < 0 || best[j] > x[found] || (best[j] == x[found] && where[j] < found)))
-            found = where[j];
+    for (int j = 0; j < L; j++)
+        if (place[j] >= 0 && (found < 0 || most[j] > x[found] || (most[j] == x[found] && place[j] < found)))
+            found = place[j];
     return found;
 }
 
@@ -386,27 +439,22 @@ void reduce(float *logits, float *preferences, ptrdiff_t R, ptrdiff_t C, int64_t
         for (ptrdiff_t t = 0; t < tiles; t++) {
             const float *x = row + t * width, *wished = wish + t * width;
             ptrdiff_t first = greatest(x, width, -1);
-            float top = first < 0 ? NAN : x[first], total_of[LANES] = {0}, moment[LANES] = {0};
-            ptrdiff_t i = 0;
-            for (; i + LANES <= width; i += LANES)
-                for (int j = 0; j < LANES; j++) {
-                    float below = x[i + j] - top, e = exponential(below);
-                    e = below < -87.0f ? 0.0f : e;
-                    total_of[j] += e;
-                    moment[j] = __builtin_fmaf(e, below < -87.0f ? 0.0f : below, moment[j]);
-                }
-            for (int j = 0; i + j < width; j++) {
-                float below = x[i + j] - top, e = exponential(below);
-                e = below < -87.0f ? 0.0f : e;
-                total_of[j] += e;
-                moment[j] = __builtin_fmaf(e, below < -87.0f ? 0.0f : below, moment[j]);
+            float top = first < 0 ? NAN : x[first];
+            V sum = all(0), moment = all(0);
+            for (EVERY(width)) {
+                V below = AT(x + i) - all(top);
+                I counts = ~(below < all(-87.0f)); /* NaN does */
+                if (some) counts &= counting() < (int32_t)some;
+                V e = where(counts, exponentials(below), all(0));
+                sum += e;
+                if (entropy) moment = fused(e, where(counts, below, all(0)), moment);
             }
             ptrdiff_t choice = wished == x ? first : greatest(wished, width, -1), at = r * tiles + t;
             choice = choice < 0 ? 0 : choice;
             ptrdiff_t next = margin ? greatest(x, width, first) : -1;
             sums[at] = top;
             sums[step + at] = !margin ? top : next < 0 ? -3.40282347e38f : x[next];
-            sums[2 * step + at] = total(total_of);
+            sums[2 * step + at] = total(sum);
             sums[3 * step + at] = entropy ? total(moment) : top;
             sums[4 * step + at] = wished[choice];
             sums[5 * step + at] = x[choice];
@@ -465,44 +513,74 @@ typedef struct {
     int64_t start, rows, base, cached, tail_base, tail, own_base;
 } Segment;
 
-enum { QUERIES = 4, PART = 32 /* queries of a task */ };
+enum {
+    QUERIES = 4, PART = 32, /* of a task */
+    FETCHED = 1 << 15, /* numbers: two of these fit into the cache of a core */
+};
 
-static inline int64_t slot_of(const Segment *s, int64_t column) {
-    if (column < s->cached) return s->base + column;
-    column -= s->cached;
-    return column < s->tail ? s->tail_base + column : s->own_base + column - s->tail;
-}
+/* what the next segment reads: `left` numbers of keys and of values, which the processor does not see coming */
+typedef struct {
+    const float *keys, *values;
+    ptrdiff_t left;
+} Ahead;
 
-/* scores[0 .. 3] of four columns for one query */
-static inline void score_four(const float *q, const float *const *k, ptrdiff_t D, float *scores) {
-    V a = all(0), b = all(0), c = all(0), d = all(0);
-    for (ptrdiff_t i = 0; i < D; i += L) {
-        int some = D - i < L ? (int)(D - i) : 0;
-        V x = some ? load_some(q + i, some) : load(q + i);
-        a = fused(x, some ? load_some(k[0] + i, some) : load(k[0] + i), a);
-        b = fused(x, some ? load_some(k[1] + i, some) : load(k[1] + i), b);
-        c = fused(x, some ? load_some(k[2] + i, some) : load(k[2] + i), c);
-        d = fused(x, some ? load_some(k[3] + i, some) : load(k[3] + i), d);
+static inline void fetch(Ahead *next, ptrdiff_t numbers) {
+    enum { LINE = 64 / sizeof(float) };
+    for (; numbers > 0 && next->left > 0; numbers -= LINE, next->left -= LINE) {
+        __builtin_prefetch(next->keys, 0, 2);
+        __builtin_prefetch(next->values, 0, 2);
+        next->keys += LINE;
+        next->values += LINE;
     }
-    four_sums(scores, a, b, c, d);
 }
+
+/* where the first `count` columns of a segment begin in `numbers`, whose slots are `stride` numbers long */
+static void begins_of(const float **columns, const Segment *s, int64_t count, const float *numbers, ptrdiff_t stride) {
+    const int64_t base[] = {s->base, s->tail_base, s->own_base}, size[] = {s->cached, s->tail, s->rows};
+    for (int part = 0; part < 3; part++) {
+        int64_t some = size[part] < count ? size[part] : count;
+        const float *first = numbers + base[part] * stride;
+        for (int64_t j = 0; j < some; j++) columns[j] = first + j * stride;
+        columns += some;
+        count -= some;
+    }
+}
+
+/* scores[n][j ...] of N queries and the L / N columns k[0 ...] */
+#define NONE(n, N) V s##n = all(0);
+#define DOT(n, N) s##n = fused(load(q[n / (L / N)] + i), load(k[n % (L / N)] + i), s##n);
+#define DOT_SOME(n, N) s##n = fused(load_some(q[n / (L / N)] + i, left), load_some(k[n % (L / N)] + i, left), s##n);
+#define SCORES(N) \
+    static inline void scores_##N(const float *const *q, const float *const *k, ptrdiff_t D, float scale, \
+                                  float *const *scores, int64_t j) { \
+        ptrdiff_t i = 0; \
+        TIMES_L(NONE, N) \
+        for (; i + L <= D; i += L) { TIMES_L(DOT, N) } \
+        if (i < D) { const int left = (int)(D - i); TIMES_L(DOT_SOME, N) } \
+        float found[L]; \
+        store(found, SUMS(s) * all(scale)); \
+        for (int n = 0; n < N; n++) memcpy(scores[n] + j, found + n * (L / N), L / N * sizeof *found); \
+    }
+SCORES(1)
+SCORES(2)
+SCORES(4)
 
 /* the scores of `count` columns become weights before they are divided by their sum, which is returned */
 static float soften(float *scores, int64_t count) {
-    int64_t padded = (count + LANES - 1) / LANES * LANES;
+    int64_t padded = (count + L - 1) / L * L;
     for (int64_t j = count; j < padded; j++) scores[j] = -INFINITY;
-    float best[LANES], sums[LANES] = {0}, most = -INFINITY;
-    for (int j = 0; j < LANES; j++) best[j] = -INFINITY;
-    for (int64_t i = 0; i < padded; i += LANES)
-        for (int j = 0; j < LANES; j++) best[j] = scores[i + j] > best[j] ? scores[i + j] : best[j];
-    for (int j = 0; j < LANES; j++) most = best[j] > most ? best[j] : most;
-    for (int64_t i = 0; i < padded; i += LANES)
-        for (int j = 0; j < LANES; j++) {
-            float below = scores[i + j] - most, weight = exponential(below);
-            scores[i + j] = weight = below < -87.0f ? 0.0f : weight;
-            sums[j] += weight;
-        }
-    return total(sums);
+    V most = all(-INFINITY), sum = all(0);
+    for (int64_t j = 0; j < padded; j += L) {
+        V numbers = load(scores + j);
+        most = where(numbers > most, numbers, most);
+    }
+    most = all(greatest_of(most));
+    for (int64_t j = 0; j < padded; j += L) {
+        V below = load(scores + j) - most, weights = where(below < all(-87.0f), all(0), exponentials(below));
+        store(scores + j, weights);
+        sum += weights;
+    }
+    return total(sum);
 }
 
 /* out[n] += the sum of weights[n][j] * v[j] for the columns [begin, end) and some vectors of their D numbers */
@@ -511,8 +589,8 @@ static float soften(float *scores, int64_t count) {
 #define VALUE(n, v) V value##v = some ? load_some(from + v * L, some) : load(from + v * L);
 #define WEIGH(n, v) o##n##_##v = fused(p##n, value##v, o##n##_##v);
 #define WEIGHS(n, NV) V p##n = all(weights[n][j]); EACH_##NV(WEIGH, n)
-#define PUT(n, v) if (some) store_some(out[n] + i + v * L, o##n##_##v, some); else store(out[n] + i + v * L, o##n##_##v);
-#define PUTS(n, NV) EACH_##NV(PUT, n)
+#define GIVE(n, v) if (some) store_some(out[n] + i + v * L, o##n##_##v, some); else store(out[n] + i + v * L, o##n##_##v);
+#define GIVES(n, NV) EACH_##NV(GIVE, n)
 #define WEIGHTED(N, NV) { \
     TIMES_##N(TAKES, NV) \
     for (int64_t j = begin; j < end; j++) { \
@@ -520,7 +598,7 @@ static float soften(float *scores, int64_t count) {
         EACH_##NV(VALUE, 0) \
         TIMES_##N(WEIGHS, NV) \
     } \
-    TIMES_##N(PUTS, NV) }
+    TIMES_##N(GIVES, NV) }
 #define WEIGHTED_SUM(N) \
     static void weighted_sum_##N(float *const *out, float *const *weights, const float *const *columns, int64_t begin, \
                                  int64_t end, ptrdiff_t D) { \
@@ -533,33 +611,46 @@ static float soften(float *scores, int64_t count) {
         } \
     }
 WEIGHTED_SUM(1)
+WEIGHTED_SUM(2)
 WEIGHTED_SUM(4)
 
-/* up to QUERIES queries (rows of a segment with their stacked heads) of one K/V head */
-static void attend_some(const float *const *q, float *const *out, const int64_t *seen, const uint8_t *const *hidden,
-                        int queries, const float *const *k, const float *const *v, ptrdiff_t D, float scale,
-                        float *const *weights) {
-    int64_t least = seen[0];
+/* up to QUERIES queries (rows of a segment with their stacked heads) of one K/V head; q and weights have QUERIES of them,
+and behind the last column that is seen k has L more */
+static void attend_some(const float *const *q, float *const *out, const int64_t *seen, const int64_t *depth,
+                        const int64_t *until, int64_t cached, int queries, const float *const *k, const float *const *v,
+                        Ahead *next, ptrdiff_t D, float scale, float *const *weights) {
+    int64_t least = seen[0], most = seen[0];
     float sums[QUERIES];
-    for (int n = 0; n < queries; n++) {
+    for (int n = 1; n < queries; n++) {
         least = seen[n] < least ? seen[n] : least;
-        for (int64_t j = 0; j < seen[n]; j += 4) {
-            const float *four[4] = {k[j], k[j + 1], k[j + 2], k[j + 3]}; /* behind the last column stand others */
-            score_four(q[n], four, D, weights[n] + j);
-        }
-        for (int64_t j = 0; j < seen[n]; j++) weights[n][j] *= scale;
-        if (hidden)
-            for (int64_t j = 0; j < seen[n]; j++)
-                if (hidden[n][j]) weights[n][j] = -INFINITY;
+        most = seen[n] > most ? seen[n] : most;
+    }
+    int many = queries > 2 ? 4 : queries;
+    for (int64_t j = 0; j < most; j += L / many) {
+        fetch(next, L / many * D);
+        if (many == 1) scores_1(q, k + j, D, scale, weights, j);
+        else if (many == 2) scores_2(q, k + j, D, scale, weights, j);
+        else scores_4(q, k + j, D, scale, weights, j);
+    }
+    for (int n = 0; n < queries; n++) {
+        if (until)
+            for (int64_t j = cached; j < seen[n]; j++)
+                if (depth[n] >= until[j - cached]) weights[n][j] = -INFINITY;
         sums[n] = soften(weights[n], seen[n]);
         memset(out[n], 0, D * sizeof *out[n]);
     }
-    if (queries == QUERIES) weighted_sum_4(out, weights, v, 0, least, D);
+    if (queries == 4) weighted_sum_4(out, weights, v, 0, least, D);
+    else if (queries == 2) weighted_sum_2(out, weights, v, 0, least, D);
     else least = 0;
     for (int n = 0; n < queries; n++) {
         weighted_sum_1(out + n, weights + n, v, least, seen[n], D);
         for (ptrdiff_t i = 0; i < D; i++) out[n][i] /= sums[n];
     }
+}
+
+static Ahead ahead_of(const Segment *s, const float *keys, const float *values, ptrdiff_t stride) {
+    int64_t first = (s->tail ? s->tail_base : s->base) * stride, numbers = (s->tail ? s->tail : s->cached) * stride;
+    return (Ahead){keys + first, values + first, numbers < FETCHED ? numbers : FETCHED};
 }
 
 static int64_t tasks_of(const Segment *s, ptrdiff_t group) { return (s->rows * group + PART - 1) / PART; }
@@ -581,22 +672,24 @@ int attend(const float *q, ptrdiff_t ldq, float *out, const float *keys, const f
         work += segments[g].rows * (segments[g].cached + segments[g].tail + segments[g].rows) * H * D;
     }
     int short_of_memory = 0;
-    int64_t room = (most + LANES) / LANES * LANES + LANES;
+    int64_t room = most + 2 * L;
     if (work / SPLIT < threads) threads = work / SPLIT < 1 ? 1 : (int)(work / SPLIT);
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
         float *scores = malloc(QUERIES * room * sizeof *scores);
         const float **columns = malloc(2 * room * sizeof *columns);
-        uint8_t *unseen = until ? malloc(QUERIES * room) : 0;
-        int there = scores && columns && (!until || unseen);
+        int there = scores && columns;
         if (!there) short_of_memory = 1;
-        ptrdiff_t g = 0;
+        ptrdiff_t g = 0, before = -1;
+        Ahead next = {0};
 #pragma omp for schedule(dynamic)
         for (int64_t task = 0; task < begins[count]; task++) {
             if (!there) continue; /* all threads must come by here */
             while (task < begins[g]) g--;
             while (task >= begins[g + 1]) g++;
             const Segment *s = segments + g;
+            if (g != before && g + 1 < count) next = ahead_of(s + 1, keys, values, Hkv * D);
+            before = g;
             int64_t parts = tasks_of(s, group), head = (task - begins[g]) / parts, part = (task - begins[g]) % parts;
             int64_t end = (part + 1) * PART, cached = s->cached + s->tail, last = 0;
             end = end < s->rows * group ? end : s->rows * group;
@@ -605,37 +698,29 @@ int attend(const float *q, ptrdiff_t ldq, float *out, const float *keys, const f
                 last = of > last ? of : last;
             }
             const float **k = columns, **v = columns + room;
-            for (int64_t j = 0; j < last; j++) {
-                int64_t offset = (slot_of(s, j) * Hkv + head) * D;
-                k[j] = keys + offset;
-                v[j] = values + offset;
-            }
-            for (int64_t j = last; last && j < last + 3; j++) k[j] = k[last - 1];
+            begins_of(k, s, last, keys + head * D, Hkv * D);
+            begins_of(v, s, last, values + head * D, Hkv * D);
+            for (int64_t j = last; last && j < last + L; j++) k[j] = k[last - 1];
             for (int64_t i = part * PART; i < end; i += QUERIES) {
                 int queries = end - i < QUERIES ? (int)(end - i) : QUERIES;
                 const float *of[QUERIES];
                 float *to[QUERIES], *weights[QUERIES];
-                int64_t columns_seen[QUERIES];
-                const uint8_t *hidden[QUERIES];
+                int64_t columns_seen[QUERIES] = {0}, depths[QUERIES] = {0};
                 for (int n = 0; n < queries; n++) {
                     int64_t row = s->start + (i + n) / group, h = head * group + (i + n) % group;
                     of[n] = q + row * ldq + h * D;
                     to[n] = out + (row * H + h) * D;
                     weights[n] = scores + n * room;
                     columns_seen[n] = seen[row];
-                    if (until) {
-                        uint8_t *marks = unseen + n * room;
-                        for (int64_t j = 0; j < seen[row]; j++)
-                            marks[j] = j >= cached && depth[row] >= until[s->start + j - cached];
-                        hidden[n] = marks;
-                    }
+                    if (until) depths[n] = depth[row];
                 }
-                attend_some(of, to, columns_seen, until ? hidden : 0, queries, k, v, D, scale, weights);
+                for (int n = queries; n < QUERIES; n++) of[n] = of[0], weights[n] = scores + n * room;
+                attend_some(of, to, columns_seen, depths, until ? until + s->start : 0, cached, queries, k, v, &next,
+                            D, scale, weights);
             }
         }
         free(scores);
         free(columns);
-        free(unseen);
     }
     free(begins);
     return short_of_memory;

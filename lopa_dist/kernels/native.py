@@ -192,6 +192,7 @@ class Plan(NamedTuple):
     depth: Ints | None  # [R] as of `Segments.drafts`
     until: Tensor | None  # [R]
     most: int  # columns of a row
+    rows: int  # of all segments
 
 
 def plan(segments: Segments) -> Plan:
@@ -205,13 +206,14 @@ def plan(segments: Segments) -> Plan:
     seen = cached + segments.hi
     depth, until = segments.drafts or (None, None)
     most = int(seen.max(initial=0))
-    return Plan(np.ascontiguousarray(np.stack(columns, 1)), seen, depth, until, most)
+    rows = int(segments.rows.sum())
+    return Plan(np.ascontiguousarray(np.stack(columns, 1)), seen, depth, until, most, rows)
 
 
 def attend(q: Tensor, keys: Tensor, values: Tensor, of: Plan) -> Tensor:
     """Return ``[R, H, D]`` of ``q [R, H, D]``, which may be a view of longer rows; rows in no segment give 0."""
     rows, heads, dim = q.shape
-    out = q.new_zeros(rows, heads, dim)
+    out = (q.new_empty if of.rows == rows else q.new_zeros)(rows, heads, dim)
     depth = None if of.depth is None else of.depth.ctypes.data
     short = library().attend(
         q.data_ptr(), q.stride(0), out.data_ptr(), keys.data_ptr(), values.data_ptr(), of.segments.ctypes.data,

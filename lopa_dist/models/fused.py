@@ -27,7 +27,7 @@ from lopa_dist.models.mask_rows import adapter_of
 from lopa_dist.models.quantize import QuantizedLinear, for_few_rows, joined, laid_out
 from lopa_dist.models.transformer import MLP, Layer, RMSNorm, Transformer, query_scale_of, rope_of
 
-CPU_ROWS = 2048  # rows of the feed-forward at once on a CPU: what lies between its projections stays small
+CPU_ROWS = 512  # rows of the feed-forward at once on a CPU: what lies between its projections stays small
 
 Activations: TypeAlias = Tensor | QuantizedRows
 Attend = Callable[[int, Tensor], Tensor]
