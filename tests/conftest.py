@@ -47,6 +47,12 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError("--gpu: torch sees no GPU here" if GPU else "--gpu: in one process only, without -n")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One process more than there are cores: tests that start ranks wait for them half of their time."""
+    return (os.cpu_count() or 1) + 1
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
     """Seed what draws without a generator, as new layers do, before each test and the fixtures that it makes."""

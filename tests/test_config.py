@@ -11,7 +11,9 @@ import shlex
 import signal
 import subprocess
 import sys
+from copy import deepcopy
 from dataclasses import fields, replace
+from functools import cache
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,11 @@ from lopa_dist.tasks.registry import TASKS
 
 
 def composed(*overrides: str) -> Config:
+    return deepcopy(composed_once(*overrides))
+
+
+@cache
+def composed_once(*overrides: str) -> Config:
     return config_of(list(overrides))
 
 

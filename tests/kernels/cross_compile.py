@@ -1,7 +1,8 @@
 """Compile Triton kernels for GPUs that are not there, and read what they use.
 
 Triton decides at import whether kernels are interpreted, and the other kernel tests interpret them, so compiling runs
-in a process of its own: `compile_all` sends it many variants at once, `compiled` one. Kernels are named, not passed:
+in a process of its own, which starts when it is first needed and ends with this one: `compile_all` sends it many
+variants at once, `compiled` one. Kernels are named, not passed:
 ``"lopa_dist.kernels.meta_attention:attend_kernel"``.
 """
 
@@ -13,8 +14,10 @@ import os
 import re
 import subprocess
 import sys
+import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from typing import Any
 
 SHARED_LIMIT = {
@@ -71,18 +74,46 @@ def compiled(
 
 
 def compile_all(variants: list[Variant]) -> list[Compiled]:
-    """Compile variants in one process without the interpreter.
+    """Compile variants without the interpreter.
 
     Raises:
         RuntimeError: with the compiler's message.
     """
+    compiler = started()
+    assert compiler.stdin is not None
+    assert compiler.stdout is not None
+    compiler.stdin.write(json.dumps([asdict(variant) for variant in variants]) + "\n")
+    compiler.stdin.flush()
+    answer = compiler.stdout.readline()
+    if not answer:
+        started.cache_clear()
+        raise RuntimeError("cross-compiling failed: the process that compiles has ended; its last words are above")
+    found = json.loads(answer)
+    if isinstance(found, str):
+        raise RuntimeError(f"cross-compiling failed:\n{found[-4000:]}")
+    return [Compiled(**one) for one in found]
+
+
+@cache
+def started() -> subprocess.Popen[str]:
+    """Start the process that compiles; at the end of its input, as when this process ends, it ends."""
     environment = {**os.environ, "TRITON_INTERPRET": "0"}
     command = [sys.executable, "-m", "tests.kernels.cross_compile"]
-    sent = json.dumps([asdict(variant) for variant in variants])
-    done = subprocess.run(command, input=sent, capture_output=True, text=True, env=environment, check=False)
-    if done.returncode:
-        raise RuntimeError(f"cross-compiling failed:\n{done.stderr[-4000:]}")
-    return [Compiled(**found) for found in json.loads(done.stdout.splitlines()[-1])]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def serve() -> None:
+    """Answer each line of variants with a line of what they use, or of what went wrong."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a compiler prints is no answer
+    for line in sys.stdin:
+        try:
+            answer: Any = [asdict(compile_here(Variant(**variant))) for variant in json.loads(line)]
+        except Exception:
+            answer = traceback.format_exc()
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+    os._exit(0)  # without the compiler's words on what it leaked
 
 
 def compile_here(variant: Variant) -> Compiled:
@@ -120,4 +151,4 @@ def resource_usage(cubin: bytes) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    print(json.dumps([asdict(compile_here(Variant(**variant))) for variant in json.load(sys.stdin)]))
+    serve()

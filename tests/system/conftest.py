@@ -6,14 +6,16 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from lopa_dist.config import composed
+from lopa_dist.jobs.run.job import run
+from lopa_dist.parallel.launcher import World
 
 ROOT = Path(__file__).parents[2]
 MARK = "LOPA_TESTS_OF"
@@ -23,11 +25,8 @@ Lines = list[dict[str, Any]]
 
 
 def alone(folder: Path, *overrides: str) -> Lines:
-    """The result lines of a job in one process, without what depends on time."""
-    command = [sys.executable, "-m", "lopa_dist", f"hydra.run.dir={folder}", *QUIET, *overrides]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment, cwd=ROOT, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    """The result lines of a job in this process, without what depends on time."""
+    run(composed([*QUIET, *overrides]), folder, World("python"))
     lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
     return [{key: value for key, value in line.items() if key != "latency_s"} for line in lines]
 

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.random_faults import MPIRUN, finished, of_jobs, outcome, start
+from lopa_dist.config import composed
+from lopa_dist.jobs.run.job import run
+from lopa_dist.parallel.launcher import World
+from tests.system.random_faults import MPIRUN, SETTINGS, finished, of_jobs, outcome, start
 
 pytestmark = [
     pytest.mark.system,
@@ -34,6 +37,5 @@ def test_the_second_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
         os.kill(process, signal.SIGCONT)
     finished(first)
     assert first.returncode == 0
-    whole = start("mpirun", ["-m", "lopa_dist"], tmp_path / "alone", "branch")
-    finished(whole)
+    run(composed(SETTINGS), tmp_path / "alone", World("python"))
     assert outcome(tmp_path / "shared") == outcome(tmp_path / "alone")
