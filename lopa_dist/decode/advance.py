@@ -6,7 +6,6 @@ The numbers in comments are those in docs/lopa-step.md.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from lopa_dist.checks import UserError
@@ -37,8 +36,7 @@ def advance(state: State, winner: Winner) -> Window:
     slots, width = records.packed.shape[1:]
     size, end = config.block_size, state.end
     by_block = (slots, width // size, size)
-    span, token, inside, masked_before = state.window(width)
-    running = state.done == 0
+    span, token, inside, masked_before, running = state.window(width)
 
     # 3: what was complete is committed with this forward
     keep_boundary(state, records, running)
@@ -70,14 +68,15 @@ def advance(state: State, winner: Winner) -> Window:
     if scope.from_prompt:
         is_eos &= span >= state.known[:, None]
     final = running if edit is None else settled(state, masked_before, edit.replaced)  # what is filled now stays
-    state.eos |= is_eos.any(1) & final
+    has_eos = is_eos.any(1)
+    state.eos |= has_eos if edit is None else has_eos & final
 
     # 8, 9: frontiers and the next block
     first = torch.where(masked, span, end[:, None]).amin(1)  # the first masked position; `end` if none is masked
-    complete = torch.where(first < end, first - first % size, end)  # end of the leading complete blocks
+    holes = masked.view(by_block).sum(2)
+    complete = torch.where(holes > 0, span[:, ::size], end[:, None]).amin(1)  # end of the leading complete blocks
     if edit is not None:
         complete = torch.where(final | ~running, complete, state.complete)
-    holes = masked.view(by_block).sum(2)
     last = (total[:, 1:] > 0).sum(1, keepdim=True)  # [S, 1] number of the last block in the window
     progress = ((total - holes) / total).gather(1, last)[:, 0]
     append = (progress >= config.tau_add) & running & ~state.eos
@@ -86,7 +85,7 @@ def advance(state: State, winner: Winner) -> Window:
     new_end = torch.minimum(torch.add(end, append, alpha=size), scope.last_end(state.limit, size))
 
     # 10: done, with nothing of the answer left to fill, or an EOS with nothing masked before it
-    done = (first >= state.limit) | (first >= new_end)
+    done = first >= torch.minimum(state.limit, new_end)
     if config.stop_at_eos:
         done |= (is_eos & (span < first[:, None])).any(1)
     state.done |= done & final
@@ -95,7 +94,7 @@ def advance(state: State, winner: Winner) -> Window:
     state.winner.copy_(winner.branch)
     if winner.accepted is not None:
         state.accepted.copy_(winner.accepted)
-    window = Window(span, token, inside, masked)
+    window = Window(span, token, inside, masked, running)
     note(state, winner, window, chosen, None if edit is None else edit.replaced)
     # true also where position `complete` lies in a block that was appended in this step
     torch.eq(first, complete, out=state.starts_masked)
@@ -129,7 +128,7 @@ def write(window: Tensor, offset: Tensor, token: Tensor) -> Tensor:
     if offset.shape[1] == 1:
         return torch.where(offset == arange(width, window.device), token, window)
     target = torch.where(offset >= 0, offset, width)  # an extra column takes tokens that have no position
-    return F.pad(window, (0, 1)).scatter(1, target, token)[:, :-1]
+    return torch.cat([window, target[:, :1]], 1).scatter_(1, target, token)[:, :-1]
 
 
 def keep_boundary(state: State, records: Records, running: Tensor) -> None:
@@ -162,11 +161,10 @@ def fill(
     ranked = torch.where(masked, records.confidence, -torch.inf)
     by_block = (slots, width // size, size)
     none = full & ~passed.view(by_block).any(2)  # [S, blocks]
-    best = arange(size, masked.device) == ranked.view(by_block).argmax(2, keepdim=True)  # the first of equals
-    forced = (best & none[..., None]).view(slots, width)
     if may_force is not None:
-        forced = forced & may_force[:, None]
-    chosen = passed | forced & masked
+        none &= may_force[:, None]
+    best = arange(size, masked.device) == ranked.view(by_block).argmax(2, keepdim=True)  # the first of equals
+    chosen = passed | (best & none[..., None]).view(slots, width) & masked
     if config.extra_fill:
         rest = masked & ~chosen
         rank = records.confidence.masked_fill(~rest, -torch.inf).sort(dim=1, descending=True, stable=True).indices

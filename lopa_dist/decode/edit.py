@@ -34,7 +34,7 @@ def replacements(state: State, records: Records) -> Replacements:
     """
     assert state.config.tau_edit is not None
     width = records.packed.shape[-1]
-    _, token, _, masked = state.window(width)
+    _, token, _, masked, _ = state.window(width)
     possible = state.wanted(width) & ~masked
     differs = records.token != token
     return Replacements(possible, possible & differs & (records.probability > state.config.tau_edit))

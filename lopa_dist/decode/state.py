@@ -71,12 +71,13 @@ class Records:
 
 
 class Window(NamedTuple):
-    """The positions ``[complete, complete + width)`` of every sequence, all ``[S, width]``."""
+    """The positions ``[complete, complete + width)`` of every sequence, ``[S, width]``, and which sequences run."""
 
     span: Tensor  # positions
     token: Tensor
     inside: Tensor  # bool: the position's block was appended, and its sequence is running
     masked: Tensor  # bool: inside and not filled
+    running: Tensor  # [S] bool
 
 
 FAILED = 2  # `HostState.done` of a sequence whose predictions were not numbers
@@ -143,7 +144,7 @@ class State:
     settling: Tensor  # [S] forwards in a row that found no mask in the window (tau_edit)
     edits: Tensor  # [2, S, K, E] positions where a branch differs from the anchor (-1 for none), and the tokens there
     # [3, S, K x m] of each branch's drafts, in the order of their verification: position; token; and the token of the
-    # row that verifies it: with the shift the one before its position (`tree.verifying_tokens`), without it a mask
+    # row that verifies it: with the shift the one before its position (`rules.verified`), without it a mask
     chain: Tensor
     paths: Tensor  # [4, S, K] of each branch's path: `path_depth`, `path_parent`, `path_token`, `path_drafts` (`tree`)
     boundary: Tensor  # [3 or 5, S] record of position `committed`, from the forward that committed the token before it
@@ -292,14 +293,15 @@ class State:
         if self._window is None or self._window.span.shape[1] != width:
             span = self.complete[:, None] + arange(width, self.canvas.device)
             token = self.answers.gather(1, span)
-            inside = (span < self.end[:, None]) & (self.done == 0)[:, None]
+            running = self.done == 0
+            inside = (span < self.end[:, None]) & running[:, None]
             masked = (token == self.vocabulary.mask_id) & inside
-            self._window = Window(span, token, inside, masked)
+            self._window = Window(span, token, inside, masked, running)
         return self._window
 
     def wanted(self, width: int) -> Tensor:
         """Return the positions of the windows whose predictions are wanted, ``[S, width]`` bool (`wanted_count`)."""
-        span, _, inside, masked = self.window(width)
+        span, _, inside, masked, _ = self.window(width)
         return masked if self.config.tau_edit is None else inside & (span >= self.known[:, None])
 
     def forget_window(self) -> None:
@@ -308,7 +310,8 @@ class State:
 
     def is_eos(self, token: Tensor) -> Tensor:
         """Return which tokens end a text, bool of the shape of `token`."""
-        return (token[..., None] == self.eos_ids).any(-1)
+        found = token[..., None] == self.eos_ids
+        return found[..., 0] if len(self.eos_ids) == 1 else found.any(-1)
 
     def fillable(self, masked: Tensor) -> Tensor:
         """Return which of the masked positions ``[S, W]`` may be filled in this step.
@@ -354,13 +357,26 @@ class State:
 
     def to_host(self) -> HostState:
         """Copy what the host must know, in one transfer."""
-        return self.to_host_with(self.integers.new_empty(0))[0]
+        return self.to_host_with()[0]
 
-    def to_host_with(self, extra: Tensor) -> tuple[HostState, Ints]:
-        """Copy what the host must know and `extra` ``[n]``, still in one transfer."""
-        count = self.integers.numel()
-        host = torch.cat([self.integers.view(-1), extra]).cpu().numpy()
-        return HostState._make(host[:count].reshape(self.integers.shape)), host[count:]
+    def to_host_with(self, *extra: Tensor) -> tuple[HostState, list[Ints]]:
+        """Copy what the host must know and each of `extra`, integers of one dimension, still in one transfer."""
+        parts = [self.integers.view(-1), *extra]
+        host, *others = np.split(torch.cat(parts).cpu().numpy(), np.cumsum([part.numel() for part in parts[:-1]]))
+        return HostState._make(host.reshape(self.integers.shape)), others
+
+
+def of_branch(values: Tensor, branch: Tensor, dimension: int = 0) -> Tensor:
+    """Return each sequence's values in one of its branches; where there is but one, nothing is copied.
+
+    Args:
+        values: ``[..., S, K, ...]``.
+        branch: ``[S]``.
+        dimension: number of the one of S.
+    """
+    if values.shape[dimension + 1] == 1:
+        return values.select(dimension + 1, 0)
+    return values[(slice(None),) * dimension + (arange(len(branch), branch.device), branch)]
 
 
 def wanted_count(config: DecodeConfig, host: HostState) -> Ints:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -56,21 +55,21 @@ class Chains:
         self.drafter.leave(slot)
         self.there[slot], self.due[slot] = False, False
 
-    def told(self, winner: Winner) -> Tensor:
-        """Return what the host must know of a step, for its one copy: ``[S x (D + 2 n)]``.
+    def told(self, winner: Winner) -> tuple[Tensor, Tensor]:
+        """Return what the host must know of a step, for its one copy: ``[S x D]`` and ``[2 x S x n]``.
 
         These are the tokens that the step has written, -1 for none, and what masks predicted behind them: tokens, -1
         for none, and the bits of their probabilities.
         """
-        written, proposed = brought(winner), proposals(winner)
-        self.shapes = written.shape, proposed.packed[:2].shape
-        return torch.cat([written.flatten(), proposed.packed[:2].flatten()])
+        written, proposed = brought(winner), proposals(winner).packed[:2]
+        self.shapes = written.shape, proposed.shape
+        return written.flatten(), proposed.flatten()
 
-    def heard(self, slots: Ints, values: Ints) -> None:
+    def heard(self, slots: Ints, written: Ints, proposed: Ints) -> None:
         """Take what `told` has sent, for the sequences in `slots`."""
-        (count, width), shape = self.shapes
-        written = values[: count * width].reshape(count, width)
-        token, bits = values[count * width :].reshape(shape)
+        written, (token, bits) = (
+            sent.reshape(shape) for sent, shape in zip([written, proposed], self.shapes, strict=True)
+        )
         known = self.there[slots]
         at, written, token, bits = slots[known], written[known], token[known], bits[known]
         self.drafter.wrote_all(at, written, (written >= 0).sum(1))

@@ -10,7 +10,6 @@ from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from lopa_dist.decode import FAILED, Admitted, HostState, State
@@ -169,13 +168,12 @@ class RunningBatch:
         if step.slots is not None:
             self.state.put(step.slots, step.state)
         accepted_with = extra.new_empty(0) if winner.accepted_with is None else winner.accepted_with
-        told = self.chains.told(winner) if self.chains else extra.new_empty(0)
-        self.host, copied = self.state.to_host_with(torch.cat([extra, accepted_with.view(-1), told]))
-        own, of_branches, of_chains = np.split(copied, [len(extra), len(extra) + accepted_with.numel()])
+        told = self.chains.told(winner) if self.chains else []
+        self.host, (own, of_branches, *of_chains) = self.state.to_host_with(extra, accepted_with.view(-1), *told)
         if winner.accepted_with is not None:
             step.accepted_with = of_branches.reshape(accepted_with.shape)
         if self.chains:
-            self.chains.heard(np.arange(self.state.slots) if step.slots is None else step.slots, of_chains)
+            self.chains.heard(np.arange(self.state.slots) if step.slots is None else step.slots, *of_chains)
         step.after = self.host if step.slots is None else self.host.take(step.slots)
         self.statistics.lap("host", waited=True)
         return own

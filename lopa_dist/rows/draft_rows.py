@@ -100,8 +100,8 @@ class VerifiedDrafts(Kind):
             2 * state.chain_token.numel(),
         )  # where they begin, behind positions
         shift = np.repeat([0, int(state.vocabulary.shift)], len(segment))
-        sees_from = sees_drafts_from(config, host, structure)
-        structure.drafts = DraftOrigins(segment, np.tile(sequence[segment], 2), shift, sees_from)
+        predicts_from = sees_drafts_from(config, host, structure) + int(state.vocabulary.shift)
+        structure.drafts = DraftOrigins(segment, np.tile(sequence[segment], 2), shift, predicts_from)
         structure.indices |= {
             # of token rows, then of verification rows: [2 D] tokens, [2 D] positions
             "chain_cell": np.concatenate([tokens + draft, verifying + draft + 1, draft, draft + 1]),
@@ -121,7 +121,7 @@ class VerifiedDrafts(Kind):
         return {
             "draft_offset": host.prompt[origins.sequence] - origins.shift,  # [2 D] a row's position minus its draft's
             "mask_offset": row_minus_position[origins.segment],  # [D] the mask's row minus the draft's position
-            "sees_from": origins.sees_from + block_begin,
+            "predicts_from": origins.predicts_from + block_begin,
         }
 
     def place(
@@ -135,7 +135,7 @@ class VerifiedDrafts(Kind):
         tokens.index_copy_(0, row, token)
         positions.index_copy_(0, row, (position + index["draft_offset"]).clamp_(min=0))
         until = index["until"].index_copy(0, position[: len(depth)] + index["mask_offset"], depth)
-        return DraftRows(until, index["draft_cell"], index["sees_from"])
+        return DraftRows(until, index["draft_cell"], index["predicts_from"])
 
     def unpack(self, state: State, batch: ForwardBatch, records: Records, parts: Tensor) -> Records:
         """Add what the forward predicts for each draft in the context of the drafts before it, ``[S, K x m]``.
@@ -158,8 +158,9 @@ class VerifiedDrafts(Kind):
             dense = verified.new_zeros(size, verified.shape[1], slots * (m - 1))
             dense.index_copy_(2, batch.drafts.cell, verified)
             rows = dense.view(size, -1, slots, m - 1).transpose(1, 2)  # [size, S, K, m - 1]
-            sees_drafts = position[..., 1:] - int(state.vocabulary.shift) >= batch.drafts.sees_from[:, None, None]
-            drafts[..., 1:] = torch.where(sees_drafts, rows, drafts[..., 1:])
+            sees_drafts = position[..., 1:] >= batch.drafts.predicts_from[:, None, None]
+            behind_first = drafts[..., 1:]
+            torch.where(sees_drafts, rows, behind_first, out=behind_first)
         return Records(packed, Records(drafts.flatten(2)))
 
 

@@ -48,7 +48,8 @@ class DraftRows:
 
     until: Tensor  # [R] the depth from which on rows of a segment do not see this row of it
     cell: Tensor  # [n] of each verification record: (m - 1) x sequence + the draft's number in its branch
-    sees_from: Tensor  # [S] position of the first row that sees drafts; those before predict the same without drafts
+    # [S] position that the first row that sees drafts predicts; those before it predict the same without drafts
+    predicts_from: Tensor
 
 
 @dataclass

@@ -99,7 +99,7 @@ class DraftOrigins:
     segment: Ints  # [D] of each token row, and of the verification row that belongs to it
     sequence: Ints  # [2 D] of token rows, then of verification rows
     shift: Ints  # [2 D] a draft's position minus that of its row
-    sees_from: Ints  # [S] as in `DraftRows`, from `block_begins`
+    predicts_from: Ints  # [S] as in `DraftRows`, from `block_begins`
 
 
 @dataclass

@@ -21,12 +21,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.decode.state import FAILED, HostState, Records, State, Window, arange
+from lopa_dist.decode.state import FAILED, HostState, Records, State, Window, arange, of_branch
 from lopa_dist.decode.winner import Winner
 from lopa_dist.decode.written import note
 from lopa_dist.ragged import UNBOUNDED, Ints, ragged_arange, together
@@ -48,21 +47,21 @@ def verify(state: State, records: Records) -> Winner:
     """
     depth = arange(records.packed.shape[3], state.canvas.device)
     position = state.complete[:, None] + depth  # [S, D] which each row predicts
-    draft = F.pad(chains(state)[..., : len(depth) - 1], (0, 1))
-    agrees = (records.token == draft) & (depth < state.drafts[:, None, None])
+    drafts = chains(state)[..., : len(depth) - 1]
+    agrees = (records.token[..., :-1] == drafts) & (depth[:-1] < state.drafts[:, None, None])
     by_branch = agrees.cumprod(2).sum(2)  # [S, K]
-    runs = arange(state.config.max_branches, depth.device) < state.branches[:, None]
-    by_branch = torch.where(runs, by_branch, -1)
-    accepted, branch = by_branch.max(1)  # of equals the first, whose K/V are in place
-    accepted_with = by_branch.cummax(1).values if state.config.branches else None
-    accepted = accepted.clamp(min=0)
-    slot = arange(state.slots, branch.device)
+    accepted, branch, accepted_with = by_branch[:, 0], torch.zeros_like(state.branches), None
+    if state.config.branches:
+        runs = arange(state.config.max_branches, depth.device) < state.branches[:, None]
+        by_branch = torch.where(runs, by_branch, -1)
+        accepted, branch = by_branch.max(1)  # of equals the first, whose K/V are in place
+        accepted, accepted_with = accepted.clamp(min=0), by_branch.cummax(1).values
     assert records.drafts is not None
-    records = Records(records.packed[:, slot, branch], Records(records.drafts.packed[:, slot, branch]))
+    records = Records(of_branch(records.packed, branch, 1), Records(of_branch(records.drafts.packed, branch, 1)))
     brought = (depth <= accepted[:, None]) & (position < state.limit[:, None]) & (state.done == 0)[:, None]
     if state.config.stop_at_eos:
-        ends = (state.is_eos(records.token) & brought).long()
-        brought &= ends.cumsum(1) - ends == 0
+        ends = state.is_eos(records.token) & brought
+        brought &= ends.cumsum(1) <= ends  # what stands behind an end has one more than it is itself
     position = torch.where(brought, position, -1)
     return Winner(
         branch, records, position, records.token.long(),
@@ -85,13 +84,14 @@ def advance(state: State, winner: Winner) -> None:
     state.answers.scatter_(1, position, torch.where(brought, winner.token, state.answers.gather(1, position)))
     state.eos |= (state.is_eos(winner.token) & brought).any(1)
     state.complete += count
-    state.committed.copy_(torch.where(running, state.complete - 1, state.committed))
+    torch.where(running, state.complete - 1, state.committed, out=state.committed)
     state.end.copy_(state.complete)
-    state.done |= (state.complete >= state.limit) | (state.eos & state.config.stop_at_eos)
+    done = state.complete >= state.limit
+    state.done |= (done | state.eos) if state.config.stop_at_eos else done
     state.done.masked_fill_(failed, FAILED)
     state.step += running
     assert winner.accepted is not None
-    state.accepted.copy_(torch.minimum(winner.accepted, count))
+    torch.minimum(winner.accepted, count, out=state.accepted)
     state.winner.copy_(winner.branch)
     note(state, winner)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lopa_dist.decode.state import Records, State, Window, arange
+from lopa_dist.decode.state import Records, State, Window, arange, of_branch
 from lopa_dist.decode.winner import Winner
 from lopa_dist.rules.candidates import candidates
 from lopa_dist.rules.rule import Rule
@@ -35,9 +35,8 @@ def verify(state: State, records: Records) -> Winner:
     scores = scores.masked_fill(number >= state.branches[:, None], -torch.inf)
     # argmax takes the first of equals: the lookaheads in their order, then the anchor
     branch = (scores.roll(-1, 1).argmax(1) + 1) % len(number)
-    slot = arange(state.slots, branch.device)
-    position, token = state.edits[:, slot, branch].unbind()
-    return Winner(branch, Records(records.packed[:, slot, branch]), position, token, scores)
+    position, token = of_branch(state.edits, branch, 1).unbind()
+    return Winner(branch, Records(of_branch(records.packed, branch, 1)), position, token, scores)
 
 
 def spawn(state: State, winner: Winner, window: Window | None) -> None:
@@ -52,7 +51,7 @@ def spawn(state: State, winner: Winner, window: Window | None) -> None:
     found = candidates(state, winner, window, state.config.branches)
     state.edits[:, :, 1 : found.column.shape[1] + 1, 0] = found.placed
     branches = (found.total + 1).clamp(max=state.config.max_branches)
-    state.branches.copy_(branches).masked_fill_(state.done != 0, 0)
+    torch.mul(branches, state.done == 0, out=state.branches)
 
 
 def branch_confidence(confidence: Tensor, open_: Tensor) -> Tensor:

@@ -23,11 +23,13 @@ that the winner brings is the model's own choice in the context in which it is p
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.decode.state import Records, State, Window, arange
+from lopa_dist.decode.state import Records, State, Window, arange, of_branch
 from lopa_dist.decode.winner import Winner
 from lopa_dist.rows.draft_rows import VerifiedDrafts
 from lopa_dist.rows.window_rows import WindowRows
@@ -50,34 +52,34 @@ def verify(state: State, records: Records) -> Winner:
     """
     config = state.config
     assert records.drafts is not None
-    m, slot = config.drafts, arange(state.slots, state.canvas.device)
+    m = config.drafts
     by_draft = (state.slots, config.max_branches, m)
     position, draft = state.chain[:2].view(2, *by_draft)
     predicted, probability = records.drafts.token.view(by_draft), records.drafts.probability.view(by_draft)
-    number, depth = arange(m, slot.device), state.path_depth
-    # a draft whose rows overflow, so that its probability is NaN, is rejected
-    valid = (number < state.path_drafts[..., None]) & ~probability.isnan()
+    number, depth = arange(m, draft.device), state.path_depth
+    # a draft whose rows overflow, so that its probability is NaN, which nothing equals, is rejected
+    valid = (number < state.path_drafts[..., None]) & (probability == probability)
     accepted = ((predicted == draft) & valid).cumprod(2).sum(2)  # [S, K]
 
-    branch, accepted_with = torch.zeros_like(slot), None
+    branch, accepted_with = torch.zeros_like(state.branches), None
     if config.branches:
         reached = on_walk(state, predicted, accepted)
         branch = torch.where(reached, depth, -1).argmax(1)  # what is reached lies on one path
         accepted_with = torch.where(reached, depth + accepted, 0).cummax(1).values
 
     # the winner brings its accepted drafts, and what is predicted in place of the next one
-    of_winner = slot, branch
-    accepted, valid, brought = accepted[of_winner], valid[of_winner], probability[of_winner]
-    token = torch.where(number < accepted[:, None], draft[of_winner], predicted[of_winner])
-    position = torch.where((number <= accepted[:, None]) & valid, position[of_winner], -1)
+    accepted, brought = of_branch(accepted, branch), of_branch(probability, branch)
+    token = torch.where(number < accepted[:, None], of_branch(draft, branch), of_branch(predicted, branch))
+    proved = (number <= accepted[:, None]) & of_branch(valid, branch)
+    position = torch.where(proved, of_branch(position, branch), -1)
     if config.branches:  # and before these its path
-        path_position, path_token = state.edits[:, slot, branch]
+        path_position, path_token = of_branch(state.edits, branch, 1)
         position, token = torch.cat([path_position, position], 1), torch.cat([path_token, token], 1)
-        accepted = accepted + depth[of_winner]
+        accepted = accepted + of_branch(depth, branch)
         if state.written is not None:
             brought = torch.cat([path_probability(state, probability, branch), brought], 1)
     return Winner(
-        branch, Records(records.packed[:, slot, branch]), position, token,
+        branch, Records(of_branch(records.packed, branch, 1)), position, token,
         accepted=accepted, accepted_with=accepted_with, probability=brought.view(torch.int32),
     )  # fmt: skip
 
@@ -144,23 +146,22 @@ def spawn(state: State, winner: Winner, window: Window | None) -> None:
     slots, n = found.column.shape
     device = found.column.device
     m = config.drafts
-    count = found.total.clamp(max=n).masked_fill(state.done != 0, 0)
-    branches = torch.ones_like(count)
+    running = state.done == 0
+    count = found.total.clamp(max=n) * running
+    branches = choose_paths(state, winner.records, found, count) if config.branches else 1
     depth = state.path_depth
-    if config.branches:
-        branches = choose_paths(state, winner.records, found, count)
 
     # Every branch has rows for the same number of drafts. If fewer are left, drafts of its own path fill the gap: with
     # m = 4, 5 candidates and a path of 3, it has the drafts of the candidates 3, 4, 0 and 1.
     number = arange(m, device)
     order = (depth[..., None] + number).view(slots, -1) % count.clamp(min=1)[:, None]  # [S, K x m]
-    state.chain[:2] = found.placed.gather(2, order.expand(2, -1, -1))
+    torch.gather(found.placed, 2, order.expand(2, -1, -1), out=state.chain[:2])
     torch.clamp(count[:, None] - depth, 0, m, out=state.path_drafts)
-    deepest = torch.where(arange(config.max_branches, device) < branches[:, None], depth + state.path_drafts, 0)
-    state.drafts.copy_(deepest.amax(1))
+    torch.mul(running, branches, out=state.branches)
+    runs = arange(config.max_branches, device) < state.branches[:, None]
+    torch.amax((depth + state.path_drafts) * runs, 1, out=state.drafts)
     if m > 1 and state.vocabulary.shift:
-        state.chain_verifying.copy_(verifying_tokens(state))
-    state.branches.copy_(branches).masked_fill_(state.done != 0, 0)
+        write_verifying_tokens(state)
 
 
 def choose_paths(state: State, records: Records, found: Candidates, count: Tensor) -> Tensor:
@@ -197,8 +198,8 @@ def choose_paths(state: State, records: Records, found: Candidates, count: Tenso
     return paths.chosen + 1
 
 
-def verifying_tokens(state: State) -> Tensor:
-    """Return the token before each draft's position ``[S, K x m]``, from which a model with the shift predicts it.
+def write_verifying_tokens(state: State) -> None:
+    """Set the token before each draft's position, from which a model with the shift predicts it.
 
     If a token of the branch's path or an earlier draft stands there, it is that token, otherwise the sequence's. For
     example, if a branch has the path 7: A (token A at position 7) and the drafts 6: b, 8: c and 9: d, these are the
@@ -208,7 +209,7 @@ def verifying_tokens(state: State) -> Tensor:
     token.
     """
     m, (position, token) = state.config.drafts, state.chain[:2].view(2, state.slots, state.config.max_branches, -1)
-    before, number = position - 1, arange(m, position.device)[:, None]  # [S, K, m], [m, 1]
+    before = position - 1  # [S, K, m]
     of_sequence = state.canvas.gather(1, (before + state.origin).clamp_(min=0).flatten(1))
     # what a branch fills: the E tokens of its path, then its m drafts; before draft i come the first E + i of them
     if state.config.branches:
@@ -216,10 +217,16 @@ def verifying_tokens(state: State) -> Tensor:
         edited = state.edit_position.masked_fill(state.edit_position < 0, -2)
         position, token = torch.cat([edited, position], 2), torch.cat([state.edit_token, token], 2)  # [S, K, E + m]
     total = position.shape[2]
-    earlier = arange(total, position.device) < total - m + number  # [m, E + m]
+    earlier = earlier_drafts(m, total, position.device)
     found = (position[:, :, None] == before[..., None]) & earlier  # [S, K, m, E + m], at most one of E + m
-    of_branch = (token[:, :, None] * found).amax(3).flatten(1)
-    return torch.where(found.any(3).flatten(1), of_branch, of_sequence)
+    filled = (token[:, :, None] * found).amax(3).flatten(1)
+    torch.where(found.any(3).flatten(1), filled, of_sequence, out=state.chain_verifying)
+
+
+@lru_cache
+def earlier_drafts(m: int, total: int, device: torch.device) -> Tensor:
+    """Return which of `total` tokens, the last m of which are drafts, come before each draft, ``[m, total]`` bool."""
+    return torch.ones(m, total, dtype=torch.bool, device=device).tril(total - m - 1)
 
 
 VERIFIED = Rule(

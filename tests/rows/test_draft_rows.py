@@ -13,7 +13,7 @@ from lopa_dist.decode import DecodeConfig, HostState, State, Vocabulary
 from lopa_dist.rows import ForwardBatch
 from lopa_dist.rows.draft_rows import drafts_with_rows
 from lopa_dist.rows.share import Share
-from lopa_dist.rules.verified import most_candidates, verifying_tokens
+from lopa_dist.rules.verified import most_candidates, write_verifying_tokens
 from tests.decode.admission import admit
 from tests.rules.steps import layout
 from tests.strategies import CONTEXTS
@@ -68,7 +68,7 @@ def drafted(draw: st.DrawFn, among: Sequence[str] = CONTEXTS) -> tuple[State, in
                 position = positions[(depth + i) % count] if positions else draw(st.integers(0, end - 1))
                 state.chain[:2, slot, branch * m + i] = torch.tensor([position, 300 + position])
     if state.vocabulary.shift:
-        state.chain_verifying.copy_(verifying_tokens(state))
+        write_verifying_tokens(state)
     return state, draw(st.sampled_from([1, 2]))
 
 

@@ -47,10 +47,10 @@ def queued(self: TorchCommunicator, records: torch.Tensor) -> torch.Tensor:
     return records.new_zeros(self.size, *records.shape)  # whatever lies where the records will never arrive
 
 
-def synchronised(self: State, extra: torch.Tensor) -> Any:
+def synchronised(self: State, *extra: torch.Tensor) -> Any:
     while steps >= step:
         time.sleep(1)
-    return to_host_with(self, extra)
+    return to_host_with(self, *extra)
 
 
 Runner.forward = faulty  # type: ignore[method-assign]
