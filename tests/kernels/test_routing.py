@@ -48,7 +48,7 @@ def drawn(count: int, experts: int, sigmoid: bool, seed: int) -> tuple[Tensor, T
 @given(count=st.integers(1, 40) | st.integers(257, 300), height=st.sampled_from([16, 64]), seed=st.integers(0, 1000))
 @few
 def test_the_kernels_route_as_torch_does(name: str, count: int, height: int, seed: int) -> None:
-    """The same experts, weights to rounding, and the same places: also in several blocks of rows, and both sizes of them."""
+    """The same experts, weights to rounding, and the same places: also in several blocks of rows, of both sizes."""
     experts, router = ROUTERS[name]
     given_ = (*drawn(count, experts, router.sigmoid, seed), router)
     chosen, wanted = choose(*given_)
