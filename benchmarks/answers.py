@@ -37,7 +37,7 @@ COLUMNS = {
 def load(path: str = "embedded", **options: Any) -> EngineBuilder:
     """Return a model in fp32 on one thread of the CPU; `options` are those of `ModelOptions`."""
     torch.set_num_threads(1)
-    builder = EngineBuilder(ModelOptions(path=path, dtype="fp32", **options), torch.device("cpu"))
+    builder = EngineBuilder(ModelOptions(**{"path": path, "dtype": "fp32", **options}), torch.device("cpu"))
     builder.load(warn=False)
     return builder
 

@@ -49,8 +49,8 @@ def folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lopa_dist"
 
 
-def compiled(source: Path) -> Path:
-    """Return the library of a source for this CPU, compiled now unless it was before.
+def compiled(source: Path, *defined: str) -> Path:
+    """Return the library of a source for this CPU, with some macros defined, compiled now unless it was before.
 
     Raises:
         Unavailable: there is no compiler, or it fails.
@@ -59,14 +59,16 @@ def compiled(source: Path) -> Path:
     if compiler is None:
         raise Unavailable("there is no C compiler")
     try:
-        of = "\n".join([source.read_text(encoding="utf-8"), *FLAGS, version_of(compiler), cpu()])
-        path = folder() / f"{source.stem}-{hashlib.sha256(of.encode()).hexdigest()[:16]}.so"
+        flags = [*FLAGS, *(f"-D{macro}" for macro in defined)]
+        of = "\n".join([source.read_text(encoding="utf-8"), *flags, version_of(compiler), cpu()])
+        name = "-".join([source.stem, *defined, hashlib.sha256(of.encode()).hexdigest()[:16]])
+        path = folder() / f"{name.lower()}.so"
         if path.exists():
             return path
         path.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=path.parent) as own:  # ranks that compile at once do not meet
             made = Path(own) / path.name
-            command = [compiler, *FLAGS, "-o", str(made), str(source), "-lm"]
+            command = [compiler, *flags, "-o", str(made), str(source), "-lm"]
             run = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_S)
             if run.returncode:
                 raise Unavailable(f"{compiler} fails: {(run.stderr.strip().splitlines() or ['without a word'])[0]}")
@@ -76,13 +78,13 @@ def compiled(source: Path) -> Path:
     return path
 
 
-def load(source: Path, functions: Mapping[str, Function]) -> ctypes.CDLL:
-    """Return the library of a source, whose functions are called as told.
+def load(source: Path, functions: Mapping[str, Function], *defined: str) -> ctypes.CDLL:
+    """Return the library of a source, with some macros defined, whose functions are called as told.
 
     Raises:
         Unavailable: there is none.
     """
-    path = compiled(source)
+    path = compiled(source, *defined)
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:

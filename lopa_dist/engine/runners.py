@@ -16,7 +16,7 @@ from lopa_dist.engine.sizes import longest_sequence, tile_rows, usual_forward, u
 from lopa_dist.engine.static_runner import StaticRunner
 from lopa_dist.kernels.attention import Meta, make, suited
 from lopa_dist.kernels.dispatch import suits_c, sum_in_fp32
-from lopa_dist.kernels.native import warn_of_fault
+from lopa_dist.kernels.native import NAMES, warn_of_fault
 from lopa_dist.kernels.row_bits import warn_of_bits
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.models.fused import FusedTransformer
@@ -92,8 +92,8 @@ class Runners:
         self.network = merged(model)  # before anyone asks how much memory is free
         if device.type == "cpu" and (not in_c or self.network.needs_tiles):
             warn_of_bits(model.head_weight.dtype)
-        if device.type == "cpu" and model.head_weight.dtype == torch.float32 and options.kernels != "torch":
-            warn_of_fault()
+        if device.type == "cpu" and model.head_weight.dtype in NAMES.values() and options.kernels != "torch":
+            warn_of_fault(model.head_weight.dtype)
         self.plain = plain_kernels(model, options, device, of_tile, tensor.size, self.rows.in_place)
         if "attention" in self.plain and name == "meta" and device.type == "cuda":
             self.attention = make("torch", *form)

@@ -1,4 +1,4 @@
-"""Which form of a primitive runs: the Triton kernel on a GPU, C on a CPU in fp32, or plain torch."""
+"""Which form of a primitive runs: the Triton kernel on a GPU, C on a CPU in fp32 or bf16, or plain torch."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def in_c(x: Tensor) -> bool:
 
 
 def suits_c(x: Tensor) -> bool:
-    """Whether operations on a tensor can run in C (`native`): on a CPU in fp32, with a C compiler."""
-    return x.device.type == "cpu" and x.dtype == torch.float32 and not isinstance(native.found(), str)
+    """Whether operations on a tensor can run in C (`native`): on a CPU in fp32 or bf16, with a C compiler."""
+    return x.device.type == "cpu" and not isinstance(native.found(x.dtype), str)
 
 
 def sum_in_fp32() -> None:

@@ -1,8 +1,9 @@
-/* A forward's operations on a CPU in fp32, in bits that do not depend on the batch (native.py compiles and calls them).
+/* A forward's operations on a CPU, in bits that do not depend on the batch (native.py compiles and calls them): with
+-DBF16 for tensors T in bf16, which are computed with in fp32 and rounded, else for tensors in fp32.
 
 Every number of a row is computed by one chain of operations, in an order that follows from the row alone: no tile, no
 thread and no other row can change it. Products add up over the inputs, the first one first, with one rounding each
-(fused multiply-add). Attention adds up over the tokens that a row sees, the first one first. Other sums have L partial
+(fused multiply-add; in bf16 two at once, as the CPU's own instruction does). Attention adds up over the tokens that a row sees, the first one first. Other sums have L partial
 sums, of every L-th number. No sum is contracted but where `fused` says so: compile with -ffp-contract=off.
 
 Matrices are by rows; ptrdiff_t ld... is the distance of rows in numbers. */
@@ -89,6 +90,7 @@ static inline void store_some(float *p, V x, int n) {
 
 /* integers of a vector's width: marks of numbers for which something holds have all bits set */
 typedef int32_t I __attribute__((vector_size(sizeof(V))));
+typedef uint32_t U __attribute__((vector_size(sizeof(V))));
 static inline V where(I marks, V yes, V no) { return (V)((marks & (I)yes) | (~marks & (I)no)); }
 static inline I counting(void) {
     I numbers;
@@ -96,10 +98,45 @@ static inline I counting(void) {
     return numbers;
 }
 
+/* ---- tensors: `get` and `put` widen and round, where `load` and `store` are of fp32 ---- */
+
+#if defined(BF16)
+typedef uint16_t T;
+typedef uint16_t Halves __attribute__((vector_size(sizeof(V) / 2)));
+static inline V get(const T *p) {
+    Halves numbers;
+    memcpy(&numbers, p, sizeof numbers);
+    return (V)(__builtin_convertvector(numbers, U) << 16);
+}
+static inline void put(T *p, V x) { /* to the nearest, of two the even one */
+    U bits = (U)x;
+    bits = (U)where(x == x, (V)(bits + 0x7fff + ((bits >> 16) & 1)), (V)(bits | 0x400000)) >> 16;
+    Halves numbers = __builtin_convertvector(bits, Halves);
+    memcpy(p, &numbers, sizeof numbers);
+}
+static inline V get_some(const T *p, int n) {
+    T some[L] = {0};
+    for (int i = 0; i < n; i++) some[i] = p[i];
+    return get(some);
+}
+static inline void put_some(T *p, V x, int n) {
+    T some[L];
+    put(some, x);
+    for (int i = 0; i < n; i++) p[i] = some[i];
+}
+#else
+typedef float T;
+static inline V get(const T *p) { return load(p); }
+static inline void put(T *p, V x) { store(p, x); }
+static inline V get_some(const T *p, int n) { return load_some(p, n); }
+static inline void put_some(T *p, V x, int n) { store_some(p, x, n); }
+#endif
+
 /* EVERY(n): vectors of n numbers, from number `i` on; of the last one `some` are left, else `some` is 0 */
 #define EVERY(n) ptrdiff_t i = 0, some; some = (n) - i < L ? (n) - i : 0, i < (n); i += L
+#define GET(p) (some ? get_some(p, (int)some) : get(p))
+#define PUT(p, x) do { if (some) put_some(p, x, (int)some); else put(p, x); } while (0)
 #define AT(p) (some ? load_some(p, (int)some) : load(p))
-#define PUT(p, x) do { if (some) store_some(p, x, (int)some); else store(p, x); } while (0)
 
 /* TIMES_n(F, x): F(0, x) ... F(n - 1, x), and EACH_n(F, m): F(m, 0) ... F(m, n - 1). What is to stay in registers has to
 be variables: a compiler keeps an array in memory. */
@@ -123,137 +160,239 @@ be variables: a compiler keeps an array in memory. */
 #define EACH_2(F, m) EACH_1(F, m) F(m, 1)
 #define EACH_3(F, m) EACH_2(F, m) F(m, 2)
 #define EACH_4(F, m) EACH_3(F, m) F(m, 3)
-#define EACH_8(F, m) EACH_4(F, m) F(m, 4) F(m, 5) F(m, 6) F(m, 7)
+#define EACH_5(F, m) EACH_4(F, m) F(m, 4)
+#define EACH_6(F, m) EACH_5(F, m) F(m, 5)
+#define EACH_7(F, m) EACH_6(F, m) F(m, 6)
+#define EACH_8(F, m) EACH_7(F, m) F(m, 7)
 
 /* ---- products ---- */
 
-/* y = init + x w for a block of rows and a few vectors of columns; of the last vector only `some` numbers, 0: all */
-typedef void Block(const float *x, ptrdiff_t ldx, const float *w, ptrdiff_t ldw, ptrdiff_t K, const float *init,
+/* Packs: numbers of consecutive inputs that are multiplied at once, as many as fit into a number of fp32. */
+#if defined(BF16)
+enum { PACK = 2 };
+static inline V pack(const T *x) {
+    float both;
+    memcpy(&both, x, sizeof both);
+    return all(both);
+}
+#if defined(__AVX512BF16__)
+static inline V fused_packs(V a, V b, V c) { return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b); }
+#else
+static inline V fused_packs(V a, V b, V c) {
+    c = fused((V)((U)a << 16), (V)((U)b << 16), c);
+    return fused((V)((U)a & 0xffff0000), (V)((U)b & 0xffff0000), c);
+}
+#endif
+static inline V packed(const T *w, ptrdiff_t ldw, int some) { /* weights of two inputs */
+    V first = some ? get_some(w, some) : get(w), second = some ? get_some(w + ldw, some) : get(w + ldw);
+    return (V)((U)first >> 16 | (U)second);
+}
+#else
+enum { PACK = 1 };
+static inline V pack(const T *x) { return all(*x); }
+static inline V fused_packs(V a, V b, V c) { return fused(a, b, c); }
+static inline V packed(const T *w, ptrdiff_t ldw, int some) { (void)ldw; return some ? load_some(w, some) : load(w); }
+#endif
+
+/* y = init + x w for a block of rows, K packs of inputs and a few vectors of columns; of the last vector only `some`
+numbers, 0: all */
+typedef void Block(const T *x, ptrdiff_t ldx, const float *w, ptrdiff_t ldw, ptrdiff_t K, const float *init,
                    ptrdiff_t ldi, float *y, ptrdiff_t ldy, int some);
 
 #define LOAD(p, v) (some ? load_some((p) + v * L, some) : load((p) + v * L))
 #define FIRST(m, v) V s##m##_##v = init ? LOAD(init + m * ldi, v) : all(0);
 #define FIRSTS(m, NV) EACH_##NV(FIRST, m)
 #define WEIGHT(m, v) V w##v = LOAD(w, v);
-#define ADD(m, v) s##m##_##v = fused(x##m, w##v, s##m##_##v);
-#define ADDS(m, NV) V x##m = all(x[m * ldx + k]); EACH_##NV(ADD, m)
+#define ADD(m, v) s##m##_##v = fused_packs(x##m, w##v, s##m##_##v);
+#define ADDS(m, NV) V x##m = pack(x + m * ldx + k * PACK); EACH_##NV(ADD, m)
 #define LAST(m, v) if (some) store_some(y + m * ldy + v * L, s##m##_##v, some); else store(y + m * ldy + v * L, s##m##_##v);
 #define LASTS(m, NV) EACH_##NV(LAST, m)
 #define AHEAD 8 /* rows of weights: they lie too far apart for the processor to see them coming */
 #define BODY(MR, NV) \
     TIMES_##MR(FIRSTS, NV) \
     for (ptrdiff_t k = 0; k < K; k++, w += ldw) { \
-        if (NV > 2) for (int v = 0; v < NV; v++) __builtin_prefetch(w + AHEAD * ldw + v * L); \
         EACH_##NV(WEIGHT, 0) \
         TIMES_##MR(ADDS, NV) \
     } \
     TIMES_##MR(LASTS, NV)
 #define BLOCK(MR, NV) \
-    static void block_##MR##_##NV(const float *x, ptrdiff_t ldx, const float *w, ptrdiff_t ldw, ptrdiff_t K, \
+    static void block_##MR##_##NV(const T *x, ptrdiff_t ldx, const float *w, ptrdiff_t ldw, ptrdiff_t K, \
                                   const float *init, ptrdiff_t ldi, float *y, ptrdiff_t ldy, int partial) { \
         if (NV == 1 && partial) { const int some = partial; BODY(MR, NV) } else { const int some = 0; BODY(MR, NV) } \
     }
-#define BLOCKS(MR, MANY) BLOCK(MR, 1) BLOCK(MR, 2) BLOCK(MR, MANY)
-#define ROW(MR, MANY) {block_##MR##_1, block_##MR##_2, block_##MR##_##MANY}
+#define BLOCKS(MR) BLOCK(MR, 1) BLOCK(MR, 2)
+#define ROW(MR) {block_##MR##_1, block_##MR##_2}
 
-/* BY_ROWS[rows]: blocks of one, two and MANY[rows] vectors */
-#if defined(__AVX2__) && !defined(__AVX512F__)
-BLOCKS(1, 8) BLOCKS(2, 4) BLOCKS(3, 3) BLOCK(4, 1) BLOCK(4, 2) BLOCK(5, 1) BLOCK(5, 2) BLOCK(6, 1) BLOCK(6, 2)
-static Block *const BY_ROWS[][3] = {{0}, ROW(1, 8), ROW(2, 4), ROW(3, 3), ROW(4, 2), ROW(5, 2), ROW(6, 2)};
-static const int MANY[] = {0, 8, 4, 3, 2, 2, 2};
-#else
-BLOCKS(1, 8) BLOCKS(2, 8) BLOCKS(3, 4) BLOCKS(4, 4) BLOCKS(5, 4) BLOCKS(6, 4) BLOCKS(7, 4) BLOCK(8, 1) BLOCK(8, 2)
-#if !defined(__aarch64__)
-BLOCK(9, 1) BLOCK(9, 2) BLOCK(10, 1) BLOCK(10, 2) BLOCK(11, 1) BLOCK(11, 2) BLOCK(12, 1) BLOCK(12, 2)
-BLOCK(13, 1) BLOCK(13, 2) BLOCK(14, 1) BLOCK(14, 2)
+/* BY_ROWS[rows]: blocks of one and of two vectors */
+BLOCKS(1) BLOCKS(2) BLOCKS(3) BLOCKS(4) BLOCKS(5) BLOCKS(6)
+#if !defined(__AVX2__) || defined(__AVX512F__)
+BLOCKS(7) BLOCKS(8)
 #endif
-static Block *const BY_ROWS[][3] = {
-    {0}, ROW(1, 8), ROW(2, 8), ROW(3, 4), ROW(4, 4), ROW(5, 4), ROW(6, 4), ROW(7, 4), ROW(8, 2),
-#if !defined(__aarch64__)
-    ROW(9, 2), ROW(10, 2), ROW(11, 2), ROW(12, 2), ROW(13, 2), ROW(14, 2),
+#if defined(__AVX512F__)
+BLOCKS(9) BLOCKS(10) BLOCKS(11) BLOCKS(12) BLOCKS(13) BLOCKS(14)
+#endif
+static Block *const BY_ROWS[][2] = {
+    {0}, ROW(1), ROW(2), ROW(3), ROW(4), ROW(5), ROW(6),
+#if !defined(__AVX2__) || defined(__AVX512F__)
+    ROW(7), ROW(8),
+#endif
+#if defined(__AVX512F__)
+    ROW(9), ROW(10), ROW(11), ROW(12), ROW(13), ROW(14),
 #endif
 };
-static const int MANY[] = {0, 8, 8, 4, 4, 4, 4, 4, 2, 2, 2, 2, 2, 2, 2};
-#endif
 
 enum {
     FEW = MOST_ROWS / 2, /* rows for which it does not pay to copy weights */
-    DEPTH = 256, PANEL = 4, /* weights that are copied at once, to lie side by side: inputs, and vectors of outputs */
+    STREAMED = 6144,     /* sums of a few rows: they fit into the first cache */
+    DEPTH = 256, PANEL = 16, /* weights that are copied at once, to lie side by side: packs, and vectors of outputs */
     COLUMNS = PANEL * L,
+    UNIT = 4 * L, /* columns that are not shared among threads */
+    CHUNK = 512, /* rows whose sums are rounded together */
     SPLIT = 1 << 18, /* multiplications that are worth a thread */
 };
 
-/* of the columns [begin, end) of a product with few rows */
-static void multiply_few(const float *x, ptrdiff_t ldx, const float *w, ptrdiff_t ldw, const float *bias, float *y,
-                         ptrdiff_t ldy, int rows, ptrdiff_t K, ptrdiff_t begin, ptrdiff_t end) {
-    for (ptrdiff_t n = begin; n < end;) {
-        int vectors = end - n >= MANY[rows] * L ? MANY[rows] : end - n >= 2 * L ? 2 : 1;
-        Block *block = BY_ROWS[rows][vectors > 2 ? 2 : vectors - 1];
-        block(x, ldx, w + n, ldw, K, bias ? bias + n : 0, 0, y + n, ldy, end - n < L ? (int)(end - n) : 0);
-        n += vectors * L;
+/* A product's tensors: y [M, N] = x [M, K] w [K, N] (+ bias [N]); y in fp32 where it is wide */
+typedef struct {
+    const T *x, *w, *bias;
+    void *y;
+    ptrdiff_t ldx, ldw, ldy, K;
+    int wide;
+} Product;
+
+/* A few rows, N packs of inputs at once: y += x w, which passes by once, in the order in which it lies. */
+#define X_OF(m, b) V x##m##_##b = pack(x + m * ldx + (k + b) * PACK);
+#define XS_OF(m, N) EACH_##N(X_OF, m)
+#define SUM_OF(m, N) V s##m = AT(y + m * ldy + i);
+#define PASS(b, m) s##m = fused_packs(x##m##_##b, w##b, s##m);
+#define PASSES(b, MR) V w##b = packed(w + (k + b) * PACK * ldw + i, ldw, (int)some); EACH_##MR(PASS, b)
+#define SUM_TO(m, N) if (some) store_some(y + m * ldy + i, s##m, (int)some); else store(y + m * ldy + i, s##m);
+#define STREAM(MR, N) { \
+    TIMES_##MR(XS_OF, N) \
+    for (EVERY(wide)) { TIMES_##MR(SUM_OF, N) TIMES_##N(PASSES, MR) TIMES_##MR(SUM_TO, N) } }
+#define STREAMS(MR, MANY) \
+    static void stream_##MR(const T *x, ptrdiff_t ldx, const T *w, ptrdiff_t ldw, ptrdiff_t packs, float *y, \
+                            ptrdiff_t ldy, ptrdiff_t wide) { \
+        ptrdiff_t k = 0; \
+        for (; k + MANY <= packs; k += MANY) STREAM(MR, MANY) \
+        for (; k < packs; k++) STREAM(MR, 1) \
+    }
+typedef void Stream(const T *, ptrdiff_t, const T *, ptrdiff_t, ptrdiff_t, float *, ptrdiff_t, ptrdiff_t);
+#if defined(__AVX2__) && !defined(__AVX512F__)
+STREAMS(1, 8) STREAMS(2, 4) STREAMS(3, 3)
+static Stream *const STREAM_OF[] = {0, stream_1, stream_2, stream_3};
+#else
+STREAMS(1, 8) STREAMS(2, 8) STREAMS(3, 8) STREAMS(4, 5) STREAMS(5, 5) STREAMS(6, 4) STREAMS(7, 3)
+static Stream *const STREAM_OF[] = {0, stream_1, stream_2, stream_3, stream_4, stream_5, stream_6, stream_7};
+#endif
+
+static void bias_of(const Product *of, ptrdiff_t n, ptrdiff_t wide, float *sums) { /* or 0 */
+    for (EVERY(wide)) {
+        V numbers = of->bias ? GET(of->bias + n + i) : all(0);
+        if (some) store_some(sums + i, numbers, (int)some);
+        else store(sums + i, numbers);
     }
 }
 
-static void multiply(const float *x, ptrdiff_t ldx, const float *w, ptrdiff_t ldw, const float *bias, float *y,
-                     ptrdiff_t ldy, ptrdiff_t rows, ptrdiff_t K, ptrdiff_t begin, ptrdiff_t end) {
+static void round_sums(const Product *of, ptrdiff_t row, ptrdiff_t n, const float *sums, ptrdiff_t wide) {
+    ptrdiff_t at = row * of->ldy + n;
+    if (of->wide) memcpy((float *)of->y + at, sums, wide * sizeof *sums);
+    else for (EVERY(wide)) PUT((T *)of->y + at + i, AT(sums + i));
+}
+
+/* of a few rows, and the columns [begin, end) */
+static void multiply_few(const Product *of, ptrdiff_t first, ptrdiff_t rows, ptrdiff_t begin, ptrdiff_t end) {
+    float sums[STREAMED];
+    ptrdiff_t most = STREAMED / rows / L * L;
+    for (ptrdiff_t n = begin; n < end; n += most) {
+        ptrdiff_t wide = end - n < most ? end - n : most;
+        for (ptrdiff_t m = 0; m < rows; m++) bias_of(of, n, wide, sums + m * most);
+        STREAM_OF[rows](of->x + first * of->ldx, of->ldx, of->w + n, of->ldw, of->K / PACK, sums, most, wide);
+        for (ptrdiff_t m = 0; m < rows; m++) round_sums(of, first + m, n, sums + m * most, wide);
+    }
+}
+
+/* of the rows from `first` on, and the columns [begin, end) */
+static void multiply(const Product *of, ptrdiff_t first, ptrdiff_t rows, ptrdiff_t begin, ptrdiff_t end) {
     if (rows <= FEW) {
-        multiply_few(x, ldx, w, ldw, bias, y, ldy, (int)rows, K, begin, end);
+        multiply_few(of, first, rows, begin, end);
         return;
     }
-    ptrdiff_t blocks = (rows + MOST_ROWS - 1) / MOST_ROWS;
-    float copy[DEPTH * COLUMNS] __attribute__((aligned(64))); /* pairs of vectors, all inputs of one pair first */
+#if defined(BF16)
+    float room[CHUNK * COLUMNS];
+    for (; rows > CHUNK; first += CHUNK, rows -= CHUNK) multiply(of, first, CHUNK, begin, end);
+#endif
+    ptrdiff_t blocks = (rows + MOST_ROWS - 1) / MOST_ROWS, ldx = of->ldx, ldw = of->ldw, packs = of->K / PACK;
+    const T *x = of->x + first * ldx;
+    float copy[DEPTH * COLUMNS] __attribute__((aligned(64))); /* pairs of vectors, all packs of one pair first */
+    T in[MOST_ROWS * DEPTH * PACK];
     for (ptrdiff_t n = begin; n < end; n += COLUMNS) {
         ptrdiff_t wide = end - n < COLUMNS ? end - n : COLUMNS;
-        for (ptrdiff_t k = 0; k < K; k += DEPTH) {
-            ptrdiff_t depth = K - k < DEPTH ? K - k : DEPTH;
-            const float *from = w + k * ldw + n;
-            for (ptrdiff_t i = 0; i < depth; i++, from += ldw) {
-                for (int v = 0; v < PANEL; v++) __builtin_prefetch(from + AHEAD * ldw + v * L);
+#if defined(BF16)
+        float *y = room, bias[COLUMNS];
+        ptrdiff_t ldy = COLUMNS;
+        bias_of(of, n, wide, bias);
+#else
+        float *y = (float *)of->y + first * of->ldy + n;
+        const float *bias = of->bias + n;
+        ptrdiff_t ldy = of->ldy;
+#endif
+        for (ptrdiff_t k = 0; k < packs; k += DEPTH) {
+            ptrdiff_t depth = packs - k < DEPTH ? packs - k : DEPTH;
+            const T *from = of->w + k * PACK * ldw + n;
+            for (ptrdiff_t i = 0; i < depth; i++, from += PACK * ldw) {
+                for (int v = 0; v < PANEL; v++)
+                    for (int p = 0; p < PACK; p++) __builtin_prefetch(from + (AHEAD * PACK + p) * ldw + v * L);
                 for (int v = 0; v < PANEL; v++) {
                     ptrdiff_t left = wide - v * L;
-                    V numbers = left >= L ? load(from + v * L) : left > 0 ? load_some(from + v * L, (int)left) : all(0);
+                    V numbers = left > 0 ? packed(from + v * L, ldw, left < L ? (int)left : 0) : all(0);
                     store(copy + ((v / 2) * DEPTH + i) * 2 * L + (v % 2) * L, numbers);
                 }
             }
             for (ptrdiff_t b = 0; b < blocks; b++) {
                 ptrdiff_t m = rows * b / blocks, count = rows * (b + 1) / blocks - m;
-                const float *in = x + m * ldx + k;
+                for (ptrdiff_t i = 0; i < count; i++) /* rows of x may lie in one place of the cache */
+                    memcpy(in + i * DEPTH * PACK, x + (m + i) * ldx + k * PACK, depth * PACK * sizeof *in);
                 for (ptrdiff_t v = 0; v * L < wide; v += 2) {
-                    float *to = y + m * ldy + n + v * L;
-                    const float *weights = copy + v * DEPTH * L, *init = k ? to : bias ? bias + n + v * L : 0;
+                    float *to = y + m * ldy + v * L;
+                    const float *weights = copy + v * DEPTH * L, *init = k ? to : of->bias ? bias + v * L : 0;
                     ptrdiff_t ldi = k ? ldy : 0, left = wide - v * L;
                     if (left >= 2 * L) {
-                        BY_ROWS[count][1](in, ldx, weights, 2 * L, depth, init, ldi, to, ldy, 0);
+                        BY_ROWS[count][1](in, DEPTH * PACK, weights, 2 * L, depth, init, ldi, to, ldy, 0);
                         continue;
                     }
-                    BY_ROWS[count][0](in, ldx, weights, 2 * L, depth, init, ldi, to, ldy, left < L ? (int)left : 0);
+                    BY_ROWS[count][0](in, DEPTH * PACK, weights, 2 * L, depth, init, ldi, to, ldy,
+                                      left < L ? (int)left : 0);
                     if (left > L)
-                        BY_ROWS[count][0](in, ldx, weights + L, 2 * L, depth, init ? init + L : 0, ldi, to + L, ldy,
-                                          (int)(left - L));
+                        BY_ROWS[count][0](in, DEPTH * PACK, weights + L, 2 * L, depth, init ? init + L : 0, ldi,
+                                          to + L, ldy, (int)(left - L));
                 }
             }
         }
+#if defined(BF16)
+        for (ptrdiff_t m = 0; m < rows; m++) round_sums(of, first + m, n, room + m * COLUMNS, wide);
+#endif
     }
 }
 
-/* y [M, N] = x [M, K] w [K, N] (+ bias [N]) */
-void product(const float *x, ptrdiff_t ldx, const float *w, ptrdiff_t ldw, const float *bias, float *y, ptrdiff_t ldy,
-             ptrdiff_t M, ptrdiff_t K, ptrdiff_t N, int threads) {
+/* y [M, N] = x [M, K] w [K, N] (+ bias [N]); `wide`: y is in fp32. K is a multiple of PACK. */
+void product(const T *x, ptrdiff_t ldx, const T *w, ptrdiff_t ldw, const T *bias, void *y, ptrdiff_t ldy, ptrdiff_t M,
+             ptrdiff_t K, ptrdiff_t N, int wide, int threads) {
     if (!M) return;
+    const Product of = {x, w, bias, y, ldx, ldw, ldy, K, wide};
     ptrdiff_t parts = M * K * N / SPLIT;
     parts = parts < threads ? parts : threads;
     if (parts <= 1) {
-        multiply(x, ldx, w, ldw, bias, y, ldy, M, K, 0, N);
+        multiply(&of, 0, M, 0, N);
         return;
     }
-    ptrdiff_t panels = (N + COLUMNS - 1) / COLUMNS, across = panels < parts ? panels : parts;
+    ptrdiff_t units = (N + UNIT - 1) / UNIT, across = units < parts ? units : parts;
     ptrdiff_t down = M >= 2 * MOST_ROWS ? parts / across : 1;
     across = down * across;
 #pragma omp parallel for num_threads(parts) schedule(static)
     for (ptrdiff_t part = 0; part < across; part++) {
-        ptrdiff_t of = across / down, i = part / of, j = part % of;
-        ptrdiff_t m = M * i / down, begin = panels * j / of * COLUMNS, end = panels * (j + 1) / of * COLUMNS;
-        multiply(x + m * ldx, ldx, w, ldw, bias, y + m * ldy, ldy, M * (i + 1) / down - m, K, begin, end < N ? end : N);
+        ptrdiff_t among = across / down, i = part / among, j = part % among, m = M * i / down;
+        ptrdiff_t begin = units * j / among * UNIT, end = units * (j + 1) / among * UNIT;
+        multiply(&of, m, M * (i + 1) / down - m, begin, end < N ? end : N);
     }
 }
 
@@ -313,25 +452,21 @@ static inline float logarithm(float x) {
     return __builtin_fmaf(n, 0.693359375f, f + p);
 }
 
-static void normalise(const float *x, const float *weight, float *y, ptrdiff_t d, float eps, V squares) {
+static void normalise(const T *x, const T *weight, T *y, ptrdiff_t d, float eps, V squares) {
     V scale = all(1.0f / sqrtf(total(squares) / (float)d + eps));
-    for (EVERY(d)) PUT(y + i, AT(x + i) * scale * AT(weight + i));
+    for (EVERY(d)) PUT(y + i, GET(x + i) * scale * GET(weight + i));
 }
 
 /* y = the norm of x; with `residual`, x becomes the sum of both before */
-void norm(float *x, const float *residual, const float *weight, float *y, ptrdiff_t R, ptrdiff_t d, float eps,
-          int threads) {
+void norm(T *x, const T *residual, const T *weight, T *y, ptrdiff_t R, ptrdiff_t d, float eps, int threads) {
     if (R * d < MANY_NUMBERS) threads = 1;
 #pragma omp parallel for num_threads(threads) if (threads > 1)
     for (ptrdiff_t r = 0; r < R; r++) {
-        float *row = x + r * d;
+        T *row = x + r * d;
         V squares = all(0);
         for (EVERY(d)) {
-            V numbers = AT(row + i);
-            if (residual) {
-                numbers += AT(residual + r * d + i);
-                PUT(row + i, numbers);
-            }
+            if (residual) PUT(row + i, GET(row + i) + GET(residual + r * d + i));
+            V numbers = GET(row + i);
             squares = fused(numbers, numbers, squares);
         }
         normalise(row, weight, y + r * d, d, eps, squares);
@@ -339,55 +474,56 @@ void norm(float *x, const float *residual, const float *weight, float *y, ptrdif
 }
 
 /* y [R, I] = silu(gate) * up of x [R, 2 I] */
-void swiglu(const float *x, float *y, ptrdiff_t R, ptrdiff_t I, int threads) {
+void swiglu(const T *x, T *y, ptrdiff_t R, ptrdiff_t I, int threads) {
     if (R * I < MANY_NUMBERS) threads = 1;
 #pragma omp parallel for num_threads(threads) if (threads > 1)
     for (ptrdiff_t r = 0; r < R; r++) {
-        const float *gate = x + r * 2 * I, *up = gate + I;
-        float *to = y + r * I;
+        const T *gate = x + r * 2 * I, *up = gate + I;
+        T *to = y + r * I;
         for (EVERY(I)) {
-            V numbers = AT(gate + i);
-            PUT(to + i, numbers / (all(1.0f) + exponentials(-numbers)) * AT(up + i));
+            V numbers = GET(gate + i);
+            PUT(to + i, numbers / (all(1.0f) + exponentials(-numbers)) * GET(up + i));
         }
     }
 }
 
-static V squares_of(const float *x, ptrdiff_t d) {
+static V squares_of(const T *x, ptrdiff_t d) {
     V squares = all(0);
-    for (EVERY(d)) squares = fused(AT(x + i), AT(x + i), squares);
+    for (EVERY(d)) squares = fused(GET(x + i), GET(x + i), squares);
     return squares;
 }
 
 /* q [R, H, D] of qkv [R, (H + 2 Hkv) D], rotated, and normed before if there are weights; so is k, which is stored, as v
 is */
-void rotate_and_store(const float *qkv, float *q, const float *cos, const float *sin, float *keys, float *values, const int64_t *slots,
-                      int64_t first, const float *q_norm, const float *k_norm, float eps, ptrdiff_t R, ptrdiff_t H,
+void rotate_and_store(const T *qkv, T *q, const T *cos, const T *sin, T *keys, T *values, const int64_t *slots,
+                      int64_t first, const T *q_norm, const T *k_norm, float eps, ptrdiff_t R, ptrdiff_t H,
                       ptrdiff_t Hkv, ptrdiff_t D, int threads) {
     ptrdiff_t width = (H + 2 * Hkv) * D, half = D / 2;
     if (R * width < MANY_NUMBERS) threads = 1;
 #pragma omp parallel for num_threads(threads) if (threads > 1)
     for (ptrdiff_t r = 0; r < R; r++) {
-        const float *row = qkv + r * width;
-        const float *c = cos + r * D, *s = sin + r * D;
+        const T *row = qkv + r * width, *c = cos + r * D, *s = sin + r * D;
         int64_t slot = slots ? slots[r] : first + r;
         for (ptrdiff_t h = 0; h < H + Hkv; h++) {
-            const float *from = row + h * D;
-            float *x = h < H ? q + (r * H + h) * D : keys + (slot * Hkv + h - H) * D;
+            const T *from = row + h * D;
+            T *x = h < H ? q + (r * H + h) * D : keys + (slot * Hkv + h - H) * D;
             if (q_norm) {
                 normalise(from, h < H ? q_norm : k_norm, x, D, eps, squares_of(from, D));
                 from = x;
             }
             for (EVERY(half)) {
-                V low = AT(from + i), high = AT(from + half + i);
-                PUT(x + i, fused(high, AT(s + i), low * AT(c + i)));
-                PUT(x + half + i, fused(low, AT(s + half + i), high * AT(c + half + i)));
+                V low = GET(from + i), high = GET(from + half + i);
+                PUT(x + i, fused(high, GET(s + i), low * GET(c + i)));
+                PUT(x + half + i, fused(low, GET(s + half + i), high * GET(c + half + i)));
             }
         }
         memcpy(values + slot * Hkv * D, row + (H + Hkv) * D, Hkv * D * sizeof *row);
     }
 }
 
-/* ---- the record head, behind its product ---- */
+/* ---- the record head, behind its product, whose logits are in fp32 ---- */
+
+#if !defined(BF16)
 
 static inline uint64_t mix(uint64_t x) { /* as of random.py */
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
@@ -506,6 +642,8 @@ void records(const float *sums, ptrdiff_t R, ptrdiff_t T, int confidence, int ru
     }
 }
 
+#endif
+
 /* ---- attention ---- */
 
 /* Where a segment's rows, and what they see, lie: cached tokens in two ranges of slots, and own rows in a third. */
@@ -520,12 +658,12 @@ enum {
 
 /* what the next segment reads: `left` numbers of keys and of values, which the processor does not see coming */
 typedef struct {
-    const float *keys, *values;
+    const T *keys, *values;
     ptrdiff_t left;
 } Ahead;
 
 static inline void fetch(Ahead *next, ptrdiff_t numbers) {
-    enum { LINE = 64 / sizeof(float) };
+    enum { LINE = 64 / sizeof(T) };
     for (; numbers > 0 && next->left > 0; numbers -= LINE, next->left -= LINE) {
         __builtin_prefetch(next->keys, 0, 2);
         __builtin_prefetch(next->values, 0, 2);
@@ -535,11 +673,11 @@ static inline void fetch(Ahead *next, ptrdiff_t numbers) {
 }
 
 /* where the first `count` columns of a segment begin in `numbers`, whose slots are `stride` numbers long */
-static void begins_of(const float **columns, const Segment *s, int64_t count, const float *numbers, ptrdiff_t stride) {
+static void begins_of(const T **columns, const Segment *s, int64_t count, const T *numbers, ptrdiff_t stride) {
     const int64_t base[] = {s->base, s->tail_base, s->own_base}, size[] = {s->cached, s->tail, s->rows};
     for (int part = 0; part < 3; part++) {
         int64_t some = size[part] < count ? size[part] : count;
-        const float *first = numbers + base[part] * stride;
+        const T *first = numbers + base[part] * stride;
         for (int64_t j = 0; j < some; j++) columns[j] = first + j * stride;
         columns += some;
         count -= some;
@@ -548,10 +686,10 @@ static void begins_of(const float **columns, const Segment *s, int64_t count, co
 
 /* scores[n][j ...] of N queries and the L / N columns k[0 ...] */
 #define NONE(n, N) V s##n = all(0);
-#define DOT(n, N) s##n = fused(load(q[n / (L / N)] + i), load(k[n % (L / N)] + i), s##n);
-#define DOT_SOME(n, N) s##n = fused(load_some(q[n / (L / N)] + i, left), load_some(k[n % (L / N)] + i, left), s##n);
+#define DOT(n, N) s##n = fused(load(q[n / (L / N)] + i), get(k[n % (L / N)] + i), s##n);
+#define DOT_SOME(n, N) s##n = fused(load_some(q[n / (L / N)] + i, left), get_some(k[n % (L / N)] + i, left), s##n);
 #define SCORES(N) \
-    static inline void scores_##N(const float *const *q, const float *const *k, ptrdiff_t D, float scale, \
+    static inline void scores_##N(const float *const *q, const T *const *k, ptrdiff_t D, float scale, \
                                   float *const *scores, int64_t j) { \
         ptrdiff_t i = 0; \
         TIMES_L(NONE, N) \
@@ -586,7 +724,7 @@ static float soften(float *scores, int64_t count) {
 /* out[n] += the sum of weights[n][j] * v[j] for the columns [begin, end) and some vectors of their D numbers */
 #define TAKE(n, v) V o##n##_##v = some ? load_some(out[n] + i + v * L, some) : load(out[n] + i + v * L);
 #define TAKES(n, NV) EACH_##NV(TAKE, n)
-#define VALUE(n, v) V value##v = some ? load_some(from + v * L, some) : load(from + v * L);
+#define VALUE(n, v) V value##v = some ? get_some(from + v * L, some) : get(from + v * L);
 #define WEIGH(n, v) o##n##_##v = fused(p##n, value##v, o##n##_##v);
 #define WEIGHS(n, NV) V p##n = all(weights[n][j]); EACH_##NV(WEIGH, n)
 #define GIVE(n, v) if (some) store_some(out[n] + i + v * L, o##n##_##v, some); else store(out[n] + i + v * L, o##n##_##v);
@@ -594,13 +732,13 @@ static float soften(float *scores, int64_t count) {
 #define WEIGHTED(N, NV) { \
     TIMES_##N(TAKES, NV) \
     for (int64_t j = begin; j < end; j++) { \
-        const float *from = columns[j] + i; \
+        const T *from = columns[j] + i; \
         EACH_##NV(VALUE, 0) \
         TIMES_##N(WEIGHS, NV) \
     } \
     TIMES_##N(GIVES, NV) }
 #define WEIGHTED_SUM(N) \
-    static void weighted_sum_##N(float *const *out, float *const *weights, const float *const *columns, int64_t begin, \
+    static void weighted_sum_##N(float *const *out, float *const *weights, const T *const *columns, int64_t begin, \
                                  int64_t end, ptrdiff_t D) { \
         for (ptrdiff_t i = 0; i < D;) { \
             if (D - i >= 4 * L) { const int some = 0; WEIGHTED(N, 4) i += 4 * L; } \
@@ -614,10 +752,10 @@ WEIGHTED_SUM(1)
 WEIGHTED_SUM(2)
 WEIGHTED_SUM(4)
 
-/* up to QUERIES queries (rows of a segment with their stacked heads) of one K/V head; q and weights have QUERIES of them,
-and behind the last column that is seen k has L more */
+/* the sums out[n], divided by the sums of their weights, of up to QUERIES queries (rows of a segment with their stacked
+heads) of one K/V head; q and weights have QUERIES of them, and behind the last column that is seen k has L more */
 static void attend_some(const float *const *q, float *const *out, const int64_t *seen, const int64_t *depth,
-                        const int64_t *until, int64_t cached, int queries, const float *const *k, const float *const *v,
+                        const int64_t *until, int64_t cached, int queries, const T *const *k, const T *const *v,
                         Ahead *next, ptrdiff_t D, float scale, float *const *weights) {
     int64_t least = seen[0], most = seen[0];
     float sums[QUERIES];
@@ -648,7 +786,7 @@ static void attend_some(const float *const *q, float *const *out, const int64_t 
     }
 }
 
-static Ahead ahead_of(const Segment *s, const float *keys, const float *values, ptrdiff_t stride) {
+static Ahead ahead_of(const Segment *s, const T *keys, const T *values, ptrdiff_t stride) {
     int64_t first = (s->tail ? s->tail_base : s->base) * stride, numbers = (s->tail ? s->tail : s->cached) * stride;
     return (Ahead){keys + first, values + first, numbers < FETCHED ? numbers : FETCHED};
 }
@@ -660,8 +798,8 @@ that are own rows only where depth[r] < until[column's row]
 
 q: rows lie ldq numbers apart. keys, values: [slots, Hkv, D]. Rows of no segment are not written. Returns 0, or 1 where
 memory is short. */
-int attend(const float *q, ptrdiff_t ldq, float *out, const float *keys, const float *values, const Segment *segments,
-           ptrdiff_t count, const int64_t *seen, const int64_t *depth, const int64_t *until, ptrdiff_t H, ptrdiff_t Hkv,
+int attend(const T *q, ptrdiff_t ldq, T *out, const T *keys, const T *values, const Segment *segments, ptrdiff_t count,
+            const int64_t *seen, const int64_t *depth, const int64_t *until, ptrdiff_t H, ptrdiff_t Hkv,
            ptrdiff_t D, float scale, int64_t most, int threads) {
     ptrdiff_t group = H / Hkv;
     int64_t *begins = malloc((count + 1) * sizeof *begins), work = 0;
@@ -676,8 +814,8 @@ int attend(const float *q, ptrdiff_t ldq, float *out, const float *keys, const f
     if (work / SPLIT < threads) threads = work / SPLIT < 1 ? 1 : (int)(work / SPLIT);
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
-        float *scores = malloc(QUERIES * room * sizeof *scores);
-        const float **columns = malloc(2 * room * sizeof *columns);
+        float *scores = malloc(QUERIES * (room + 2 * D) * sizeof *scores);
+        const T **columns = malloc(2 * room * sizeof *columns);
         int there = scores && columns;
         if (!there) short_of_memory = 1;
         ptrdiff_t g = 0, before = -1;
@@ -697,26 +835,35 @@ int attend(const float *q, ptrdiff_t ldq, float *out, const float *keys, const f
                 int64_t of = seen[s->start + i / group];
                 last = of > last ? of : last;
             }
-            const float **k = columns, **v = columns + room;
+            const T **k = columns, **v = columns + room;
             begins_of(k, s, last, keys + head * D, Hkv * D);
             begins_of(v, s, last, values + head * D, Hkv * D);
             for (int64_t j = last; last && j < last + L; j++) k[j] = k[last - 1];
             for (int64_t i = part * PART; i < end; i += QUERIES) {
                 int queries = end - i < QUERIES ? (int)(end - i) : QUERIES;
-                const float *of[QUERIES];
-                float *to[QUERIES], *weights[QUERIES];
+                const float *wide[QUERIES];
+                float *sums[QUERIES], *weights[QUERIES], *behind = scores + QUERIES * room;
+                T *to[QUERIES];
                 int64_t columns_seen[QUERIES] = {0}, depths[QUERIES] = {0};
-                for (int n = 0; n < queries; n++) {
-                    int64_t row = s->start + (i + n) / group, h = head * group + (i + n) % group;
-                    of[n] = q + row * ldq + h * D;
-                    to[n] = out + (row * H + h) * D;
+                for (int n = 0; n < QUERIES; n++, behind += 2 * D) {
                     weights[n] = scores + n * room;
+                    wide[n] = n < queries ? behind : wide[0];
+                    sums[n] = behind + D;
+                    if (n >= queries) continue;
+                    int64_t row = s->start + (i + n) / group, h = head * group + (i + n) % group;
+                    const T *of = q + row * ldq + h * D;
+                    for (EVERY(D)) {
+                        if (some) store_some(behind + i, GET(of + i), (int)some);
+                        else store(behind + i, get(of + i));
+                    }
+                    to[n] = out + (row * H + h) * D;
                     columns_seen[n] = seen[row];
                     if (until) depths[n] = depth[row];
                 }
-                for (int n = queries; n < QUERIES; n++) of[n] = of[0], weights[n] = scores + n * room;
-                attend_some(of, to, columns_seen, depths, until ? until + s->start : 0, cached, queries, k, v, &next,
-                            D, scale, weights);
+                attend_some(wide, sums, columns_seen, depths, until ? until + s->start : 0, cached, queries, k, v,
+                            &next, D, scale, weights);
+                for (int n = 0; n < queries; n++)
+                    for (EVERY(D)) PUT(to[n] + i, AT(sums[n] + i));
             }
         }
         free(scores);

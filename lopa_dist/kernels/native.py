@@ -1,9 +1,9 @@
-"""A forward's operations on a CPU in fp32, in C: a row's bits follow from the row alone, whatever runs beside it.
+"""A forward's operations on a CPU, in C: a row's bits follow from the row alone, whatever runs beside it.
 
 `native.c` is compiled for this machine's CPU when it is first needed, which takes seconds, and kept in the user's
-cache. There each number is one chain of operations in an order of its own, so no tile, thread or other row can change
-it. That is a promise by construction, which no matrix library gives; and with few rows it is several times as fast.
-Without a C compiler, torch's operations run instead.
+cache: once for tensors in fp32, and once for bf16. There each number is one chain of operations in an order of its own,
+so no tile, thread or other row can change it. That is a promise by construction, which no matrix library gives; and
+with few rows it is several times as fast. Without a C compiler, torch's operations run instead.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lopa_dist.c_library import INT, LONG, REMEDY, F, N, P, Unavailable, load
+from lopa_dist.c_library import INT, LONG, REMEDY, F, Function, N, P, Unavailable, load
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.kernels.segment_attention import Segments
 from lopa_dist.ragged import Ints, ranges
@@ -26,44 +26,54 @@ from lopa_dist.ragged import Ints, ranges
 log = logging.getLogger("lopa_dist")
 SOURCE = Path(__file__).with_suffix(".c")
 CONFIDENCES = ("probability", "margin", "neg_entropy")  # by their numbers in C
-FUNCTIONS = {
-    "product": (None, (P, N, P, N, P, P, N, N, N, N, INT)),
+FUNCTIONS: dict[str, Function] = {
+    "product": (None, (P, N, P, N, P, P, N, N, N, N, INT, INT)),
     "norm": (None, (P, P, P, P, N, N, F, INT)),
     "swiglu": (None, (P, P, N, N, INT)),
     "rotate_and_store": (None, (P, P, P, P, P, P, P, LONG, P, P, F, N, N, N, N, INT)),
-    "reduce": (None, (P, P, N, N, LONG, N, LONG, F, P, INT, INT, INT, P, INT)),
-    "records": (None, (P, N, N, INT, INT, P)),
     "attend": (INT, (P, N, P, P, P, P, N, P, P, P, N, N, N, F, LONG, INT)),
 }
+OF_LOGITS: dict[str, Function] = {  # in fp32 in any case
+    "reduce": (None, (P, P, N, N, LONG, N, LONG, F, P, INT, INT, INT, P, INT)),
+    "records": (None, (P, N, N, INT, INT, P)),
+}
+NAMES = {"fp32": torch.float32, "bf16": torch.bfloat16}  # as `model.dtype` has them
 
 
 @cache
-def found() -> ctypes.CDLL | str:
-    """Return the library, or why there is none; it is compiled, loaded and compared with torch once a process."""
+def found(dtype: torch.dtype = torch.float32) -> ctypes.CDLL | str:
+    """Return the library of a precision, or why there is none.
+
+    It is compiled, loaded and compared with torch once a process.
+    """
+    if dtype not in NAMES.values():
+        return f"there is no form for {dtype}"
     try:
-        library = load(SOURCE, FUNCTIONS)
+        of_bf16 = dtype == torch.bfloat16
+        library = load(SOURCE, FUNCTIONS, "BF16") if of_bf16 else load(SOURCE, FUNCTIONS | OF_LOGITS)
     except Unavailable as error:
         return str(error)
-    return library if right(library) else "compiled operations compute other numbers than torch's"
+    return library if right(library, dtype) else "compiled operations compute other numbers than torch's"
 
 
-def right(library: ctypes.CDLL) -> bool:
+def right(library: ctypes.CDLL, dtype: torch.dtype) -> bool:
     """Return whether products, whose code depends most on the CPU, are what torch says."""
     generator = torch.Generator().manual_seed(0)
     for rows in (1, 3, 40):
-        x, weight = (torch.randn(n, 77, generator=generator) for n in (rows, 83))
+        x, weight = (torch.randn(n, 78, generator=generator).to(dtype) for n in (rows, 83))
         by_columns, y = weight.t().contiguous(), torch.empty(rows, 83)
         library.product(
-            x.data_ptr(), 77, by_columns.data_ptr(), 83, None, y.data_ptr(), 83, rows, 77, 83, torch.get_num_threads()
-        )
+            x.data_ptr(), 78, by_columns.data_ptr(), 83, None, y.data_ptr(), 83, rows, 78, 83, True,
+            torch.get_num_threads(),
+        )  # fmt: skip
         if not torch.allclose(y, x.double().mm(weight.t().double()).float(), atol=1e-3):
             return False
     return True
 
 
-def fault() -> str | None:
+def fault(dtype: torch.dtype = torch.float32) -> str | None:
     """Return why operations on this CPU run in torch's form, and what to do; None: they run in C."""
-    library = found()
+    library = found(dtype)
     if not isinstance(library, str):
         return None
     return f"operations run in torch's form, which takes twice as long with few sequences: {library} ({REMEDY})"
@@ -77,25 +87,25 @@ def form(device: torch.device, dtype: str, kernels: str) -> str:
         dtype: its precision, as in `model.dtype`.
         kernels: `engine.kernels`.
     """
-    if device.type != "cpu" or dtype != "fp32":
+    if device.type != "cpu" or dtype not in NAMES:
         return "other"
-    return "torch" if kernels == "torch" or isinstance(found(), str) else "C"
+    return "torch" if kernels == "torch" or isinstance(found(NAMES[dtype]), str) else "C"
 
 
 @cache
-def warn_of_fault() -> None:
+def warn_of_fault(dtype: torch.dtype = torch.float32) -> None:
     """Warn, once, if operations cannot run in C."""
-    if why := fault():
+    if why := fault(dtype):
         log.warning(why)
 
 
-def library() -> ctypes.CDLL:
-    """Return the library.
+def library(dtype: torch.dtype = torch.float32) -> ctypes.CDLL:
+    """Return the library of a precision.
 
     Raises:
         Unavailable: there is none.
     """
-    lib = found()
+    lib = found(dtype)
     if isinstance(lib, str):
         raise Unavailable(lib)
     return lib
@@ -106,14 +116,14 @@ def pointer(x: Tensor | None) -> int | None:
     return None if x is None else x.data_ptr()
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return ``x [R, K] weight [K, N]``, ``[R, N]``, plus ``bias [N]``; rows may lie apart."""
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, in_fp32: bool = False) -> Tensor:
+    """Return ``x [R, K] weight [K, N]``, ``[R, N]``, plus ``bias [N]``; rows may lie apart. K is even in bf16."""
     rows, depth = x.shape
-    wide = weight.shape[1]
-    y = x.new_empty(rows, wide)
-    library().product(
-        x.data_ptr(), x.stride(0), weight.data_ptr(), weight.stride(0), pointer(bias), y.data_ptr(), wide,
-        rows, depth, wide, torch.get_num_threads(),
+    columns = weight.shape[1]
+    y = x.new_empty(rows, columns, dtype=torch.float32 if in_fp32 else x.dtype)
+    library(x.dtype).product(
+        x.data_ptr(), x.stride(0), weight.data_ptr(), weight.stride(0), pointer(bias), y.data_ptr(), columns,
+        rows, depth, columns, in_fp32, torch.get_num_threads(),
     )  # fmt: skip
     return y
 
@@ -121,7 +131,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
     """Return the norm of ``x [R, d]``; with a residual, of the sum of both, which takes the place of x."""
     y = torch.empty_like(x)
-    library().norm(
+    library(x.dtype).norm(
         x.data_ptr(), pointer(residual), weight.data_ptr(), y.data_ptr(), *x.shape, eps, torch.get_num_threads()
     )
     return y
@@ -131,7 +141,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
     """Return ``silu(gate) * up`` of ``gate_up [R, 2 I]``, the gates first: ``[R, I]``."""
     rows, wide = gate_up.shape
     y = gate_up.new_empty(rows, wide // 2)
-    library().swiglu(gate_up.data_ptr(), y.data_ptr(), rows, wide // 2, torch.get_num_threads())
+    library(gate_up.dtype).swiglu(gate_up.data_ptr(), y.data_ptr(), rows, wide // 2, torch.get_num_threads())
     return y
 
 
@@ -151,7 +161,7 @@ def rotate_and_store(
     rows, heads = len(qkv), qkv.shape[1] // dim - 2 * kv_heads
     q_norm, k_norm = norms or (None, None)
     q = qkv.new_empty(rows, heads, dim)
-    library().rotate_and_store(
+    library(qkv.dtype).rotate_and_store(
         qkv.data_ptr(), q.data_ptr(), cos.data_ptr(), sin.data_ptr(), keys.data_ptr(), values.data_ptr(),
         pointer(slots), scratch, pointer(q_norm), pointer(k_norm), eps, rows, heads, kv_heads, dim,
         torch.get_num_threads(),
@@ -215,7 +225,7 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, of: Plan) -> Tensor:
     rows, heads, dim = q.shape
     out = (q.new_empty if of.rows == rows else q.new_zeros)(rows, heads, dim)
     depth = None if of.depth is None else of.depth.ctypes.data
-    short = library().attend(
+    short = library(q.dtype).attend(
         q.data_ptr(), q.stride(0), out.data_ptr(), keys.data_ptr(), values.data_ptr(), of.segments.ctypes.data,
         len(of.segments), of.seen.ctypes.data, depth, pointer(of.until), heads, keys.shape[1], dim, dim**-0.5,
         of.most, torch.get_num_threads(),

@@ -1,4 +1,4 @@
-"""Products with a model's weights, which lie by columns on a CPU in fp32: in C there, else the library's."""
+"""Products with a model's weights, which lie by columns on a CPU: in C there, else the library's."""
 
 from __future__ import annotations
 
@@ -9,11 +9,17 @@ from lopa_dist.kernels import native
 from lopa_dist.kernels.dispatch import in_c
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return ``x [R, K] weight [K, N]``, ``[R, N]``, plus ``bias [N]``."""
-    if in_c(x) and weight.stride(1) == 1 and x.stride(1) == 1:
-        return native.product(x, weight, bias)
-    return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, in_fp32: bool = False) -> Tensor:
+    """Return ``x [R, K] weight [K, N]``, ``[R, N]``, plus ``bias [N]``; with `in_fp32` in fp32."""
+    if in_c(x) and weight.stride(1) == 1 and x.stride(1) == 1 and suits(x):
+        return native.product(x, weight, bias, in_fp32)
+    y = torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
+    return y.float() if in_fp32 else y
+
+
+def suits(x: Tensor) -> bool:
+    """Return whether the product in C takes rows of this width: in bf16 it multiplies two numbers at once."""
+    return x.dtype == torch.float32 or x.shape[1] % 2 == 0
 
 
 class Linear(nn.Linear):
@@ -21,6 +27,6 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[..., K] -> [..., N]``."""
-        if x.dim() == 2 and self.weight.stride(0) == 1 and in_c(x):
+        if x.dim() == 2 and self.weight.stride(0) == 1 and in_c(x) and suits(x):
             return native.product(x, self.weight.t(), self.bias)
         return super().forward(x)

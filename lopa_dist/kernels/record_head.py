@@ -127,11 +127,11 @@ def _sums(
 ) -> Tensor:
     """Running sums ``[7 or 10, R, tiles]`` of this rank's tiles; with filters, of the whole rows as one tile."""
     if sampling.filtered:
-        logits = shard.gather(product(rows, weight.t())).transpose(0, 1).flatten(1)
-        return _reduce(logits.float(), 0, logits.shape[1], mask_id, keys, sampling, runner_up)
+        logits = shard.gather(product(rows, weight.t(), in_fp32=True)).transpose(0, 1).flatten(1)
+        return _reduce(logits, 0, logits.shape[1], mask_id, keys, sampling, runner_up)
     first, parts = shard.rank * len(weight), []
     for low, high, width in tiles(first, first + len(weight), len(weight) * shard.size):
-        logits = product(rows, weight[low - first : high - first].t()).float()
+        logits = product(rows, weight[low - first : high - first].t(), in_fp32=True)
         parts.append(_reduce(logits, low, width, mask_id, keys, sampling, runner_up))
     return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 

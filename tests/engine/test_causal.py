@@ -20,6 +20,7 @@ from lopa_dist.engine.gain import gain
 from lopa_dist.engine.lookahead import MASKS, Acceptance, Choice, LookaheadPolicy, StepTimes
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request, request_key
+from lopa_dist.kernels import native
 from lopa_dist.kernels.record_head import record_head
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.models.tensor_parallel import split
@@ -145,6 +146,18 @@ def test_fixed_buffers(small_model: Transformer, ahead: dict[str, Any], seed: in
     requests = requests_of(seed, 4)
     plain = texts(small_model, causal(), requests)
     assert texts(small_model, causal(**ahead), requests, attention="meta", graphs="always", groups=4) == plain
+
+
+@pytest.mark.skipif(isinstance(native.found(torch.bfloat16), str), reason="no C here")
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(ahead=lookaheads(), engine=engines(), sampling=st.sampled_from(SAMPLINGS), seed=st.integers(0, 10**6))
+def test_in_bf16_on_a_cpu(
+    small_model: Transformer, ahead: dict[str, Any], engine: dict[str, Any], sampling: dict[str, Any], seed: int
+) -> None:
+    """Where operations run in C, as in fp32: near ties, of which bf16 has many, too."""
+    model, requests = copy.deepcopy(small_model).bfloat16(), requests_of(seed, 5)
+    alone = texts(model, causal(**sampling), requests, max_sequences=1)
+    assert texts(model, causal(**ahead, **sampling), requests, **engine | {"attention": "torch"}) == alone
 
 
 @pytest.mark.parametrize("drafts", [3, "auto"])

@@ -16,6 +16,7 @@ from torch import Tensor
 from lopa_dist.c_library import compiled
 from lopa_dist.kernels import native
 from lopa_dist.kernels.dispatch import KERNELS, by_torch, in_c
+from lopa_dist.kernels.product import product
 from lopa_dist.kernels.record_head import record_head
 from lopa_dist.kernels.rope import rope_and_store, rope_table
 from lopa_dist.kernels.rows import add_rms_norm, embed_rms_norm, swiglu
@@ -25,10 +26,12 @@ from tests.kernels.mixes import Mix, mixes, rows_of, tensors
 
 there = pytest.mark.skipif(isinstance(native.found(), str), reason=f"no C here: {native.found()}")
 IN_TORCH = frozenset(KERNELS)
+BOTH = pytest.mark.parametrize("dtype", native.NAMES.values(), ids=str)
+CLOSE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}  # a number of bf16 is right to 1 in 256
 
 
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 @pytest.fixture(autouse=True)
@@ -40,26 +43,46 @@ def inference() -> Iterator[None]:
 
 
 @there
+@BOTH
 @given(
-    rows=st.integers(1, 60), depth=st.integers(1, 600), wide=st.integers(1, 300), biased=st.booleans(),
+    rows=st.integers(1, 60), depth=st.integers(1, 300), wide=st.integers(1, 300), biased=st.booleans(),
     threads=st.integers(1, 3), seed=st.integers(0, 99),
 )  # fmt: skip
-@settings(max_examples=150, deadline=None)
-def test_product(rows: int, depth: int, wide: int, biased: bool, threads: int, seed: int) -> None:
+@settings(max_examples=100, deadline=None)
+def test_product(dtype: torch.dtype, rows: int, depth: int, wide: int, biased: bool, threads: int, seed: int) -> None:
     """It is right, and each number has the bits that it has alone: in one row, one column, and one thread."""
     torch.set_num_threads(threads)
-    x, weight = random(rows, depth, seed=seed), random(depth, wide, seed=seed + 1)
-    bias = random(wide, seed=seed + 2) if biased else None
+    x, weight = random(rows, 2 * depth, seed=seed, dtype=dtype), random(2 * depth, wide, seed=seed + 1, dtype=dtype)
+    bias = random(wide, seed=seed + 2, dtype=dtype) if biased else None
     with torch.inference_mode():
-        found = native.product(x, weight, bias)
+        found = native.product(x, weight, bias, in_fp32=True)
         exact = x.double() @ weight.double() + (0 if bias is None else bias.double())
-        assert torch.allclose(found.double(), exact, atol=1e-5 * depth**0.5 + 1e-5)
+        assert torch.allclose(found.double(), exact, atol=2e-5 * depth**0.5 + 1e-5)
+        assert torch.equal(native.product(x, weight, bias), found.to(dtype))
         torch.set_num_threads(1)
         for row, column in ((0, 0), (rows - 1, wide - 1), (rows // 2, wide // 3)):
             part = None if bias is None else bias[column : column + 1]
-            alone = native.product(x[row : row + 1], weight[:, column : column + 1], part)
+            alone = native.product(x[row : row + 1], weight[:, column : column + 1], part, in_fp32=True)
             assert torch.equal(alone[0, 0], found[row, column])
-        assert torch.equal(native.product(x[rows // 2 :], weight, bias), found[rows // 2 :])
+        assert torch.equal(native.product(x[rows // 2 :], weight, bias, in_fp32=True), found[rows // 2 :])
+
+
+@there
+def test_a_product_of_an_odd_width_in_bf16_is_the_librarys() -> None:
+    """Two numbers are multiplied at once."""
+    x, weight = random(3, 5, dtype=torch.bfloat16), random(5, 4, seed=1, dtype=torch.bfloat16)
+    assert torch.allclose(product(x, weight).double(), x.double() @ weight.double(), atol=0.05)
+
+
+@there
+def test_nan_and_infinity_stay_in_bf16() -> None:
+    x = torch.tensor([[torch.nan, torch.inf, -torch.inf, 1.0, 3.3895314e38]]).bfloat16()
+    one = torch.ones(1, 5, dtype=torch.bfloat16)
+    gates = native.swiglu(torch.cat([one * 100, x], 1))
+    assert torch.equal(gates[0, 1:3], 100 * x[0, 1:3])
+    assert gates[0, 0].isnan()
+    assert gates[0, 3] == 100
+    assert gates[0, 4].isinf()
 
 
 @there
@@ -71,10 +94,11 @@ def test_no_rows() -> None:
 
 
 @there
-def test_large_products_on_several_threads() -> None:
+@BOTH
+def test_large_products_on_several_threads(dtype: torch.dtype) -> None:
     """Rows and columns are shared out, to the same bits."""
-    for rows, depth, wide in ((1, 700, 4000), (15, 512, 1024), (100, 300, 96), (300, 600, 500)):
-        x, weight = random(rows, depth), random(depth, wide, seed=1)
+    for rows, depth, wide in ((1, 700, 4000), (15, 512, 1024), (100, 300, 96), (300, 600, 500), (1100, 80, 70)):
+        x, weight = random(rows, depth, dtype=dtype), random(depth, wide, seed=1, dtype=dtype)
         torch.set_num_threads(1)
         one = native.product(x, weight)
         for threads in (2, 3, 5):
@@ -87,29 +111,31 @@ def attend(mix_segments: Segments, q: Tensor, keys: Tensor, values: Tensor) -> T
 
 
 @there
+@BOTH
 @pytest.mark.parametrize(("bounded", "dim"), [(True, 16), (False, 16), (True, 24), (False, 48), (True, 128), (True, 6)])
 @given(data=st.data(), group=st.sampled_from([1, 2, 3, 7]), seed=st.integers(0, 1000), threads=st.integers(1, 2))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_attention_equals_the_oracle(
-    bounded: bool, dim: int, data: st.DataObject, group: int, seed: int, threads: int
+    dtype: torch.dtype, bounded: bool, dim: int, data: st.DataObject, group: int, seed: int, threads: int
 ) -> None:
     mix: Mix = data.draw(mixes(bounded=bounded))
     torch.set_num_threads(threads)
-    q, keys, values = tensors(mix, 2, group, dim, seed)
+    q, keys, values = (x.to(dtype) for x in tensors(mix, 2, group, dim, seed))
     with torch.inference_mode():
         found = attend(mix.segments, q, keys, values)
-        assert torch.allclose(found, attend_plain(q, keys, values, mix.segments), atol=5e-6)
+        exact = attend_plain(q.float(), keys.float(), values.float(), mix.segments)
+        assert torch.allclose(found.float(), exact, atol=5e-6 if dtype == torch.float32 else CLOSE[dtype])
 
 
 @there
+@BOTH
 @given(first=st.integers(0, 150), count=st.integers(2, 40), cut=st.integers(0, 60), group=st.sampled_from([1, 2, 5]))
 @settings(max_examples=60, deadline=None)
-def test_a_row_attends_to_the_same_bits_alone(first: int, count: int, cut: int, group: int) -> None:
+def test_a_row_attends_to_the_same_bits_alone(dtype: torch.dtype, first: int, count: int, cut: int, group: int) -> None:
     """Beside others or alone, with its first tokens in a range of their own or not, and whatever lies behind."""
-    generator = torch.Generator().manual_seed(first)
-    keys, values = torch.randn(2, 600, 2, 40, generator=generator)
+    keys, values = random(2, 600, 2, 40, seed=first, dtype=dtype)
     keys[400 : 400 + cut], values[400 : 400 + cut] = keys[100 : 100 + cut], values[100 : 100 + cut]
-    q = torch.randn(count, 2 * group, 40, generator=generator)
+    q = random(count, 2 * group, 40, seed=first + 1, dtype=dtype)
     with torch.inference_mode():
         together = attend(rows_of(first, count, 100, cut, 400), q, keys, values)
         for row in {0, count // 2, count - 1}:
@@ -121,11 +147,12 @@ def test_a_row_attends_to_the_same_bits_alone(first: int, count: int, cut: int, 
 
 
 @there
+@BOTH
 @pytest.mark.parametrize("width", [5, 16, 192])
-def test_norms_and_gates(width: int) -> None:
-    x, residual, weight = random(9, width), random(9, width, seed=1), random(width, seed=2)
-    gates = random(9, 2 * width, seed=3) * 20
-    tokens, embedding = torch.tensor([3, 0, 8]), random(9, width, seed=4)
+def test_norms_and_gates(dtype: torch.dtype, width: int) -> None:
+    x, residual, weight = (random(*shape, seed=len(shape), dtype=dtype) for shape in ((9, width), (9, width), (width,)))
+    gates = random(9, 2 * width, seed=3, dtype=dtype) * 20
+    tokens, embedding = torch.tensor([3, 0, 8]), random(9, width, seed=4, dtype=dtype)
 
     def results(x: Tensor, residual: Tensor, gates: Tensor) -> list[Tensor]:
         return [
@@ -138,29 +165,30 @@ def test_norms_and_gates(width: int) -> None:
     with by_torch(IN_TORCH):
         assert not in_c(x)
         for one, other in zip(found, results(x, residual, gates), strict=True):
-            assert torch.allclose(one, other, atol=1e-5)
+            assert torch.allclose(one, other, atol=CLOSE[dtype], rtol=CLOSE[dtype])
     alone = results(x[4:5], residual[4:5], gates[4:5])
     for one, some in zip(alone[:3], found[:3], strict=True):
         assert torch.equal(one[0], some[4])
 
 
 @there
+@BOTH
 @pytest.mark.parametrize("norms", [False, True])
 @pytest.mark.parametrize("slots", [None, [11, 3, 7, 5]])
-def test_rotation(norms: bool, slots: list[int] | None) -> None:
-    cos, sin = rope_table(torch.tensor([5, 0, 90, 7]), 24, 1e4, torch.float32)
-    weights = (random(24, seed=5), random(24, seed=6)) if norms else None
+def test_rotation(dtype: torch.dtype, norms: bool, slots: list[int] | None) -> None:
+    cos, sin = rope_table(torch.tensor([5, 0, 90, 7]), 24, 1e4, dtype)
+    weights = (random(24, seed=5, dtype=dtype), random(24, seed=6, dtype=dtype)) if norms else None
     at = None if slots is None else torch.tensor(slots)
 
     def results() -> tuple[Tensor, ...]:
-        keys, values = torch.zeros(2, 12, 2, 24)
-        q = rope_and_store(random(4, 8 * 24), cos, sin, keys, values, 2, None, weights, 1e-6, None, at)
+        keys, values = torch.zeros(2, 12, 2, 24, dtype=dtype)
+        q = rope_and_store(random(4, 8 * 24, dtype=dtype), cos, sin, keys, values, 2, None, weights, 1e-6, None, at)
         return q, keys, values
 
     found = results()
     with by_torch(IN_TORCH):
         for one, other in zip(found, results(), strict=True):
-            assert torch.allclose(one, other, atol=1e-5)
+            assert torch.allclose(one, other, atol=CLOSE[dtype], rtol=CLOSE[dtype])
 
 
 @there
@@ -181,6 +209,20 @@ def test_records(confidence: str) -> None:
             assert torch.allclose(one, other, rtol=3e-5, atol=1e-6)
         alone = record_head(hidden[-1:], laid_out, 3, keys[-1:], sampling, runner_up=runner_up)
         assert torch.equal(alone[0], found[-1])
+
+
+@there
+def test_records_in_bf16() -> None:
+    """Logits are not rounded, which would make many of them equal."""
+    hidden, weight = random(70, 48, dtype=torch.bfloat16), random(496, 48, seed=1, dtype=torch.bfloat16)
+    found = record_head(hidden, weight.t().contiguous().t(), 3, None, Sampling())
+    exact = hidden.double() @ weight.double().t()
+    exact[:, 3] = -torch.inf
+    assert torch.equal(found[:, 0].long(), exact.argmax(1))
+    probability = found[:, 1].contiguous().view(torch.float32)
+    assert torch.allclose(probability.double(), exact.softmax(1).amax(1), rtol=1e-3)
+    alone = record_head(hidden[9:10], weight.t().contiguous().t(), 3, None, Sampling())
+    assert torch.equal(alone[0], found[9])
 
 
 @there
@@ -250,11 +292,11 @@ def test_a_compiler_that_fails_is_named(anew: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_wrong_numbers_are_noticed(anew: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "right", lambda library: False)
+    monkeypatch.setattr(native, "right", lambda library, dtype: False)
     assert isinstance(native.found(), str)
 
 
-def test_only_fp32_on_a_cpu_has_a_choice() -> None:
+def test_only_a_cpu_has_a_choice() -> None:
     assert native.form(torch.device("cuda"), "fp32", "auto") == "other"
-    assert native.form(torch.device("cpu"), "bf16", "auto") == "other"
+    assert native.form(torch.device("cpu"), "fp16", "auto") == "other"
     assert native.form(torch.device("cpu"), "fp32", "torch") == "torch"

@@ -78,7 +78,7 @@ def on_cpu(dtype: str, kernels: str) -> Finding:
     """What computes on a CPU in a precision, by `engine.kernels`."""
     if native.form(torch.device("cpu"), dtype, kernels) == "C":
         return fine("operations run in C, compiled for this CPU")
-    if dtype == "fp32" and kernels != "torch" and (why := native.fault()):
+    if dtype in native.NAMES and kernels != "torch" and (why := native.fault(native.NAMES[dtype])):
         return slow(why)
     found = fault(DTYPES[dtype])
     return slow(found) if found else fine("torch's operations compute everything here")
