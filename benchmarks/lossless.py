@@ -16,6 +16,7 @@ transformers' `generate`. Seconds are those of the processor, which other work b
 from __future__ import annotations
 
 import argparse
+import gc
 from dataclasses import replace
 from itertools import product
 from statistics import median
@@ -47,7 +48,7 @@ MASKED_SETTINGS: dict[str, dict[str, Any]] = {
 TEMPERATURES = (0.0, 0.7, 1.0)
 COMPARED = (8, "auto")  # drafts of sampled texts
 SPEEDS = ("tokens_per_s", "wall_tokens_per_s")
-KEYS = ("part", "seed", "in_flight", "decoding", "temperature")  # of a row in the file
+KEYS = ("part", "seed", "in_flight", "decoding", "temperature", "dtype")  # of a row in the file; fp32 is not told
 SHOWN = {
     "decoding": "{decoding}", "in flight": "{in_flight}", **COLUMNS, "accepted a forward": "{accepted_per_forward:.2f}",
     "against transformers": "{against_peer:.2f}", "equal": "{equal}",
@@ -77,8 +78,14 @@ def equal(texts: Texts, others: Texts) -> int:
     return sum(one == other for one, other in zip(texts, others, strict=True))
 
 
+def of_precision(arguments: argparse.Namespace) -> dict[str, str]:
+    """Return what a row in the file says of the precision."""
+    return {} if arguments.dtype == "fp32" else {"dtype": arguments.dtype}
+
+
 def compare_texts(builder: EngineBuilder, problems: int, arguments: argparse.Namespace) -> None:
     """Compare ways of looking ahead with one token at a time, at several temperatures."""
+    precision = of_precision(arguments)
     for temperature in arguments.temperature or TEMPERATURES:
         plain: Texts = []
         rows = []
@@ -90,8 +97,15 @@ def compare_texts(builder: EngineBuilder, problems: int, arguments: argparse.Nam
             config = replace(CAUSAL, temperature=temperature, **setting)
             texts, figures = generate(builder, config, in_flight, problems, arguments.seed)
             plain = plain or texts
-            row = {"seed": arguments.seed, "problems": problems, "part": "texts", "temperature": temperature}
-            rows.append(row | {"decoding": name, "in_flight": in_flight, **figures, "equal": equal(texts, plain)})
+            row = {
+                "seed": arguments.seed,
+                "problems": problems,
+                "part": "texts",
+                "temperature": temperature,
+                **precision,
+            }
+            row |= precision | {"decoding": name, "in_flight": in_flight}
+            rows.append(row | figures | {"equal": equal(texts, plain)})
             replace_rows("lossless", rows[-1:], KEYS)
             print(f"{temperature} {name}, {in_flight}: {rows[-1]['equal']} of {problems} equal", flush=True)
         show(f"temperature {temperature:g}, {problems} problems", rows, SHOWN)
@@ -99,7 +113,7 @@ def compare_texts(builder: EngineBuilder, problems: int, arguments: argparse.Nam
 
 def compare_speed(builder: EngineBuilder, most: int, arguments: argparse.Namespace) -> None:
     """Time every way of looking ahead, and the masked model, with few and many sequences in flight."""
-    masked = load()
+    masked = load(dtype=arguments.dtype)
     ways = {name: (builder, replace(CAUSAL, **setting)) for name, setting in LOOKAHEADS.items()}
     ways |= {name: (masked, replace(MASKED, **setting)) for name, setting in MASKED_SETTINGS.items()}
     if arguments.decoding:
@@ -120,6 +134,7 @@ def compare_speed(builder: EngineBuilder, most: int, arguments: argparse.Namespa
         rows = []
         for name, results in rounds.items():
             row = {"seed": arguments.seed, "problems": problems, "part": "speed", "in_flight": in_flight}
+            row |= of_precision(arguments)
             row |= {"decoding": name, **results[-1], **{key: median(r[key] for r in results) for key in SPEEDS}}
             rows.append(row | ({"equal": equal(texts[name], texts[ONE])} if name in LOOKAHEADS else {}))
         speed = median(peers)
@@ -142,8 +157,11 @@ def main() -> None:
     parser.add_argument("--in-flight", type=int, action="append", help=f"may be repeated ({IN_FLIGHT}; 64 for texts)")
     parser.add_argument("--decoding", action="append", help="beside one token at a time; may be repeated (all)")
     parser.add_argument("--temperature", type=float, action="append", help=f"may be repeated ({TEMPERATURES})")
+    parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32", help="of all models, transformers' too")
     arguments = parser.parse_args()
-    builder = load("causal")
+    builder = load("causal", dtype=arguments.dtype)
+    gc.collect()
+    gc.freeze()  # as jobs do
     if arguments.part == "texts":
         compare_texts(builder, arguments.problems or 2000, arguments)
     else:

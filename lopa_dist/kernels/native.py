@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lopa_dist.c_library import INT, LONG, REMEDY, F, Function, N, P, Unavailable, load
+from lopa_dist.c_library import INT, LONG, REMEDY, F, Function, N, P, Unavailable, cpu, load
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.kernels.segment_attention import Segments
 from lopa_dist.ragged import Ints, ranges
@@ -90,6 +90,11 @@ def form(device: torch.device, dtype: str, kernels: str) -> str:
     if device.type != "cpu" or dtype not in NAMES:
         return "other"
     return "torch" if kernels == "torch" or isinstance(found(NAMES[dtype]), str) else "C"
+
+
+def has_bf16() -> bool:
+    """Return whether this CPU multiplies bf16 in the operations in C; others widen it."""
+    return "avx512_bf16" in cpu()
 
 
 @cache

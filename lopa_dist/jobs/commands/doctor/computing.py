@@ -77,7 +77,8 @@ def compiler(machine: Machine) -> Finding:
 def on_cpu(dtype: str, kernels: str) -> Finding:
     """What computes on a CPU in a precision, by `engine.kernels`."""
     if native.form(torch.device("cpu"), dtype, kernels) == "C":
-        return fine("operations run in C, compiled for this CPU")
+        faster = "; with model.dtype=bf16, which it multiplies, it is 1.4 times as fast" if native.has_bf16() else ""
+        return fine("operations run in C, compiled for this CPU" + faster * (dtype == "fp32"))
     if dtype in native.NAMES and kernels != "torch" and (why := native.fault(native.NAMES[dtype])):
         return slow(why)
     found = fault(DTYPES[dtype])
