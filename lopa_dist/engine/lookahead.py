@@ -55,6 +55,7 @@ class Acceptance:
     def __init__(self, deepest: int = MOST_DRAFTS, hope: float = HOPE) -> None:
         self.hope = hope  # probability that a draft is accepted, before any was
         self.tried, self.accepted, self.drafted, self.room = np.zeros((4, deepest))
+        self.asked: dict[int, list[float]] = {}  # what `ends` returned since the last count
 
     def count(self, drafts: Ints, accepted: Ints, room: Ints | None = None) -> None:
         """Count a step.
@@ -65,6 +66,7 @@ class Acceptance:
             room: ``[S]`` drafts that a chain could have; where it has fewer, no source was sure enough, and the step
                 counts as if the next draft had been rejected. None: as many as it has.
         """
+        self.asked.clear()
         depth = np.arange(len(self.tried))
         open_ = depth < (drafts if room is None else room)[:, None]
         self.tried = DECAY * self.tried + (open_ & (depth <= accepted[:, None])).sum(0)
@@ -79,6 +81,7 @@ class Acceptance:
             ends: ``[S, D + 1]`` probabilities that what is accepted of each sequence's chain ends at each depth.
             drafts, room: as of `count`.
         """
+        self.asked.clear()
         reached = ends[:, ::-1].cumsum(1)[:, ::-1]
         depth = np.arange(len(self.tried))
         open_ = depth < room[:, None]
@@ -93,11 +96,14 @@ class Acceptance:
         Args:
             drafts: that the chain has room for.
         """
+        if drafts in self.asked:
+            return self.asked[drafts]
         tried = self.tried.sum()
         share = self.accepted.sum() / tried if tried else self.hope  # what to expect if few were tried
         rates = (self.accepted + share) / (self.tried + 1)
         reached = np.cumprod(np.append(1.0, rates[:drafts]))
-        return [*(reached[:-1] - reached[1:]).tolist(), float(reached[-1])]
+        ends = self.asked[drafts] = [*(reached[:-1] - reached[1:]).tolist(), float(reached[-1])]
+        return ends
 
     def length(self, room: int) -> float:
         """Return how many drafts a chain has on the average that has room for `room` of them."""

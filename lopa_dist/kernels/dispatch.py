@@ -38,9 +38,14 @@ def fused(x: Tensor, kernel: str) -> bool:
     return not (torch.is_grad_enabled() and x.requires_grad)
 
 
-def in_c(x: Tensor) -> bool:
-    """Whether operations on a tensor run in C now: where they can, and nothing is differentiated or `by_torch`."""
-    return not torch.is_grad_enabled() and not _by_torch.get() and suits_c(x)
+def in_c(x: Tensor, *others: Tensor | None) -> bool:
+    """Whether an operation on tensors runs in C now: where it can, and nothing is differentiated or `by_torch`.
+
+    All must be of one dtype, as they are not under `torch.autocast`.
+    """
+    if torch.is_grad_enabled() or _by_torch.get() or not suits_c(x):
+        return False
+    return all(other is None or other.dtype == x.dtype for other in others)
 
 
 def suits_c(x: Tensor) -> bool:

@@ -11,7 +11,7 @@ from lopa_dist.kernels.dispatch import in_c
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, in_fp32: bool = False) -> Tensor:
     """Return ``x [R, K] weight [K, N]``, ``[R, N]``, plus ``bias [N]``; with `in_fp32` in fp32."""
-    if in_c(x) and weight.stride(1) == 1 and x.stride(1) == 1 and suits(x):
+    if in_c(x, weight, bias) and weight.stride(1) == 1 and x.stride(1) == 1 and suits(x):
         return native.product(x, weight, bias, in_fp32)
     y = torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
     return y.float() if in_fp32 else y
@@ -27,6 +27,6 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[..., K] -> [..., N]``."""
-        if x.dim() == 2 and self.weight.stride(0) == 1 and in_c(x) and suits(x):
+        if x.dim() == 2 and self.weight.stride(0) == 1 and in_c(x, self.weight, self.bias) and suits(x):
             return native.product(x, self.weight.t(), self.bias)
         return super().forward(x)

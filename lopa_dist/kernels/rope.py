@@ -157,7 +157,7 @@ def rope_and_store(
             rows = torch.full((1,), len(qkv), dtype=torch.int32, device=qkv.device)
         cos, sin = cos.flatten(1), sin.flatten(1)
         return rope_triton.rope_and_store(qkv, cos, sin, keys, values, scratch, rows, norms, eps, must_be_finite, slots)
-    if in_c(qkv) and rows is None and must_be_finite is None and cos.dtype == qkv.dtype:
+    if in_c(qkv, cos, keys, *(norms or ())) and rows is None and must_be_finite is None:
         return native.rotate_and_store(qkv, cos, sin, keys, values, scratch, norms, eps, slots)
     kv_heads, dim = keys.shape[1:]
     of_heads = qkv.view(qkv.shape[0], -1, dim)

@@ -39,7 +39,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
         from lopa_dist.kernels import rows_triton
 
         return rows_triton.add_rms_norm(x, residual, weight, eps)
-    if in_c(x):
+    if in_c(x, weight, residual):
         return native.rms_norm(x, weight, eps, residual), x
     total = x.add_(residual)
     return rms_norm(total, weight, eps), total
@@ -63,7 +63,7 @@ def embed_rms_norm(tokens: Tensor, embedding: Tensor, weight: Tensor, eps: float
 
         return rows_triton.embed_rms_norm(tokens, embedding, weight, eps)
     x = F.embedding(tokens, embedding)
-    if in_c(x):
+    if in_c(x, weight):
         return native.rms_norm(x, weight, eps), x
     return rms_norm(x, weight, eps), x
 

@@ -75,6 +75,20 @@ def test_a_product_of_an_odd_width_in_bf16_is_the_librarys() -> None:
 
 
 @there
+def test_tensors_of_several_precisions_are_the_library_s() -> None:
+    """As under `torch.autocast`, in which drafts learn."""
+    x, weight = random(4, 6, dtype=torch.bfloat16), random(6, 8, seed=1)
+    norm, residual = random(6, seed=2), random(4, 6, seed=3, dtype=torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.allclose(product(x, weight).double(), x.double() @ weight.double(), atol=0.1)
+        normed, total = add_rms_norm(x.clone(), residual, norm, 1e-6)
+    wide = (x + residual).double()
+    assert torch.equal(total, x + residual)
+    exact = wide * (wide.square().mean(1, keepdim=True) + 1e-6).rsqrt() * norm
+    assert torch.allclose(normed.double(), exact, atol=0.05)
+
+
+@there
 def test_nan_and_infinity_stay_in_bf16() -> None:
     x = torch.tensor([[torch.nan, torch.inf, -torch.inf, 1.0, 3.3895314e38]]).bfloat16()
     one = torch.ones(1, 5, dtype=torch.bfloat16)
