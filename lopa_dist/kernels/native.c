@@ -3,8 +3,9 @@
 
 Every number of a row is computed by one chain of operations, in an order that follows from the row alone: no tile, no
 thread and no other row can change it. Products add up over the inputs, the first one first, with one rounding each
-(fused multiply-add; in bf16 two at once, as the CPU's own instruction does). Attention adds up over the tokens that a row sees, the first one first. Other sums have L partial
-sums, of every L-th number. No sum is contracted but where `fused` says so: compile with -ffp-contract=off.
+(fused multiply-add; in bf16 two inputs at once, by the CPU's own instruction if it has one). Attention adds up over the
+tokens that a row sees, the first one first. Other sums have L partial sums, of every L-th number. No sum is contracted
+but where `fused` says so: compile with -ffp-contract=off.
 
 Matrices are by rows; ptrdiff_t ld... is the distance of rows in numbers. */
 
