@@ -13,12 +13,13 @@ from torch import Tensor
 
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.memory import short_of_memory
-from lopa_dist.kernels.attention import AttentionKernel
+from lopa_dist.kernels.attention import AttentionKernel, Native
 from lopa_dist.kernels.dispatch import by_torch, in_c, on_device
 from lopa_dist.kernels.record_head import record_head, record_size
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.kernels.segment_attention import Segments
 from lopa_dist.models.fused import Attend, Cache, FusedTransformer
+from lopa_dist.models.native_layers import NativeLayers
 from lopa_dist.models.tensor_parallel import head_shard
 from lopa_dist.models.transformer import Transformer, rope_of
 from lopa_dist.parallel.communicator import Communicator, Solo
@@ -67,6 +68,8 @@ class Runner:
         # them up takes two operations, to compute them a dozen
         self.rotations = rope_of(model.config, torch.arange(longest, device=self.device), model.head_weight.dtype)
         self.may_overflow = pool.keys.dtype == torch.float16
+        whole = isinstance(attention, Native) and NativeLayers.suits(network, self.rotations)
+        self.whole = NativeLayers(network, self.rotations) if whole else None  # all layers in one call
         self.shard = head_shard(tensor or Solo())
         self.request_sampling: dict[int, Sampling] = {}  # by slot, of requests with their own
         # hidden states of shared prefixes' last rows, which predict the first token behind a prompt
@@ -136,7 +139,10 @@ class Runner:
         else:
             wanted = F.pad(wanted, (0, padded(len(wanted)) - len(wanted)))
         cache = Cache(pool.keys, pool.values, pool.scratch, prepared.must_be_finite, slots)
-        hidden = self.network(tokens, positions, None, cache, self.attend(prepared), wanted, self.rope(positions))
+        if self.whole and self.whole.runs(cache):
+            hidden = self.whole(tokens, positions, cache, prepared.plan, wanted)
+        else:
+            hidden = self.network(tokens, positions, None, cache, self.attend(prepared), wanted, self.rope(positions))
         head = hidden[: len(rows)]
         if last is not None:
             self.prefix_hidden[last[1]] = hidden[len(rows) : len(rows) + last.shape[1]]

@@ -495,15 +495,16 @@ static V squares_of(const T *x, ptrdiff_t d) {
 }
 
 /* q [R, H, D] of qkv [R, (H + 2 Hkv) D], rotated, and normed before if there are weights; so is k, which is stored, as v
-is */
-void rotate_and_store(const T *qkv, T *q, const T *cos, const T *sin, T *keys, T *values, const int64_t *slots,
-                      int64_t first, const T *q_norm, const T *k_norm, float eps, ptrdiff_t R, ptrdiff_t H,
-                      ptrdiff_t Hkv, ptrdiff_t D, int threads) {
+is. Row r's angles are those of positions[r] in the tables [..., D], or without positions the table's row r. */
+void rotate_and_store(const T *qkv, T *q, const T *cos, const T *sin, const int64_t *positions, T *keys, T *values,
+                      const int64_t *slots, int64_t first, const T *q_norm, const T *k_norm, float eps, ptrdiff_t R,
+                      ptrdiff_t H, ptrdiff_t Hkv, ptrdiff_t D, int threads) {
     ptrdiff_t width = (H + 2 * Hkv) * D, half = D / 2;
     if (R * width < MANY_NUMBERS) threads = 1;
 #pragma omp parallel for num_threads(threads) if (threads > 1)
     for (ptrdiff_t r = 0; r < R; r++) {
-        const T *row = qkv + r * width, *c = cos + r * D, *s = sin + r * D;
+        ptrdiff_t angle = (positions ? positions[r] : r) * D;
+        const T *row = qkv + r * width, *c = cos + angle, *s = sin + angle;
         int64_t slot = slots ? slots[r] : first + r;
         for (ptrdiff_t h = 0; h < H + Hkv; h++) {
             const T *from = row + h * D;
@@ -872,4 +873,83 @@ int attend(const T *q, ptrdiff_t ldq, T *out, const T *keys, const T *values, co
     }
     free(begins);
     return short_of_memory;
+}
+
+/* ---- all layers ---- */
+
+/* Weights of a layer, by columns; those that it lacks are 0. */
+typedef struct {
+    const T *before, *qkv, *qkv_bias, *q_norm, *k_norm, *out, *out_bias, *after, *gate_up, *gate_up_bias, *down, *down_bias;
+} Layer;
+
+/* What rows of all layers see, as `attend` takes it. */
+typedef struct {
+    const Segment *segments;
+    const int64_t *seen, *depth, *until;
+    int64_t count, most, rows; /* segments; columns of a row; rows of all segments */
+} Seen;
+
+enum { AT_ONCE = 512 }; /* rows of the feed-forward: what lies between its projections stays small */
+
+/* y [R, d] = the feed-forward of x; room for min(R, AT_ONCE) x 3 I numbers */
+static void feed_forward(const Layer *layer, const T *x, T *y, ptrdiff_t R, ptrdiff_t d, ptrdiff_t I, T *room,
+                         int threads) {
+    for (ptrdiff_t r = 0; r < R; r += AT_ONCE) {
+        ptrdiff_t rows = R - r < AT_ONCE ? R - r : AT_ONCE;
+        T *gate = room + rows * 2 * I;
+        product(x + r * d, d, layer->gate_up, 2 * I, layer->gate_up_bias, room, 2 * I, rows, d, 2 * I, 0, threads);
+        swiglu(room, gate, rows, I, threads);
+        product(gate, I, layer->down, d, layer->down_bias, y + r * d, d, rows, I, d, 0, threads);
+    }
+}
+
+static void gather(T *to, const T *from, const int64_t *rows, ptrdiff_t count, ptrdiff_t wide) {
+    for (ptrdiff_t r = 0; r < count; r++) memcpy(to + r * wide, from + rows[r] * wide, wide * sizeof *to);
+}
+
+/* y = the hidden states of R tokens behind all layers and the last norm: of the W rows `wanted`, [W, d], which are the
+only ones behind the last layer's attention; of all, [R, d], where W is below 0.
+
+cos, sin: tables [..., D] by position. keys, values: [layers, slots, Hkv, D], a layer `apart` numbers behind the one
+before it; row r's go to slots[r], or to slot `first` + r. room: numbers for what lies between, `room_of`. Returns 0, or
+1 where memory is short. */
+int layers(const Layer *all_layers, ptrdiff_t count, const T *embedding, const T *last, const int64_t *tokens,
+           const int64_t *positions, const T *cos, const T *sin, T *keys, T *values, ptrdiff_t apart,
+           const int64_t *slots, int64_t first, const Seen *sees, const int64_t *wanted, ptrdiff_t W, ptrdiff_t R,
+           ptrdiff_t d, ptrdiff_t H, ptrdiff_t Hkv, ptrdiff_t D, ptrdiff_t I, float eps, float scale, T *room, T *y,
+           int threads) {
+    ptrdiff_t most = W > R ? W : R, width = (H + 2 * Hkv) * D;
+    T *x = room, *other = x + most * d, *normed = other + most * d, *q = normed + most * d;
+    T *attended = q + most * H * D, *between = attended + most * H * D; /* qkv, then the feed-forward's */
+    gather(x, embedding, tokens, R, d);
+    norm(x, 0, all_layers->before, normed, R, d, eps, threads);
+    for (ptrdiff_t number = 0; number < count; number++, keys += apart, values += apart) {
+        const Layer *layer = all_layers + number;
+        int at_end = number == count - 1, some = at_end && W >= 0;
+        product(normed, d, layer->qkv, width, layer->qkv_bias, between, width, R, d, width, 0, threads);
+        rotate_and_store(between, q, cos, sin, positions, keys, values, slots, first, layer->q_norm, layer->k_norm, eps,
+                         R, H, Hkv, D, threads);
+        if (sees->rows < R) memset(attended, 0, R * H * D * sizeof *attended);
+        if (attend(q, H * D, attended, keys, values, sees->segments, sees->count, sees->seen, sees->depth, sees->until,
+                   H, Hkv, D, scale, sees->most, threads))
+            return 1;
+        if (some) {
+            T *whole = x;
+            R = W;
+            gather(q, attended, wanted, R, H * D);
+            gather(other, x, wanted, R, d);
+            x = other, other = whole;
+        }
+        product(some ? q : attended, H * D, layer->out, d, layer->out_bias, other, d, R, H * D, d, 0, threads);
+        norm(other, x, layer->after, normed, R, d, eps, threads);
+        feed_forward(layer, normed, x, R, d, I, between, threads);
+        norm(x, other, at_end ? last : layer[1].before, at_end ? y : normed, R, d, eps, threads);
+    }
+    return 0;
+}
+
+/* how many numbers of room `layers` needs for `rows` rows, R or W, whichever is more */
+int64_t room_of(ptrdiff_t rows, ptrdiff_t d, ptrdiff_t H, ptrdiff_t Hkv, ptrdiff_t D, ptrdiff_t I) {
+    ptrdiff_t qkv = rows * (H + 2 * Hkv) * D, parts = (rows < AT_ONCE ? rows : AT_ONCE) * 3 * I;
+    return rows * (3 * d + 2 * H * D) + (qkv > parts ? qkv : parts);
 }

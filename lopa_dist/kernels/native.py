@@ -30,8 +30,10 @@ FUNCTIONS: dict[str, Function] = {
     "product": (None, (P, N, P, N, P, P, N, N, N, N, INT, INT)),
     "norm": (None, (P, P, P, P, N, N, F, INT)),
     "swiglu": (None, (P, P, N, N, INT)),
-    "rotate_and_store": (None, (P, P, P, P, P, P, P, LONG, P, P, F, N, N, N, N, INT)),
+    "rotate_and_store": (None, (P, P, P, P, P, P, P, P, LONG, P, P, F, N, N, N, N, INT)),
     "attend": (INT, (P, N, P, P, P, P, N, P, P, P, N, N, N, F, LONG, INT)),
+    "layers": (INT, (P, N, *[P] * 8, N, P, LONG, P, P, N, N, N, N, N, N, N, F, F, P, P, INT)),
+    "room_of": (LONG, (N, N, N, N, N, N)),
 }
 OF_LOGITS: dict[str, Function] = {  # in fp32 in any case
     "reduce": (None, (P, P, N, N, LONG, N, LONG, F, P, INT, INT, INT, P, INT)),
@@ -167,7 +169,7 @@ def rotate_and_store(
     q_norm, k_norm = norms or (None, None)
     q = qkv.new_empty(rows, heads, dim)
     library(qkv.dtype).rotate_and_store(
-        qkv.data_ptr(), q.data_ptr(), cos.data_ptr(), sin.data_ptr(), keys.data_ptr(), values.data_ptr(),
+        qkv.data_ptr(), q.data_ptr(), cos.data_ptr(), sin.data_ptr(), None, keys.data_ptr(), values.data_ptr(),
         pointer(slots), scratch, pointer(q_norm), pointer(k_norm), eps, rows, heads, kv_heads, dim,
         torch.get_num_threads(),
     )  # fmt: skip
@@ -238,3 +240,73 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, of: Plan) -> Tensor:
     if short:
         raise MemoryError("attention's scores")
     return out
+
+
+class Shape(NamedTuple):
+    """Of a model's layers."""
+
+    width: int  # d
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    eps: float  # of all norms
+
+
+class Seen(ctypes.Structure):
+    """As `native.c` has it."""
+
+    _fields_ = (*((name, P) for name in ("segments", "seen", "depth", "until")),
+                *((name, LONG) for name in ("count", "most", "rows")))  # fmt: skip
+
+
+def layers(
+    weights: Ints,
+    shape: Shape,
+    embedding: Tensor,
+    last_norm: Tensor,
+    tokens: Tensor,
+    positions: Tensor,
+    rotations: tuple[Tensor, Tensor],
+    keys: Tensor,
+    values: Tensor,
+    scratch: int,
+    slots: Tensor | None,
+    sees: Plan,
+    wanted: Tensor | None,
+) -> Tensor:
+    """Return hidden states behind all layers and the last norm: ``[W, d]`` of the rows `wanted`, or ``[R, d]`` of all.
+
+    To the bit what the operations above return one by one, without what each call takes besides: with one row, that
+    is most of the time.
+
+    Args:
+        weights: ``[layers, 12]`` where the weights of each layer lie, by columns, as `native.c` lists them; 0: none.
+        shape: of a layer.
+        embedding: ``[V, d]``.
+        last_norm: ``[d]``.
+        tokens, positions: ``[R]`` int64.
+        rotations: cosines and sines ``[..., D]`` by position.
+        keys, values: the pool ``[layers, slots, Hkv, D]``; written.
+        scratch, slots: where K/V of the rows go, as of `rotate_and_store`.
+        sees: what rows see.
+        wanted: ``[W]`` int64, numbers of rows; None: all.
+    """
+    count, some = len(tokens), -1 if wanted is None else len(wanted)
+    lib, (d, heads, kv_heads, dim, intermediate, eps) = library(embedding.dtype), shape
+    room = embedding.new_empty(lib.room_of(max(count, some), d, heads, kv_heads, dim, intermediate))
+    y = embedding.new_empty(count if wanted is None else some, d)
+    depth = None if sees.depth is None else sees.depth.ctypes.data
+    seen = Seen(
+        sees.segments.ctypes.data, sees.seen.ctypes.data, depth, pointer(sees.until), len(sees.segments), sees.most,
+        sees.rows,
+    )  # fmt: skip
+    short = lib.layers(
+        weights.ctypes.data, len(weights), embedding.data_ptr(), last_norm.data_ptr(), tokens.data_ptr(),
+        positions.data_ptr(), rotations[0].data_ptr(), rotations[1].data_ptr(), keys.data_ptr(), values.data_ptr(),
+        keys.stride(0), pointer(slots), scratch, ctypes.addressof(seen), pointer(wanted), some, count, d, heads,
+        kv_heads, dim, intermediate, eps, dim**-0.5, room.data_ptr(), y.data_ptr(), torch.get_num_threads(),
+    )  # fmt: skip
+    if short:
+        raise MemoryError("attention's scores")
+    return y

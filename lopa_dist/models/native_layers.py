@@ -1,0 +1,81 @@
+"""All layers of a model in one call in C, where every operation of theirs can run in C.
+
+`FusedTransformer` makes some ten calls a layer, from torch's operations and ours. With few rows these calls take longer
+than the numbers. Here C makes them, with the same operations in the same order: to the bit, both are the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lopa_dist.kernels import native
+from lopa_dist.kernels.dispatch import in_c
+from lopa_dist.models.fused import Cache, FusedTransformer
+from lopa_dist.ragged import Ints
+
+
+class NativeLayers:
+    """The layers of a network that C computes as a whole.
+
+    Args:
+        network: what `suits` accepts.
+        rotations: cosines and sines ``[longest, 1, D]`` of all positions.
+    """
+
+    def __init__(self, network: FusedTransformer, rotations: tuple[Tensor, Tensor]) -> None:
+        self.network, self.rotations = network, rotations
+        self.projections: list[Any] = [linear for layer in network.layers for linear in layer.projections]
+        dim, first = network.config.head_dim, network.layers[0]
+        kv_heads = network.config.kv_heads
+        heads = len(first.qkv.weight) // dim - 2 * kv_heads  # type: ignore[arg-type]
+        intermediate = len(first.gate_up.weight) // 2  # type: ignore[arg-type]
+        eps = network.config.rms_eps
+        self.shape = native.Shape(network.config.hidden_size, heads, kv_heads, dim, intermediate, eps)
+        self.weights: Ints = np.array([weights_of(network, number) for number in range(len(network.layers))], np.int64)
+
+    @staticmethod
+    def suits(network: FusedTransformer, rotations: tuple[Tensor, Tensor]) -> bool:
+        """Return whether C has all that a network's layers do: no experts, adapters, eight bits or scaled queries."""
+        weight = network.embedding
+        if network.needs_tiles or network.mask_rows is not None or network.config.query_scaling is not None:
+            return False
+        projections: list[Any] = [linear for layer in network.layers for linear in layer.projections]
+        tensors = [weight, *network.norms, *rotations]
+        for linear in projections:
+            if not isinstance(linear, nn.Linear) or not linear.weight.t().is_contiguous():
+                return False
+            tensors += [linear.weight] + ([] if linear.bias is None else [linear.bias])
+        even = all(linear.weight.shape[1] % 2 == 0 for linear in projections)
+        return in_c(weight, *tensors) and (even or weight.dtype == torch.float32) and weight.is_contiguous()
+
+    def runs(self, cache: Cache) -> bool:
+        """Return whether C computes a forward now: nobody has hooked into a projection, and no K/V may overflow."""
+        hooked = any(linear._forward_hooks or linear._forward_pre_hooks for linear in self.projections)
+        return not hooked and cache.must_be_finite is None and in_c(self.network.embedding, cache.keys)
+
+    def __call__(
+        self, tokens: Tensor, positions: Tensor, cache: Cache, sees: native.Plan, wanted: Tensor | None = None
+    ) -> Tensor:
+        """Return what the network does, with attention in C; `sees` is what the rows see."""
+        return native.layers(
+            self.weights, self.shape, self.network.embedding, self.network.norms[-1], tokens, positions,
+            self.rotations, cache.keys, cache.values, cache.scratch, cache.slots, sees, wanted,
+        )  # fmt: skip
+
+
+def weights_of(network: FusedTransformer, number: int) -> list[int]:
+    """Return where the weights of a layer lie, in the order of `Layer` in `native.c`."""
+    layer = network.layers[number]
+    q_norm, k_norm = layer.head_norms or (None, None)
+
+    def of(linear: Any) -> tuple[Tensor, Tensor | None]:
+        return linear.weight, linear.bias
+
+    order = (
+        layer.before, *of(layer.qkv), q_norm, k_norm, *of(layer.out), layer.after, *of(layer.gate_up), *of(layer.down),
+    )  # fmt: skip
+    return [native.pointer(tensor) or 0 for tensor in order]
