@@ -300,7 +300,8 @@ class LookaheadPolicy:
             return self.first(self.steps)
         if self.steps % EXPLORE == 0 and (others := self.ranked[1:4]):
             return others[self.steps // EXPLORE % len(others)]._replace(worth=self.worth)
-        if not self.ranked or self.steps < 2 * RECONSIDER or self.steps % RECONSIDER == 0:
+        early = self.steps & (self.steps - 1) == 0  # steps 1, 2, 4, 8
+        if not self.ranked or early or self.steps % RECONSIDER == 0:
             self.rank(int((host.branches > 0).sum()))
         return self.ranked[0]._replace(worth=self.worth)
 

@@ -24,6 +24,7 @@ from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.ragged import ROW_TILE
 
 ROWS, VOCABULARY = 64, 8192  # a tile of logits
+ROWS_IN_C = 256  # C multiplies more rows faster, and their bits do not follow from a tile
 SHARES = 8  # a vocabulary is cut at every eighth, so that up to 8 tensor ranks can have equal parts
 
 
@@ -78,12 +79,13 @@ def record_head(
         return fused_records(hidden, weight, mask_id, keys, sampling, shard, rows, runner_up)
     # a GPU's library gives a row the same bits where it is called for whole tiles of logits
     count, extra = len(hidden), -len(hidden) % (ROWS if hidden.is_cuda else ROW_TILE)
-    if extra and not in_c(hidden):  # reductions, too, may give a lone row other bits than a row among others
+    at_once = ROWS_IN_C if in_c(hidden) else ROWS
+    if extra and at_once == ROWS:  # reductions, too, may give a lone row other bits than a row among others
         hidden, keys = F.pad(hidden, (0, 0, 0, extra)), None if keys is None else F.pad(keys, (0, extra))
     parts = []
-    for begin in range(0, len(hidden), ROWS):
-        own_keys = None if keys is None else keys[begin : begin + ROWS]
-        parts.append(_sums(hidden[begin : begin + ROWS], weight, mask_id, own_keys, sampling, shard, runner_up))
+    for begin in range(0, len(hidden), at_once):
+        own_keys = None if keys is None else keys[begin : begin + at_once]
+        parts.append(_sums(hidden[begin : begin + at_once], weight, mask_id, own_keys, sampling, shard, runner_up))
     if not parts:
         return torch.empty(0, record_size(runner_up), dtype=torch.int32, device=hidden.device)
     sums = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
