@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from benchmarks import first_engines
 from benchmarks.gpu_shapes import DREAM
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.engine import kernel_choice, runner, runners
@@ -117,6 +118,18 @@ def test_experts_in_torchs_form_have_no_graph_where_it_waits(monkeypatch: pytest
             "what preflight multiplies with"
         )
     assert waits == {(8, 0): True, (8, 9): True, (9, 0): False}
+
+
+def test_a_mixture_in_bf16_runs_over_fixed_buffers_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No GPU is asked what its library can do: where there is none, that is an error."""
+
+    def ask(device: torch.device) -> tuple[int, int]:
+        raise AssertionError(f"{device} is no GPU")
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", ask)
+    model = first_engines.model_of("router of softmax", CPU, torch.bfloat16)
+    engine = Engine(model, first_engines.BLOCKS, Solo(), EngineConfig(1, attention="meta", graphs="always"))
+    assert engine.runners.static
 
 
 def test_every_forward_runs_the_chosen_forms(small_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
