@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -15,10 +15,13 @@ from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.engine import kernel_choice, runner, runners
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.kernel_choice import needed, plain_kernels
+from lopa_dist.engine.likelihood import Scorer
 from lopa_dist.engine.loop import Engine
-from lopa_dist.engine.request import Request
+from lopa_dist.engine.request import Given, Likelihood, Request
+from lopa_dist.engine.scoring import ScoringEngine
+from lopa_dist.kernels import dispatch
 from lopa_dist.kernels.attention import Grouped, suited
-from lopa_dist.kernels.dispatch import KERNELS
+from lopa_dist.kernels.dispatch import KERNELS, fused
 from lopa_dist.kernels.preflight import Fault, Widths
 from lopa_dist.models.config import Experts
 from lopa_dist.models.transformer import Transformer
@@ -147,6 +150,26 @@ def test_every_forward_runs_the_chosen_forms(small_model: Transformer, monkeypat
         list(engine.generate([REQUEST]))
         assert set(during) == {frozenset({"norm"})}
         during.clear()
+
+
+def test_texts_are_scored_by_the_chosen_forms(small_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that fails, or that `engine.kernels=torch` excludes, would be launched there."""
+    found = []
+
+    def score(scorer: Scorer, given: Sequence[Given]) -> list[Likelihood]:
+        found.append([fused(OnGpu(), kernel) for kernel in KERNELS])
+        return [Likelihood(-1.0, 0.0, True, 1)] * len(given)
+
+    class OnGpu:
+        is_cuda, requires_grad = True, False
+
+    monkeypatch.setattr(Scorer, "score", score)
+    monkeypatch.setattr(dispatch, "TRITON", True)
+    monkeypatch.setattr(runners, "plain_kernels", lambda *_: frozenset({"norm", "experts"}))
+    engine = ScoringEngine(small_model, DecodeConfig(), EngineConfig(), masks=1)
+    request = replace(REQUEST, scored=((Given([1, 2], [3], 0),),))
+    assert [generation.finish_reason for generation in engine.generate([request])] == ["scored"]
+    assert found == [[kernel not in ("norm", "experts") for kernel in KERNELS]]
 
 
 def test_the_texts_are_those_of_auto(small_model: Transformer) -> None:
