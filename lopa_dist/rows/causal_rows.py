@@ -320,8 +320,8 @@ class CausalRows:
         return 1 + drafts + of_groups + (branches - 1) * (drafts + int(masks[0]))
 
     def predictions(self, config: DecodeConfig, branches: int, window: int) -> int:
-        """As of `RowMaker`."""
-        return self.usual(config)
+        """As of `RowMaker`. What auto tries must not take longer only because its graph is captured on the way."""
+        return self.apart(config, branches) if config.drafts == "auto" else self.usual(config)
 
     def groups(self, config: DecodeConfig) -> int:
         """As of `RowMaker`: one of masks for each depth of the chain."""

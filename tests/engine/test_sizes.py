@@ -17,6 +17,7 @@ from lopa_dist.engine.lookahead import Choice, LookaheadPolicy
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.memory import MOST_ROWS
 from lopa_dist.engine.sizes import longest_sequence, most_rows, tile_rows, usual_forward, usual_predictions
+from lopa_dist.engine.static_runner import StaticRunner
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Solo
 from lopa_dist.ragged import padded
@@ -73,7 +74,14 @@ def test_nor_does_one_that_looks_ahead_as_far_as_it_may(
     for sequences in (1, 3):
         engine = Engine(model, config, Solo(), EngineConfig(sequences, attention="meta", graphs="always"))
         forwards: list[int] = []
-        engine.on_step = [lambda engine, into=forwards: into.append(engine.ended.rows.table.rows.sum())]
+        predictions: list[int] = []
+
+        def count(engine: Engine, forwards: list[int] = forwards, predictions: list[int] = predictions) -> None:
+            assert engine.ended is not None
+            forwards.append(int(engine.ended.rows.table.rows.sum()))
+            predictions.append(len(engine.ended.rows.heads.slots))
+
+        engine.on_step = [count]
         requests = [replace(one, max_new_tokens=tokens) for one in first_engines.requests_of(3, 12)]
         assert len(list(engine.generate(requests))) == 3
         assert engine.workspace is not None
@@ -81,6 +89,10 @@ def test_nor_does_one_that_looks_ahead_as_far_as_it_may(
         assert scratch is not None
         assert max(forwards) <= scratch
         assert pool.keys.shape[1] <= pool.scratch + (bucket(scratch) or padded(scratch)), "it has not grown"
+        if drafts == "auto":  # which compares times: no choice should capture a graph
+            runner = engine.workspace.runner
+            assert isinstance(runner, StaticRunner)
+            assert max(predictions) <= runner.usual_heads
 
 
 @pytest.mark.parametrize(
