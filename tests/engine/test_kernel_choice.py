@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks import first_engines
 from benchmarks.gpu_shapes import DREAM
@@ -133,6 +134,18 @@ def test_a_mixture_in_bf16_runs_over_fixed_buffers_on_a_cpu(monkeypatch: pytest.
     model = first_engines.model_of("router of softmax", CPU, torch.bfloat16)
     engine = Engine(model, first_engines.BLOCKS, Solo(), EngineConfig(1, attention="meta", graphs="always"))
     assert engine.runners.static
+
+
+def test_a_mixture_on_a_gpu_is_not_reproducible(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library chooses its tiles by the number of rows, as for the router; weights on a GPU that is not there."""
+    monkeypatch.setattr(runners, "plain_kernels", lambda *_: frozenset())
+    with torch.device("meta"):
+        model = Transformer(first_engines.MODELS["router of softmax"])
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model = model.to_empty(device="cuda").requires_grad_(False)
+        with pytest.raises(ValueError, match=r"engine\.reproducible=true on a GPU .* mixture of experts.*router"):
+            runners.Runners(model, first_engines.BLOCKS, EngineConfig(reproducible=True))
+        assert runners.Runners(model, first_engines.BLOCKS, EngineConfig()).static
 
 
 def test_every_forward_runs_the_chosen_forms(small_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
