@@ -44,7 +44,10 @@ MODELS = {
 }
 SCALE = 0.15  # of the weights: one layer's numbers are about as large as those before it
 TOKENS = 24  # of an answer
-LEAST = {torch.float32: 0.95, torch.bfloat16: 0.5}  # of tokens that are equal; of unlike texts, none of a hundred are
+# of tokens that are equal; of unlike texts, none of a hundred are. In bf16 (mixtures, `MIXED` prompts) right ones have
+# 0.39 to 0.90 on a CPU, because a rounding may choose another expert, and those with experts of others 0.07 to 0.22
+LEAST = {torch.float32: 0.95, torch.bfloat16: 0.3}
+MIXED = 12
 MANY = Choice(
     16, 17
 )  # masks and groups: what auto chooses for one sequence where a step's time hardly follows its rows
@@ -154,7 +157,7 @@ def engines(device: torch.device) -> Iterator[Fact]:
     for name in ("router of sigmoids", "router of softmax"):
         yield name, compare(name, BLOCKS, few)
         if device.type == "cuda":  # on a CPU its roundings would differ between machines
-            yield f"{name}, bf16", compare(name, BLOCKS, few, dtype=torch.bfloat16)
+            yield f"{name}, bf16", compare(name, BLOCKS, requests_of(MIXED, 40), dtype=torch.bfloat16)
     for name, decode in (("masked", WINDOWS), ("causal", FIXED)):
         yield f"{name}, top-p", compare(name, replace(decode, top_p=0.9, **SAMPLED), few)
         samples = requests_of(4, 40, samples=3)

@@ -75,7 +75,7 @@ def without_graphs(model: Transformer, plain: frozenset[str], device: torch.devi
     """Return whether a kernel of `plain` has a torch form in which the host waits for the device, as no graph may."""
     dtype = model.head_weight.dtype
     wholes = {FP8 if mlp.kind == "fp8" else dtype for mlp in mixtures(model)}  # int8 is widened before it is multiplied
-    asks = any(not by_library(device, dtype, whole) for whole in wholes)
+    asks = device.type == "cuda" and any(not by_library(device, dtype, whole) for whole in wholes)
     return bool(plain & WITHOUT_GRAPHS) or ("experts" in plain and asks)
 
 

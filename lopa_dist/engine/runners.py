@@ -106,8 +106,8 @@ class Runners:
             )
         if reproducible and device.type == "cuda" and shape.experts is not None:
             raise ValueError(
-                "engine.reproducible=true on a GPU cannot go with a mixture of experts: the library multiplies them, "
-                "in bits that may depend on the batch"
+                "engine.reproducible=true on a GPU cannot go with a mixture of experts: the library computes its "
+                "router, and in bf16 multiplies the experts, in bits that may depend on the batch"
             )
         if reproducible and self.plain and device.type == "cuda":
             raise ValueError(

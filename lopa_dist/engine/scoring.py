@@ -14,6 +14,7 @@ from lopa_dist.engine.likelihood import ROWS, Scorer
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Generation, Likelihood, Request
 from lopa_dist.engine.running_batch import NextRequests, in_order
+from lopa_dist.kernels.dispatch import by_torch, on_device
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
 from lopa_dist.parallel.stop import StopLevel
@@ -65,7 +66,8 @@ class ScoringEngine(Engine):
         """Score the texts of some requests in the same forwards."""
         began = time.perf_counter()
         parts = [given for request in requests for text in request.scored for given in text]
-        likelihoods = iter(self.scorer.score(parts))
+        with by_torch(self.runners.plain), on_device(self.device):  # as a runner's forwards
+            likelihoods = iter(self.scorer.score(parts))
         seconds = time.perf_counter() - began
         self.statistics.lap("forward")
         self.statistics.admitted += len(requests)

@@ -53,7 +53,8 @@ def most_rows(config: DecodeConfig, branches: int, prompt: int, suffix: int = 0)
 
     With `keeps_kv` its prompt is computed with the anchor alone. Later a window has the row before it, and the answer
     behind the committed tokens: as many blocks as may be active, which may all be completed in one step, and as many
-    after them.
+    after them. Rows that are in no
+    window, as a causal model's, may run beside the prompt's (`RowMaker.apart`).
 
     Args:
         config: of the step.
@@ -67,7 +68,8 @@ def most_rows(config: DecodeConfig, branches: int, prompt: int, suffix: int = 0)
         window = min(window, 2 * config.max_active_blocks * config.block_size + 1)
     if not config.scope.keeps_kv:
         window = longest - suffix
-    return max(longest, branches * most_branch_rows(config, window + suffix))
+    apart = prompt + rule_for(config).rows.apart(config, branches)
+    return max(longest, branches * most_branch_rows(config, window + suffix), apart)
 
 
 def usual_forward(config: DecodeConfig, branches: int, sequences: int, longest: int, limit: int) -> int:

@@ -305,9 +305,23 @@ class CausalRows:
         """As of `RowMaker`: nothing stands behind."""
         return window
 
+    def apart(self, config: DecodeConfig, branches: int) -> int:
+        """As of `RowMaker`: the chain, groups of masks behind its tokens, and paths.
+
+        With ``drafts=auto`` there may be a group behind every token, else behind two (`LookaheadPolicy.lookahead`).
+        """
+        answer = config.max_new_tokens
+        drafts = min(config.max_drafts, max(answer - 1, 0))
+        # as in `row_counts`, of an answer that begins
+        masks = np.clip(answer - 2 - np.arange(drafts + 1), 0, config.max_drafts) * config.drafts_masks
+        groups = masks[: None if config.drafts == "auto" else 2]
+        lead = Lookahead(config.max_drafts, blocks=True).lead  # where masks draft in blocks
+        of_groups = int((groups + lead * (groups > 0)).sum())
+        return 1 + drafts + of_groups + (branches - 1) * (drafts + int(masks[0]))
+
     def predictions(self, config: DecodeConfig, branches: int, window: int) -> int:
-        """As of `RowMaker`."""
-        return self.usual(config)
+        """As of `RowMaker`. What auto tries must not take longer only because its graph is captured on the way."""
+        return self.apart(config, branches) if config.drafts == "auto" else self.usual(config)
 
     def groups(self, config: DecodeConfig) -> int:
         """As of `RowMaker`: one of masks for each depth of the chain."""

@@ -89,6 +89,14 @@ class RowMaker(Protocol):
     def of_branch(self, config: DecodeConfig, window: int) -> int:
         """Return the most rows of a branch whose window has `window` rows, those behind the window included."""
 
+    def apart(self, config: DecodeConfig, branches: int) -> int:
+        """Return the most rows of a sequence in a forward on one rank that are neither its prompt's nor in windows.
+
+        Args:
+            config: of the step.
+            branches: of the sequence on this rank.
+        """
+
     def predictions(self, config: DecodeConfig, branches: int, window: int) -> int:
         """Return how many predictions a sequence usually has at most in a forward on one rank.
 

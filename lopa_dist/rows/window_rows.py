@@ -190,6 +190,10 @@ class WindowRows:
         host = HostState(*(np.array([most.get(field, 0)]) for field in HostState._fields))
         return window + int(sum(kind.rows(config, host).count[0] for kind in self.kinds))
 
+    def apart(self, config: DecodeConfig, branches: int) -> int:
+        """As of `RowMaker`: none."""
+        return 0
+
     def predictions(self, config: DecodeConfig, branches: int, window: int) -> int:
         """As of `RowMaker`: one for each row."""
         return branches * self.of_branch(config, window)

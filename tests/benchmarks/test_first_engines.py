@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
+import torch
 
-from benchmarks.first_engines import engines
+from benchmarks import first_engines
+from benchmarks.first_engines import BLOCKS, against_the_cpu, engines
 from benchmarks.first_facts import perform
 from benchmarks.gpu_shapes import CPU
 from lopa_dist.engine import static_runner
+from lopa_dist.engine.request import Request
 from lopa_dist.kernels.segment_attention import Segments
 from lopa_dist.kernels.tiles import Tiles
 from lopa_dist.models import experts, fused
@@ -98,3 +102,20 @@ def test_a_fault_that_is_put_back_is_found(fault: str, monkeypatch: Patch, capsy
     begun, found = map(json.loads, capsys.readouterr().out.splitlines())
     assert (begun["begun"], found["fact"], found["ok"]) == (name, name, False), found
     assert why in found.get("error", "")
+
+
+@pytest.mark.parametrize("router", ["router of sigmoids", "router of softmax"])
+@torch.inference_mode()
+def test_the_bound_in_bf16_is_between_right_mixtures_and_wrong_ones(router: str, monkeypatch: Patch) -> None:
+    """On a GPU alone it is a fact; a CPU's roundings are about as large."""
+    compare = partial(against_the_cpu, CPU, {}, router, BLOCKS, dtype=torch.bfloat16)
+    asked: list[list[Request]] = []
+    monkeypatch.setattr(
+        first_engines, "against_the_cpu", lambda *given, **named: asked.append(given[4]) or {"ok": True}
+    )
+    [found] = [fact for name, fact in engines(torch.device("cuda:0")) if name == f"{router}, bf16"]
+    assert found()["ok"]
+    [requests] = asked
+    assert compare(requests)["ok"]
+    experts_of_others(monkeypatch)
+    assert not compare(requests)["ok"]

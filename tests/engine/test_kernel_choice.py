@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from benchmarks import first_engines
 from benchmarks.gpu_shapes import DREAM
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.engine import kernel_choice, runner, runners
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.kernel_choice import needed, plain_kernels
+from lopa_dist.engine.likelihood import Scorer
 from lopa_dist.engine.loop import Engine
-from lopa_dist.engine.request import Request
+from lopa_dist.engine.request import Given, Likelihood, Request
+from lopa_dist.engine.scoring import ScoringEngine
+from lopa_dist.kernels import dispatch
 from lopa_dist.kernels.attention import Grouped, suited
-from lopa_dist.kernels.dispatch import KERNELS
+from lopa_dist.kernels.dispatch import KERNELS, fused
 from lopa_dist.kernels.preflight import Fault, Widths
 from lopa_dist.models.config import Experts
 from lopa_dist.models.transformer import Transformer
@@ -119,6 +124,30 @@ def test_experts_in_torchs_form_have_no_graph_where_it_waits(monkeypatch: pytest
     assert waits == {(8, 0): True, (8, 9): True, (9, 0): False}
 
 
+def test_a_mixture_in_bf16_runs_over_fixed_buffers_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No GPU is asked what its library can do: where there is none, that is an error."""
+
+    def ask(device: torch.device) -> tuple[int, int]:
+        raise AssertionError(f"{device} is no GPU")
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", ask)
+    model = first_engines.model_of("router of softmax", CPU, torch.bfloat16)
+    engine = Engine(model, first_engines.BLOCKS, Solo(), EngineConfig(1, attention="meta", graphs="always"))
+    assert engine.runners.static
+
+
+def test_a_mixture_on_a_gpu_is_not_reproducible(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library chooses its tiles by the number of rows, as for the router; weights on a GPU that is not there."""
+    monkeypatch.setattr(runners, "plain_kernels", lambda *_: frozenset())
+    with torch.device("meta"):
+        model = Transformer(first_engines.MODELS["router of softmax"])
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model = model.to_empty(device="cuda").requires_grad_(False)
+        with pytest.raises(ValueError, match=r"engine\.reproducible=true on a GPU .* mixture of experts.*router"):
+            runners.Runners(model, first_engines.BLOCKS, EngineConfig(reproducible=True))
+        assert runners.Runners(model, first_engines.BLOCKS, EngineConfig()).static
+
+
 def test_every_forward_runs_the_chosen_forms(small_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
     during = []
 
@@ -134,6 +163,26 @@ def test_every_forward_runs_the_chosen_forms(small_model: Transformer, monkeypat
         list(engine.generate([REQUEST]))
         assert set(during) == {frozenset({"norm"})}
         during.clear()
+
+
+def test_texts_are_scored_by_the_chosen_forms(small_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that fails, or that `engine.kernels=torch` excludes, would be launched there."""
+    found = []
+
+    def score(scorer: Scorer, given: Sequence[Given]) -> list[Likelihood]:
+        found.append([fused(OnGpu(), kernel) for kernel in KERNELS])
+        return [Likelihood(-1.0, 0.0, True, 1)] * len(given)
+
+    class OnGpu:
+        is_cuda, requires_grad = True, False
+
+    monkeypatch.setattr(Scorer, "score", score)
+    monkeypatch.setattr(dispatch, "TRITON", True)
+    monkeypatch.setattr(runners, "plain_kernels", lambda *_: frozenset({"norm", "experts"}))
+    engine = ScoringEngine(small_model, DecodeConfig(), EngineConfig(), masks=1)
+    request = replace(REQUEST, scored=((Given([1, 2], [3], 0),),))
+    assert [generation.finish_reason for generation in engine.generate([request])] == ["scored"]
+    assert found == [[kernel not in ("norm", "experts") for kernel in KERNELS]]
 
 
 def test_the_texts_are_those_of_auto(small_model: Transformer) -> None:

@@ -6,14 +6,21 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
+from benchmarks import first_engines
 from lopa_dist.decode import DecodeConfig
+from lopa_dist.engine import memory
+from lopa_dist.engine.buckets import bucket
 from lopa_dist.engine.config import EngineConfig
+from lopa_dist.engine.lookahead import Choice, LookaheadPolicy
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.memory import MOST_ROWS
 from lopa_dist.engine.sizes import longest_sequence, most_rows, tile_rows, usual_forward, usual_predictions
+from lopa_dist.engine.static_runner import StaticRunner
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Solo
+from lopa_dist.ragged import padded
 from tests.engine.test_loop import BASE, random_requests
 
 PLAIN = replace(BASE, branches=0)
@@ -47,6 +54,45 @@ def test_no_forward_of_one_sequence_exceeds_the_bound(small_model: Transformer, 
     assert len(forwards) > 6
     for prompt, rows in forwards:
         assert rows <= most_rows(config, config.max_branches, prompt)
+
+
+@pytest.mark.parametrize(
+    ("drafts", "branches", "source"), [("auto", 0, "auto"), ("auto", 3, "auto"), (16, 3, "masks"), (16, 0, "text")]
+)
+@pytest.mark.parametrize("tokens", [3, 24, 64])
+def test_nor_does_one_that_looks_ahead_as_far_as_it_may(
+    monkeypatch: pytest.MonkeyPatch, drafts: Any, branches: int, source: str, tokens: int
+) -> None:
+    """Groups of masks behind all drafts are more rows than a short prompt and answer have tokens."""
+    widest = Choice(16, 17, int(branches > 0))
+    monkeypatch.setattr(LookaheadPolicy, "propose", lambda *_: widest if drafts == "auto" else Choice(16, 1, 1))
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 1 << 34)
+    config = replace(
+        CAUSAL, drafts=drafts, branches=branches, draft_from=source, max_new_tokens=tokens, stop_at_eos=False
+    )
+    model = first_engines.model_of("causal", torch.device("cpu"))
+    for sequences in (1, 3):
+        engine = Engine(model, config, Solo(), EngineConfig(sequences, attention="meta", graphs="always"))
+        forwards: list[int] = []
+        predictions: list[int] = []
+
+        def count(engine: Engine, forwards: list[int] = forwards, predictions: list[int] = predictions) -> None:
+            assert engine.ended is not None
+            forwards.append(int(engine.ended.rows.table.rows.sum()))
+            predictions.append(len(engine.ended.rows.heads.slots))
+
+        engine.on_step = [count]
+        requests = [replace(one, max_new_tokens=tokens) for one in first_engines.requests_of(3, 12)]
+        assert len(list(engine.generate(requests))) == 3
+        assert engine.workspace is not None
+        pool, scratch = engine.workspace.pool, engine.workspace.plan.scratch
+        assert scratch is not None
+        assert max(forwards) <= scratch
+        assert pool.keys.shape[1] <= pool.scratch + (bucket(scratch) or padded(scratch)), "it has not grown"
+        if drafts == "auto":  # which compares times: no choice should capture a graph
+            runner = engine.workspace.runner
+            assert isinstance(runner, StaticRunner)
+            assert max(predictions) <= runner.usual_heads
 
 
 @pytest.mark.parametrize(
