@@ -53,8 +53,7 @@ def most_rows(config: DecodeConfig, branches: int, prompt: int, suffix: int = 0)
 
     With `keeps_kv` its prompt is computed with the anchor alone. Later a window has the row before it, and the answer
     behind the committed tokens: as many blocks as may be active, which may all be completed in one step, and as many
-    after them. Rows that are in no
-    window, as a causal model's, may run beside the prompt's (`RowMaker.apart`).
+    after them. Rows that are in no window, as a causal model's, may run beside the prompt's (`RowMaker.apart`).
 
     Args:
         config: of the step.
