@@ -33,6 +33,7 @@ def verify(state: State, records: Records) -> Winner:
     branch = (score.roll(-1, 1).argmax(1) + 1) % branches  # of equals a lookahead before the anchor
     slot = torch.arange(slots, device=score.device)
     position, token = state.edits[:, slot, branch].unbind()
+    # besides what the winner brings, the step fills what `decode.tau_conf` allows (docs/inputs.md#a-rule-of-your-own)
     return Winner(branch, Records(records.packed[:, slot, branch]), position, token, score)
 
 

@@ -19,7 +19,7 @@ from lopa_dist.parallel.launcher import World
 from lopa_dist.tasks.batch import Batch
 from lopa_dist.tasks.embedded import Arithmetic
 from lopa_dist.tasks.registry import make_task
-from lopa_dist.tasks.task import CannotJudge
+from lopa_dist.tasks.task import CannotJudge, score_of
 from tests.jobs.run.test_job import config, lines
 
 ROOT = Path(__file__).parent.parent
@@ -251,6 +251,21 @@ def test_a_task_of_one_s_own_is_named_as_others_are() -> None:
     task = make_task(replace(found, name=found.name.replace("examples", str(ROOT / "examples"))))
     assert [item.reference for item in task.items()] == ["Paris", "Tokyo"]
     assert [task.score(item, "Paris.").correct for item in task.items()] == [True, False]
+
+
+def test_options_that_no_task_has_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "misspelt.py").write_text(
+        "class Sums:\n    name, options = 'sums', ('problem_sed',)\n    items = score = lambda *_: None\n"
+    )
+    with pytest.raises(ValueError, match=r"its `options` name problem_sed, which is no key of task\.\*"):
+        make_task(TaskConfig(f"{tmp_path}/misspelt.py:Sums"))
+
+
+def test_a_verdict_that_is_no_score_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = Arithmetic(limit=1)
+    monkeypatch.setattr(task, "score", lambda item, text: False)
+    with pytest.raises(CannotJudge, match=r"score\(\) returned False: return a Score"):
+        score_of(task, next(iter(task.items())), "8")
 
 
 def test_settings_that_cannot_be_a_function_are_refused() -> None:

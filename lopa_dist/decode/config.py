@@ -97,7 +97,7 @@ class DecodeConfig:
         reader=FILLING,
     )
     rule: str | None = option(
-        None, "a rule of decoding of your own, as FILE.py:RULE (docs/inputs.md#a-rule-of-your-own)"
+        None, "a rule of decoding of your own, as FILE.py:RULE or MODULE:RULE (docs/inputs.md#a-rule-of-your-own)"
     )
     confidence: str = option(
         "neg_entropy",

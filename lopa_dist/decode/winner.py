@@ -12,15 +12,15 @@ from lopa_dist.decode.state import Records, State
 class Winner(NamedTuple):
     """What verification decides for every sequence. F is how many tokens a winner may bring."""
 
-    branch: Tensor  # [S] the branch that wins
+    branch: Tensor  # [S] int64, the branch that wins
     records: Records  # [S, W] that branch's predictions, over the windows
-    position: Tensor  # [S, F] where it brings tokens; -1: nothing
-    token: Tensor  # [S, F] the tokens there
+    position: Tensor  # [S, F] int64, where it brings tokens; -1: nothing
+    token: Tensor  # [S, F] int64, the tokens there (those of records are int32)
     scores: Tensor | None = None  # [S, K] branch confidences, -inf for branches that did not run (by_confidence)
     # [S] drafts that were accepted (by_agreement), whose tokens come first; if there are tokens, no position is forced
     accepted: Tensor | None = None
     accepted_with: Tensor | None = None  # [S, K] drafts that the first 1 .. K branches alone would have brought
-    probability: Tensor | None = None  # [S, F] bits of the tokens' fp32 probabilities (by_agreement)
+    probability: Tensor | None = None  # [S, F] bits of the tokens' fp32 probabilities; where there is `accepted`
 
 
 def anchor_alone(state: State, records: Records) -> Winner:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from lopa_dist.checks import UserError
 from lopa_dist.decode.config import DecodeConfig
+from lopa_dist.decode.state import Records, State
+from lopa_dist.decode.winner import Winner
 from lopa_dist.own_code import load
 from lopa_dist.rules.causal import CAUSAL
 from lopa_dist.rules.lopa import LOPA
 from lopa_dist.rules.plain import PLAIN
-from lopa_dist.rules.rule import Rule
+from lopa_dist.rules.rule import Rule, in_words
 from lopa_dist.rules.verified import VERIFIED
 
 RULES = (CAUSAL, VERIFIED, LOPA, PLAIN)
@@ -42,4 +51,36 @@ def own_rule(text: str) -> Rule:
         raise ValueError(
             f"decode.rule={text}: is a {type(rule).__name__}; make it a lopa_dist.rules.Rule, with its verify and spawn"
         )
-    return rule
+    words = partial(own_words, rule.name, text) if rule.words is in_words else rule.words
+    return replace(rule, verify=checked(rule.verify, text), words=words)
+
+
+def own_words(name: str, text: str, config: DecodeConfig) -> str:
+    """Return what decodes, without the branches and drafts of `config`, which a rule of the user's own may not read."""
+    return f"rule {name!r} of {text}, context {config.context} in blocks of {config.block_size}"
+
+
+def checked(verify: Callable[[State, Records], Winner], text: str) -> Callable[[State, Records], Winner]:
+    """Return `verify`, with a message for a winner that the rest of the step could not read.
+
+    Only types and shapes are looked at, so nothing waits for the device.
+    """
+
+    def checking(state: State, records: Records) -> Winner:
+        winner = verify(state, records)
+        wrong = f"decode.rule={text}: verify returned"
+        if not isinstance(winner, Winner):
+            raise UserError(f"{wrong} a {type(winner).__name__}: return a lopa_dist.decode.Winner")
+        tokens = list(winner.position.shape)
+        for name, shape in (("branch", [state.slots]), ("position", tokens), ("token", tokens)):
+            value = getattr(winner, name)
+            if value.dtype != torch.int64 or list(value.shape) != shape:
+                found = f"a {name} of shape {list(value.shape)} and dtype {str(value.dtype).removeprefix('torch.')}"
+                raise UserError(f"{wrong} {found}: must be int64 of shape {shape}; .long() converts it")
+        if len(tokens) != 2 or tokens[0] != state.slots:
+            raise UserError(f"{wrong} a position of shape {tokens}: it must be [{state.slots}, tokens], -1 for nothing")
+        if winner.accepted is not None and winner.probability is None:
+            raise UserError(f"{wrong} accepted without probability: give the tokens' probabilities, too (bits of fp32)")
+        return winner
+
+    return checking

@@ -31,6 +31,11 @@ def make_task(options: Any) -> Task:
     if options.input:
         check(options.input)
     kind = task_class(options.name)
+    if unknown := [key for key in options_of(options.name) if not hasattr(options, key)]:
+        raise ValueError(
+            f"task={options.name}: its `options` name {', '.join(unknown)}, which is no key of task.* "
+            "(docs/configuration.md#task)"
+        )
     given = {"limit": options.limit} | {key: getattr(options, key) for key in options_of(options.name)}
     if is_own(options.name):
         try:

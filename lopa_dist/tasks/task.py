@@ -133,6 +133,18 @@ class CannotJudge(ValueError):
     """The task can judge no answer at all, as the message says: that ends the job."""
 
 
+def score_of(task: Task, item: Item, text: str) -> Score | None:
+    """Return what the task says of a text.
+
+    Raises:
+        CannotJudge: it says something else than a `Score`, as a task of the user's own may.
+    """
+    score = task.score(item, text)
+    if score is None or isinstance(score, Score):
+        return score
+    raise CannotJudge(f"task {task.name}: score() returned {score!r}: return a Score(correct, extracted), or None")
+
+
 class Cancelled(Exception):
     """Judging was cancelled, so there is no verdict."""
 

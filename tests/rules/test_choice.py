@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
+from lopa_dist.checks import UserError
 from lopa_dist.config import Config, check_files
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.models.transformer import Transformer
@@ -77,6 +78,29 @@ def test_what_cannot_decode_is_refused(tmp_path: Path, name: str, options: dict[
     if not options:  # before anything is read
         with pytest.raises(ValueError, match=message):
             check_files(Config(decode=replace(Config().decode, rule=f"{tmp_path}/own.py:{name}")))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("tuple(winner)", r"own\.py:RULE: verify returned a tuple: return a lopa_dist\.decode\.Winner"),
+        ("winner._replace(token=winner.token.int())", r"a token of shape \[4, 1\] and dtype int32: must be int64"),
+        ("winner._replace(position=winner.position[:, 0], token=winner.token[:, 0])", r"position of shape \[4\]: it"),
+        ("winner._replace(accepted=winner.branch)", "accepted without probability"),
+    ],
+)
+def test_a_winner_that_cannot_be_read_is_told(
+    small_model: Transformer, tmp_path: Path, change: str, message: str
+) -> None:
+    (tmp_path / "own.py").write_text(
+        "from lopa_dist.decode.winner import anchor_alone\nfrom lopa_dist.rules import Rule\n"
+        f"def verify(state, records):\n    winner = anchor_alone(state, records)\n    return {change}\n"
+        "RULE = Rule('own', verify)\n"
+    )
+    config = replace(BASE, verify="confidence", drafts=0, branches=0, rule=f"{tmp_path}/own.py:RULE")
+    assert rule_for(config).words(config).startswith("rule 'own' of ")
+    with pytest.raises(UserError, match=message):
+        texts(small_model, config, random_requests(2, 5, BASE.max_new_tokens))
 
 
 def test_a_rule_says_how_it_looks_ahead() -> None:

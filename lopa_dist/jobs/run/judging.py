@@ -10,7 +10,7 @@ from queue import Empty, SimpleQueue
 from threading import Event
 
 from lopa_dist.engine.request import Generation
-from lopa_dist.tasks.task import Cancelled, CannotJudge, Item, LikelihoodTask, Score, SlowTask, Task
+from lopa_dist.tasks.task import Cancelled, CannotJudge, Item, LikelihoodTask, Score, SlowTask, Task, score_of
 
 PAUSES_S = (0.5, 5.0)  # before judging is tried again
 
@@ -100,7 +100,7 @@ class Judges(contextlib.AbstractContextManager["Judges"]):
         """Return what the task says of a text, or of likelihoods."""
         likelihoods = answer.generation.likelihoods
         if likelihoods is None:
-            return self.task.score(answer.item, answer.text)
+            return score_of(self.task, answer.item, answer.text)
         assert isinstance(self.task, LikelihoodTask)
         return self.task.score_likelihoods(answer.item, likelihoods)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from lopa_dist.jobs.folder.journal import VERDICT_SETTINGS, Journal, Writer, attempt_of
 from lopa_dist.jobs.run.job_input import JobInput
-from lopa_dist.tasks.task import CannotJudge, Item, Task
+from lopa_dist.tasks.task import CannotJudge, Item, Task, score_of
 
 OF_A_VERDICT = ("correct", "extracted", "expected", "unjudged")  # fields of a line
 
@@ -72,7 +72,7 @@ def with_new_verdict(entry: dict[str, Any], item: Item, task: Task) -> dict[str,
     line = {key: value for key, value in entry["line"].items() if key not in OF_A_VERDICT}
     correct = None
     try:
-        if score := task.score(item, line["text"]):
+        if score := score_of(task, item, line["text"]):
             correct = score.correct
             line |= {"correct": correct, "extracted": score.extracted}
             line |= {"expected": score.expected} if score.expected is not None else {}
