@@ -1,10 +1,11 @@
 """Write what the authors' own program writes: ``python scripts/authors_texts.py NAME FOLDER [FOLDER]``.
 
 It goes to tests/models/authors_texts/NAME.json. FOLDER is a checkout of the repository at the commit that
-`tests/models/authors.py` gives for NAME. The second one is czg1225/dParallel, which has the code of LLaDA's model:
-`d3llm` and `llada` want it. Run it from the root, in an environment with numpy, pytest, einops, accelerate, tqdm, and
-the transformers that the program wants: 4.52.4 for `lopa`, `sdar` and `trado`, 4.57.1 for the others. A prompt is left
-out if its answer changes when all logits are moved by up to `NEAR`, so that rounding does not choose the text.
+`tests/models/authors.py` gives for NAME. The second one has the code of the model: `d3llm` and `llada` want
+czg1225/dParallel, `sdar_moe` wants PKU-SEC-Lab/TEAM-MoE-dLLM. Run it from the root, in an environment with numpy,
+pytest, einops, accelerate, tqdm, and the transformers that the program wants: 4.52.4 for `lopa`, `sdar`, `sdar_moe` and
+`trado`, 4.57.1 for the others. A prompt is left out if its answer changes when all logits are moved by up to `NEAR`, so
+that rounding does not choose the text.
 """
 
 from __future__ import annotations
@@ -134,6 +135,28 @@ def sdar(comparison: Comparison, folder: Path) -> tuple[torch.nn.Module, Generat
     return model, generate
 
 
+def sdar_moe(comparison: Comparison, folder: Path, copy: Path) -> tuple[torch.nn.Module, Generate]:
+    """SDAR's generation with its mixture of experts, from TEAM's copy of the model's code, without TEAM's additions."""
+    stand_in("flash_attn.ops.triton.layer_norm", rms_norm_fn=rms_norm)
+    transformers = importlib.import_module("transformers")
+    package("team", copy)
+    stand_in("team.configuration_sdar_moe", SDARMoeConfig=transformers.Qwen3MoeConfig)
+    code = importlib.import_module("team.modeling_sdar_moe")
+    torch.multinomial = lambda probs, num_samples: probs.argmax(-1, keepdim=True)  # type: ignore[assignment]
+    sys.path.insert(0, str(folder))
+    decode = importlib.import_module("generate")
+    model = code.SDARMoeForCausalLM(transformers.Qwen3MoeConfig(**plain(comparison), attn_implementation="sdpa"))
+    both = model.forward
+    model.forward = lambda *inputs, **options: both(*inputs, **options)[0]  # the other is what TEAM keeps
+
+    def generate(prompt: Tensor, most: int, block: int, threshold: float) -> Tensor:
+        options = {"block_length": block, "denoising_steps": block, "confidence_threshold": threshold}
+        options |= {"gen_length": most, "mask_id": MASK, "stopping_criteria_idx": [EOS]}
+        return decode.block_diffusion_generate(model, {"input_ids": prompt}, **options)[0, prompt.shape[1] :]
+
+    return model, generate
+
+
 def fast_dllm_v2(comparison: Comparison, folder: Path) -> tuple[torch.nn.Module, Generate]:
     """Fast-dLLM v2's `generate`, from a copy of the model's code."""
     at = next(folder.glob("**/Fast_dLLM_v2_7B"))
@@ -219,6 +242,27 @@ def dparallel_dream(comparison: Comparison, folder: Path) -> tuple[torch.nn.Modu
         config = decode.DreamGenerationConfig(**options, max_length=prompt.shape[1] + most)
         sample = decode.DreamGenerationMixin._sample
         return sample(model, prompt, None, config, threshold, block)[0][0, prompt.shape[1] :]
+
+    return model, generate
+
+
+def dream(comparison: Comparison, folder: Path) -> tuple[torch.nn.Module, Generate]:
+    """Dream's own sampler, which Fast-dLLM carries along.
+
+    Its schedule gives the first step no token and the last one two, for its `eps` of 0.001 is rounded down. With one
+    below 0, each step has one.
+    """
+    sys.path.insert(0, str(folder / "dream"))
+    code = importlib.import_module("model.modeling_dream")
+    decode = importlib.import_module("model.generation_utils")
+    model = code.DreamModel(code.DreamConfig(**plain(comparison), attn_implementation="sdpa"))
+
+    def generate(prompt: Tensor, most: int, order: str) -> Tensor:
+        options = {"temperature": 0.0, "alg": order, "mask_token_id": MASK, "steps": most, "eps": -1e-4}
+        config = decode.DreamGenerationConfig(**options, max_length=prompt.shape[1] + most)
+        sample = decode.DreamGenerationMixin._sample
+        found = sample(model, prompt, None, config, lambda step, x, logits: x, lambda step, x, logits: logits)
+        return (found if isinstance(found, Tensor) else found.sequences)[0, prompt.shape[1] :]
 
     return model, generate
 
@@ -344,12 +388,14 @@ PROGRAMS: dict[str, Callable[..., tuple[Any, Generate]]] = {
     "d3llm": d3llm,
     "dparallel": dparallel,
     "dparallel_dream": dparallel_dream,
+    "dream": dream,
     "fast_dllm_v2": fast_dllm_v2,
     "illada": llada,
     "llada": llada,
     "lopa": lopa,
     "rnd1": rnd1,
     "sdar": sdar,
+    "sdar_moe": sdar_moe,
     "trado": sdar,
 }
 

@@ -123,6 +123,10 @@ COMPARISONS = {
         "JetAstra/SDAR c2041a8", "sdar", KINDS["sdar"],
         blocks((4, 8, 16, 32), (0.3, 0.5, 0.9, 0.95, 1.0), 10),
     ),
+    "sdar_moe": Comparison(
+        "JetAstra/SDAR c2041a8 with the model of PKU-SEC-Lab/TEAM-MoE-dLLM e9c502e", "sdar_moe", MOE_KINDS["sdar_moe"],
+        blocks((4, 16), (0.3, 0.6, 0.9, 1.0), 10),
+    ),
     "trado": Comparison(
         "Gen-Verse/dLLM-RL 10b4fd1", "sdar", KINDS["sdar"], blocks((4,), (0.3, 0.6, 0.9), 20),
     ),
@@ -155,6 +159,14 @@ COMPARISONS = {
             released(0, 8, 0.1, 0.9, 20), released(0, 32, 0.1, 0.5, 20), released(0, 8, 0.5, 0.3, 20),
             released(2, 32, 0.1, 0.9, 20, one=True), released(4, 32, 0.1, 0.5, 20, one=True),
             released(2, 8, 0.0, 0.9, 20), released(4, 8, 0.0, 0.5, 20),
+        ),
+    ),
+    "dream": Comparison(
+        "Dream's own sampler, in NVlabs/Fast-dLLM 24cc59e", "Dream", KINDS["dream"],
+        (
+            Setting(("decode=vanilla_entropy",), {"order": "entropy"}, 20),
+            Setting(("decode=vanilla",), {"order": "maskgit_plus"}, 20),
+            Setting(("decode=vanilla", "decode.confidence=margin"), {"order": "topk_margin"}, 20),
         ),
     ),
     "dparallel_dream": Comparison("czg1225/dParallel 2ca4d14", "Dream", KINDS["dream"], by_entropy((0.3, 0.5, 1.0))),
