@@ -35,6 +35,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lopa_dist.decode.config import DecodeConfig
@@ -67,6 +68,9 @@ def row_counts(host: HostState, lookahead: Lookahead) -> RowCounts:
     running = host.branches > 0
     drafts = host.drafts * running
     depth = np.arange(int(drafts.max(initial=0)) + 1)  # [D]
+    if not lookahead.masks:
+        masks = np.zeros((len(drafts), len(depth)), np.int64)
+        return RowCounts(masks=masks, common=running + drafts, path=drafts * (host.branches > 1))
     last = depth == drafts[:, None]  # [S, D]
     if lookahead.behind is not None:
         wanted = lookahead.behind[:, : len(depth)] & (depth <= drafts[:, None])
@@ -76,7 +80,7 @@ def row_counts(host: HostState, lookahead: Lookahead) -> RowCounts:
     # Behind the token at depth d, which has the position complete - 1 + d, mask i predicts position complete + d + i.
     # There may be drafts up to position limit - 2: no row would verify one at the answer's last position, limit - 1.
     most = host.limit[:, None] - 2 - (host.complete[:, None] + depth)
-    masks = np.clip(most, 0, lookahead.masks) * wanted
+    masks = np.minimum(np.maximum(most, 0), lookahead.masks) * wanted
     of_groups = masks.sum(1) + lookahead.lead * (masks > 0).sum(1)
     behind_last = masks[np.arange(len(masks)), drafts]
     return RowCounts(
@@ -109,7 +113,7 @@ PROMPT, CHAIN, GROUP, PATH = range(4)
 
 
 class Segments(NamedTuple):
-    """The segments of a forward on one rank; [G] is a segment. Places are counted from the prompt's first token."""
+    """The segments of a forward on one rank; [G] is a segment. Places are counted from its sequence's pending token."""
 
     kind: Ints  # [G]
     sequence: Ints  # [G]
@@ -130,19 +134,18 @@ def segments_on_rank(
         counts: from `row_counts`.
         own: the branches beside the chain that run on this rank.
     """
-    pending = host.prompt + host.complete - 1  # [S] its place
     chain = np.flatnonzero(host.branches > 0)
     group, depth = np.nonzero(counts.masks)
     number, path = np.nonzero((own[:, None] < host.branches) & (counts.path > 0))
     nothing = chain[:0]
     by_kind = [  # the sequence of each segment, the place of its first row, and its rows
         (nothing, nothing, nothing),  # prompts, where some run
-        (chain, pending[chain], host.drafts[chain] + 1),
-        (group, pending[group] + depth + (not lookahead.blocks), counts.masks[group, depth] + lookahead.lead),
-        (path, pending[path] + 1, counts.path[path]),
+        (chain, np.zeros_like(chain), host.drafts[chain] + 1),
+        (group, depth + (not lookahead.blocks), counts.masks[group, depth] + lookahead.lead),
+        (path, np.ones_like(path), counts.path[path]),
     ]
     if prefill:
-        first = prefill.first + host.prompt[prefill.sequence]
+        first = prefill.first - (host.complete - 1)[prefill.sequence]
         by_kind[PROMPT] = prefill.sequence, first, prefill.stop - prefill.first
     sequence, first, rows = (np.concatenate(parts) for parts in zip(*by_kind, strict=True))
     kind = np.arange(4).repeat([len(part) for part, *_ in by_kind])
@@ -152,14 +155,14 @@ def segments_on_rank(
 
 
 class Rows(NamedTuple):
-    """The rows of a forward on one rank; [R] is a row."""
+    """The rows of a forward on one rank; [R] is a row. Places are counted as those of `Segments`."""
 
     kind: Ints  # [R] of its segment, like the two fields behind it
     sequence: Ints  # [R]
     branch: Ints  # [R]
     number: Ints  # [R] in its segment
     place: Ints  # [R]
-    seen: Ints  # [R] cached tokens that it sees
+    seen: Ints  # [R] place behind the cached tokens that it sees
     hi: Ints  # [R] rows of its segment that it sees, of those in scratch
     depth: Ints  # [R] of the token from which it predicts: 0 the pending one, i the i-th draft
     mask: Ints  # [R] number of a mask behind that token, from 1; 0: that token. In a group, 0 and -1 predict nothing
@@ -190,6 +193,66 @@ def depth_and_mask(drafts: Ints, number: Ints) -> tuple[Ints, Ints]:
     return np.minimum(number + 1, drafts), np.maximum(number + 1 - drafts, 0)
 
 
+class Shape(NamedTuple):
+    """A forward on one rank, whatever the places of its sequences' pending tokens: that of many steps."""
+
+    segments: Segments
+    rows: Rows
+    start: Ints  # [G] first row of each segment
+    shared: Ints  # [G] place behind the cached tokens that all its rows see, its own in the pool included
+    in_scratch: NDArray[np.bool_]  # [R] whether a row's K/V go there
+    heads: Ints  # [H] rows that predict: of chains, the masks of groups, and then of paths
+    head_sequence: Ints  # [H]
+    ahead: Ints  # [H] how far behind its row a prediction belongs: 1, or 0 in blocks
+    columns: int  # of the records
+    indices: dict[str, Ints]  # what the device needs
+    on: dict[str, Tensor]  # the same, there
+
+
+MOST_STRUCTURES, MOST_KEPT_ROWS = 64, 512  # shapes of earlier steps, and rows of one: larger ones hardly ever repeat
+
+
+def shape_of(
+    config: DecodeConfig, host: HostState, share: Share, lookahead: Lookahead, counts: RowCounts, segments: Segments
+) -> Shape:
+    """Return the shape of a forward; the arguments are those of the step."""
+    rows = rows_of(host, lookahead, segments)
+    in_group, in_path = rows.kind == GROUP, rows.kind == PATH
+    is_draft = in_path & (rows.mask == 0)
+    predicting_mask = rows.mask > 0
+    is_mask = predicting_mask | in_group & (rows.mask == 0)  # -1 is the copy
+
+    heads = np.flatnonzero((rows.kind > PROMPT) & (~in_group | predicting_mask))
+    common, width = int((~in_path[heads]).sum()), int(counts.path.sum())
+    columns = np.arange(len(heads))
+    if width:
+        columns[common:] = common + path_columns(rows, counts.path, width, heads[common:], share)
+    depths, group = counts_of(counts)
+
+    def cell(sequence: Ints, depth: Ints, mask: Ints) -> Ints:  # in `ChainCells`
+        return (sequence * depths + depth) * (1 + group) + mask
+
+    branching = np.arange(len(counts.path)).repeat(counts.path)
+    path_cells = cell(branching, *depth_and_mask(host.drafts[branching], ragged_arange(counts.path)))
+    chain_cells = (rows.sequence * config.max_branches + rows.branch) * config.max_drafts + rows.number
+    head_sequence = rows.sequence[heads]
+    indices = {
+        "heads": heads, "columns": columns, "head_sequence": head_sequence,
+        "cells": cell(rows.sequence, rows.depth, rows.mask)[heads[:common]], "path_cells": path_cells,
+        "masks": np.flatnonzero(is_mask), "drafts": np.flatnonzero(is_draft), "chain_cells": chain_cells[is_draft],
+    }  # fmt: skip
+    return Shape(
+        segments, rows, begins(segments.rows), segments.first + np.where(segments.kind >= GROUP, 0, segments.rows),
+        rows.kind >= GROUP, heads, head_sequence, (1 - in_group * lookahead.blocks)[heads],
+        common + share.most(config.max_branches) * width, indices, {},
+    )  # fmt: skip
+
+
+def counts_of(counts: RowCounts) -> tuple[int, int]:
+    """Return `ChainCells.depths` and `ChainCells.group`."""
+    return counts.masks.shape[1], max(int(counts.masks.max(initial=0)), 1)
+
+
 @dataclass(frozen=True)
 class CausalRows:
     """The rows of causal models (`RowMaker`). The anchor is the chain, whose K/V every rank computes."""
@@ -209,64 +272,60 @@ class CausalRows:
         """Lay out this rank's share of the next forward: all but some of the branches beside the chain."""
         config = state.config
         counts, prefill = row_counts(host, lookahead), prefill_segments(config, host, prefixes)
-        slots = np.arange(share.most(config.max_branches))
-        own = share.mine(slots)  # some beyond the last, of which no sequence has any
-        segments = segments_on_rank(host, lookahead, prefill, counts, own)
-        rows = rows_of(host, lookahead, segments)
-        in_group, in_path = rows.kind == GROUP, rows.kind == PATH
-        is_draft = in_path & (rows.mask == 0)
-        predicting_mask = rows.mask > 0
-        is_mask = predicting_mask | in_group & (rows.mask == 0)  # -1 is the copy
-
-        # which rows predict: chains, the masks of groups, and then paths
-        heads = np.flatnonzero((rows.kind > PROMPT) & (~in_group | predicting_mask))
-        common, width = int((~in_path[heads]).sum()), int(counts.path.sum())
-        columns = np.arange(len(heads))
-        if width:
-            columns[common:] = common + path_columns(rows, counts.path, width, heads[common:], share)
-        depths, group = counts.masks.shape[1], max(int(counts.masks.max(initial=0)), 1)
-
-        def cell(sequence: Ints, depth: Ints, mask: Ints) -> Ints:  # in `ChainCells`
-            return (sequence * depths + depth) * (1 + group) + mask
-
-        branching = np.arange(len(counts.path)).repeat(counts.path)
-        path_cells = cell(branching, *depth_and_mask(host.drafts[branching], ragged_arange(counts.path)))
+        made = lookahead.blocks, *(x.tobytes() for x in (host.branches, host.drafts, counts.masks))
+        shape = None if prefill or structures is None else structures.get(made)
+        new = shape is None
+        if shape is None:
+            slots = np.arange(share.most(config.max_branches))
+            own = share.mine(slots)  # some beyond the last, of which no sequence has any
+            segments = segments_on_rank(host, lookahead, prefill, counts, own)
+            shape = shape_of(config, host, share, lookahead, counts, segments)
+        rows, (_, sequence, branch, first, count, _) = shape.rows, shape.segments
 
         # to the device in one transfer
-        total = len(rows.place)
-        position = rows.place - host.prompt[rows.sequence]
+        pending = host.prompt + host.complete - 1  # [S] its place, from the prompt's first token on
+        of_row = pending[rows.sequence]
+        total, place = len(of_row), rows.place + of_row
+        position = place - host.prompt[rows.sequence]
         canvas_cells, positions = np.zeros((2, padded(max(total, 1))), np.int64)
         canvas_cells[:total] = rows.sequence * state.canvas.shape[1] + state.origin + position
-        positions[:total] = rows.place
-        chain_cells = (rows.sequence * config.max_branches + rows.branch) * config.max_drafts + rows.number
+        positions[:total] = place
         on = together(
-            state.canvas.device, canvas_cells=canvas_cells, positions=positions, heads=heads, columns=columns,
-            head_sequence=rows.sequence[heads], predicted=(position + 1 - in_group * lookahead.blocks)[heads],
-            cells=cell(rows.sequence, rows.depth, rows.mask)[heads[:common]], path_cells=path_cells,
-            masks=np.flatnonzero(is_mask), drafts=np.flatnonzero(is_draft), chain_cells=chain_cells[is_draft],
+            state.canvas.device, canvas_cells=canvas_cells, positions=positions,
+            predicted=position[shape.heads] + shape.ahead, **(shape.indices if new else {}),
         )  # fmt: skip
+        if new:
+            shape.on.update({name: on[name] for name in shape.indices})
+            if structures is not None and not prefill and total <= MOST_KEPT_ROWS:
+                if len(structures) >= MOST_STRUCTURES:
+                    structures.clear()
+                structures[made] = shape
+        of_shape = shape.on
         tokens = state.canvas.view(-1).index_select(0, on["canvas_cells"])
-        tokens.index_fill_(0, on["masks"], state.vocabulary.mask_id)
-        if is_draft.any():
-            tokens.index_copy_(0, on["drafts"], state.chain_token.view(-1).index_select(0, on["chain_cells"]))
+        if len(of_shape["masks"]):
+            tokens.index_fill_(0, of_shape["masks"], state.vocabulary.mask_id)
+        if len(of_shape["drafts"]):
+            drafted = state.chain_token.view(-1).index_select(0, of_shape["chain_cells"])
+            tokens.index_copy_(0, of_shape["drafts"], drafted)
         tokens[total:] = 0  # padding; a model without masks has no embedding of its mask id
-        keys = state.noise_keys(on["head_sequence"], on["predicted"]) if state.sampled.any() else None
-        predictions = Predictions(on["heads"], keys)
-        kind, sequence, branch, first, count, _ = segments
+        keys = state.noise_keys(of_shape["head_sequence"], on["predicted"]) if state.sampled.any() else None
+        predictions = Predictions(of_shape["heads"], keys)
+        of_segment = pending[sequence]
         return ForwardBatch(
             table=RowTable(
-                sequence=sequence, branch=branch, start=begins(count), rows=count,
-                shared=np.where(kind >= GROUP, first, first + count), first=first - host.prompt[sequence], hi=rows.hi,
-                depth=np.zeros(total, np.int64), seen=rows.seen, place=np.where(rows.kind >= GROUP, -1, rows.place),
+                sequence=sequence, branch=branch, start=shape.start, rows=count,
+                shared=shape.shared + of_segment, first=first + of_segment - host.prompt[sequence], hi=rows.hi,
+                depth=np.zeros(total, np.int64), seen=rows.seen + of_row,
+                place=np.where(shape.in_scratch, -1, place),
             ),
             tokens=tokens, positions=on["positions"],
             heads=Heads(
-                predict=lambda: predictions, slots=on["columns"], sequence=rows.sequence[heads], branches=1,
-                columns=common + share.most(config.max_branches) * width,
+                predict=lambda: predictions, slots=of_shape["columns"], sequence=shape.head_sequence, branches=1,
+                columns=shape.columns,
             ),
             share=share, computed=counts.common * share.ranks + counts.path * (host.branches - 1),
             prefill=prefill if (branch < 0).any() else None,
-            chains=ChainCells(on["cells"], on["path_cells"], depths, group),
+            chains=ChainCells(of_shape["cells"], of_shape["path_cells"], *counts_of(counts)),
         )  # fmt: skip
 
     def unpack(self, state: State, batch: ForwardBatch, gathered: Tensor) -> Records:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +15,9 @@ from lopa_dist.rows.forward_batch import ForwardBatch
 from lopa_dist.rows.lookahead import Lookahead
 from lopa_dist.rows.prefill import SharedPrefixes
 from lopa_dist.rows.share import Share
-from lopa_dist.rows.structure import Structure
 
-Structures: TypeAlias = dict[tuple[object, ...], Structure]
-"""Structures of earlier steps, by what they follow from."""
+Structures: TypeAlias = dict[tuple[object, ...], Any]
+"""What a row maker keeps of earlier steps, by what it follows from."""
 
 
 class Kept(NamedTuple):

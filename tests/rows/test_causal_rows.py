@@ -16,6 +16,7 @@ from lopa_dist.decode import Admitted, DecodeConfig, HostState, State, Vocabular
 from lopa_dist.rows import ForwardBatch
 from lopa_dist.rows.causal_rows import CausalRows
 from lopa_dist.rows.lookahead import Lookahead
+from lopa_dist.rows.row_maker import Structures
 from lopa_dist.rows.share import Share
 
 MASK, EOS = 99, 7
@@ -159,7 +160,14 @@ def test_rows_are_those_of_the_picture(case: tuple[State, HostState, Lookahead],
     state, host, ahead = case
     rows = CausalRows()
     shares = [Share(rank, ranks, rows.everywhere) for rank in range(ranks)]
-    batches = [rows.layout(state, host, share, None, ahead) for share in shares]
+    kept: list[Structures] = [{} for _ in shares]
+    back = np.minimum(host.complete - 1, 1)  # where they were before: a step of the same shape, which is kept
+    earlier = host._replace(complete=host.complete - back, limit=host.limit - back)
+    for share, structures in zip(shares, kept, strict=True):
+        rows.layout(state, earlier, share, None, ahead, structures)
+    batches = [rows.layout(state, host, share, None, ahead, kept[share.rank]) for share in shares]
+    waits = bool(((host.committed < 0) & (host.branches > 0)).any())
+    assert all(len(structures) == (not waits) for structures in kept), "found again, unless a prompt's rows ran"
     cells = reported(rows, state, batches)
     computed = np.zeros(state.slots, int)
     for rank, batch in enumerate(batches):
