@@ -23,44 +23,41 @@ static inline uint64_t mix(uint64_t x) {
 /* ---- a table from keys to values that are not 0 ---- */
 
 typedef struct {
-    uint64_t *keys;
-    int64_t *values, room, count; /* room: a power of 2, at least twice `count` */
+    uint64_t key;
+    int64_t value;
+} Entry;
+
+typedef struct {
+    Entry *entries;
+    int64_t room, count; /* room: a power of 2, at least twice `count` */
 } Map;
 
-static Map map_of(int64_t room) {
-    return (Map){checked(malloc(room * sizeof(uint64_t))), checked(calloc(room, sizeof(int64_t))), room, 0};
+static Map map_of(int64_t room) { return (Map){checked(calloc(room, sizeof(Entry))), room, 0}; }
+
+static void map_free(Map *map) { free(map->entries); }
+
+static inline int64_t home_of(const Map *map, uint64_t key) { return (int64_t)(mix(key) & (uint64_t)(map->room - 1)); }
+
+static inline Entry *entry_of(const Map *map, uint64_t key) { /* where it is, or where there is room for it */
+    int64_t at = home_of(map, key);
+    while (map->entries[at].value && map->entries[at].key != key) at = (at + 1) & (map->room - 1);
+    return map->entries + at;
 }
 
-static void map_free(Map *map) {
-    free(map->keys);
-    free(map->values);
-}
-
-static inline int64_t place_of(const Map *map, uint64_t key) { /* where it is, or where there is room for it */
-    int64_t at = (int64_t)(mix(key) & (uint64_t)(map->room - 1));
-    while (map->values[at] && map->keys[at] != key) at = (at + 1) & (map->room - 1);
-    return at;
-}
-
-static inline int64_t map_get(const Map *map, uint64_t key) { return map->values[place_of(map, key)]; }
+static inline int64_t map_get(const Map *map, uint64_t key) { return entry_of(map, key)->value; }
 
 static void map_put(Map *map, uint64_t key, int64_t value) {
-    int64_t at = place_of(map, key);
-    if (!map->values[at] && 2 * ++map->count > map->room) {
+    Entry *entry = entry_of(map, key);
+    if (!entry->value && 2 * ++map->count > map->room) {
         Map wide = map_of(2 * map->room);
         for (int64_t i = 0; i < map->room; i++)
-            if (map->values[i]) {
-                int64_t to = place_of(&wide, map->keys[i]);
-                wide.keys[to] = map->keys[i];
-                wide.values[to] = map->values[i];
-            }
+            if (map->entries[i].value) *entry_of(&wide, map->entries[i].key) = map->entries[i];
         wide.count = map->count;
         map_free(map);
         *map = wide;
-        at = place_of(map, key);
+        entry = entry_of(map, key);
     }
-    map->keys[at] = key;
-    map->values[at] = value;
+    *entry = (Entry){key, value};
 }
 
 /* ---- texts ---- */
@@ -184,18 +181,23 @@ static inline uint64_t key_of(uint64_t shorter, int64_t token) { return mix(shor
 
 void drafter_remember(Drafter *d, const int64_t *text, int64_t count, int64_t begin) {
     for (int64_t number = begin; number < count; number++) {
-        int64_t token = text[number];
-        uint64_t key = 0;
-        for (int64_t order = 1; order <= LONGEST && order <= number; order++) {
-            key = key_of(key, text[number - order]);
-            int64_t at = place_of(&d->young, key), entry = d->young.values[at];
+        int64_t token = text[number], most = number < LONGEST ? number : LONGEST;
+        uint64_t keys[LONGEST + 1] = {0};
+        for (int64_t order = 1; order <= most; order++) { /* the memory looks for all of them at once */
+            keys[order] = key_of(keys[order - 1], text[number - order]);
+            __builtin_prefetch(d->young.entries + home_of(&d->young, keys[order]), 1);
+            if (d->old.count) __builtin_prefetch(d->old.entries + home_of(&d->old, keys[order]));
+        }
+        for (int64_t order = 1; order <= most; order++) {
+            Entry *young = entry_of(&d->young, keys[order]);
+            int64_t entry = young->value;
             int found = entry != 0;
-            if (!found) entry = map_get(&d->old, key);
+            if (!found) entry = map_get(&d->old, keys[order]);
             if (!entry) entry = token << 8 | 1;
             else if (entry >> 8 == token) entry += (entry & COUNT) < COUNT;
             else entry = (entry & COUNT) > 1 ? entry - 1 : (token << 8 | 1);
-            if (found) d->young.values[at] = entry;
-            else map_put(&d->young, key, entry);
+            if (found) young->value = entry;
+            else map_put(&d->young, keys[order], entry);
         }
     }
     if (d->young.count > d->most) {
