@@ -83,6 +83,12 @@ def check_points(arguments: Sequence[str]) -> None:
         except ValueError as error:
             refused.append(f"{' '.join(o for o in point if o.split('=')[0] in swept)}: {error}")
     if not refused:
+        if "hydra/launcher=submitit_local" in arguments and len(points) > 1:
+            logs = "DIR/.submitit/*/*_log.out of the sweep's folder DIR"
+            print(
+                f"{len(points)} jobs run at once and share this machine: compare no speeds. Logs: {logs}",
+                file=sys.stderr,
+            )
         return
     if len(refused) == len(points) and len({text.split(": ", 1)[1] for text in refused}) == 1:
         raise UserError(refused[0].split(": ", 1)[1])

@@ -19,6 +19,12 @@ def test_points_that_can_run_are_let_through(tmp_path: Path) -> None:
     check_points(["-m", "hydra/sweeper=other", "decode.drafts=x,y"])
 
 
+def test_jobs_that_share_a_machine_are_told_so(capsys: pytest.CaptureFixture[str]) -> None:
+    for launcher, told in (("submitit_local", True), ("basic", False)):
+        check_points(["-m", f"hydra/launcher={launcher}", "decode.drafts=0,4"])
+        assert ("2 jobs run at once and share this machine: compare no speeds" in capsys.readouterr().err) == told
+
+
 def test_points_that_cannot_are_named_with_the_reason() -> None:
     with pytest.raises(UserError) as refusal:
         check_points(["--multirun", "task.limit=3", "decode.drafts=0,4", "decode.branches=0,3"])

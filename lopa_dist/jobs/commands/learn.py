@@ -16,7 +16,7 @@ import torch
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from lopa_dist.atomic import write_lines
-from lopa_dist.config import Config, check_keys, composed
+from lopa_dist.config import Config, check_keys, composed, typed
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.request import Request
 from lopa_dist.jobs.folder.results import results
@@ -24,11 +24,11 @@ from lopa_dist.jobs.run.lessons import FOLDER, mask_token, masks_of
 from lopa_dist.jobs.run.prompts import Encoder
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.setup.device import choose_device
-from lopa_dist.jobs.setup.resolve import resolve
 from lopa_dist.jobs.show.page import bars, write_page
 from lopa_dist.jobs.show.report import config_of, read_report, why_no_results
 from lopa_dist.learn.learning import Answers, Learning, answers_of, check_learnable, is_held_out, with_end
 from lopa_dist.learn.trainer import Lesson
+from lopa_dist.models.families import FAMILIES
 from lopa_dist.parallel import store_keys as keys
 from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import detect
@@ -61,8 +61,7 @@ def learn(folder: Path, settings: Sequence[str]) -> dict[str, Any]:
     config = settings_of(folder, settings)
     device = choose_device(config, world)
     builder = EngineBuilder(config.model, device)
-    config = resolve(config, builder.shape, device)
-    if not config.decode.causal:
+    if FAMILIES[builder.shape.family].pattern != "causal":
         raise ValueError(f"{folder}: {builder.shape.family} models are not causal: what they draft changes their texts")
     answered = list(answered_requests(folder, config, builder))
     if len(answered) < 2:
@@ -246,7 +245,7 @@ def in_words(learned: dict[str, Any], drafts: Path) -> str:
         f"{held_out['accepted_before']:.2f} (held-out answers)\n"
         f"tokens a forward by drafts: {by_drafts}; "
         f"{'answers are not made faster on this machine' if pays is None else f'it pays after {pays} more answers'}\n"
-        f"draft with it: model.lora={drafts} model.lora_rows=masks decode.drafts=8 (figures: {drafts / PAGE})"
+        f"draft with it: {typed('model.lora', drafts)} model.lora_rows=masks decode.drafts=8 (figures: {drafts / PAGE})"
     )
 
 

@@ -446,6 +446,8 @@ def check_learning(config: Config, task: Task) -> None:
     """Raise a ValueError for options of learning that would have no effect."""
     if config.job.learn is not None and scored_masks(task):
         raise ValueError(f"job.learn={config.job.learn}: texts are scored, and nothing is drafted; leave it out")
+    if config.job.learn is not None and config.decode.drafts == 0:
+        raise ValueError(f"job.learn={config.job.learn}: decode.drafts=0 drafts nothing; leave one of them out")
     for entry in fields(LearnConfig):
         value = getattr(config.learn, entry.name)
         if config.job.learn is None and value != entry.default:

@@ -170,7 +170,8 @@ class Lessons:
         """Hold a lesson: one slice of time, and where `auto` decides, further ones as long as they promise to pay."""
         learning, mesh = self.begun(), self.group.mesh
         index = self.group.branch_rank, mesh.branch
-        self.say("learns to draft from %d answers, for %.0f to %.0f s", len(self.answers), seconds, limit)
+        length = f"{seconds:.0f} to {limit:.0f} s" if limit > seconds else f"{limit:.0f} s"
+        self.say("learns to draft from %d answers, for %s", len(self.answers), length)
         slices: list[Lesson] = []
         spent, decision = 0.0, MORE
         while decision == MORE:

@@ -249,7 +249,12 @@ class Encoder:
         if most == decode.max_new_tokens >= self.model.max_positions and room > 0:  # no prompt could have as many
             most, self.bounded = room, True
         size = f"the prompt has {given} tokens and {most} are to be generated, but"
-        remedy = "shorten the prompt (task.truncate does) or lower max_tokens (decode.max_new_tokens)"
+        shorter = "task.truncate does"
+        if self.config.task.truncate:
+            shorter = (
+                "task.truncate cuts the last message alone: fewer task.fewshot, or task.fewshot_as_multiturn=false"
+            )
+        remedy = f"shorten the prompt ({shorter}) or lower max_tokens (decode.max_new_tokens)"
         if given + most > self.model.max_positions:
             raise Refusal(f"{size} the model has {self.model.max_positions} positions; {remedy}")
         space = self.config.engine.kv_tokens

@@ -46,7 +46,7 @@ WIDE, COLUMN = 7.0, 3.3  # inches: the page and one column of most papers
 NARROW = ("rows/token", "seeds", "tokens/s", "p")  # columns that a narrow terminal does without, in this order
 LONGEST_WORD = 30  # characters of a name that stay together
 UNBOUNDED = 10_000  # characters of a line
-SYMBOLS = {"branches": "k", "drafts": "m"}
+SCATTER = 1.2  # times as fast as another, from which on a run of a setting is told
 SPEEDS: list[tuple[str, Callable[[dict[str, Any]], float | None], int]] = [
     ("Tokens per forward", lambda report: report["tpf"], 1),
     ("Rows of the model computed per token", lambda report: report.get("rows_per_token"), -1),
@@ -67,9 +67,10 @@ def compare(folder: Path, console: Console | None = None, baseline: str | None =
         folder: has the runs.
         console: to print on.
         baseline: the run that all others are compared with, by its name or by settings that it alone has.
-        form: ``latex`` or ``markdown`` prints the tables in this form alone.
+        form: ``latex`` or ``markdown`` prints the tables in this form, and all else to standard error.
     """
-    groups, failed, console = grouped(folder, load_reports(folder)), unfinished(folder), console or Console()
+    groups, failed = grouped(folder, load_reports(folder)), unfinished(folder)
+    console = console or Console(stderr=bool(form))
     sections = sections_of(groups)
     if baseline is not None and not any(has_baseline(section, baseline) for section in sections):
         find_baseline(groups, baseline)  # raises, and says what there is
@@ -77,15 +78,16 @@ def compare(folder: Path, console: Console | None = None, baseline: str | None =
         Comparison(folder, section, baseline if has_baseline(section, baseline) else None, failed if last else [])
         for section, last in zip(sections, [False] * (len(sections) - 1) + [True], strict=True)
     ]
-    if form:
-        for part in parts:
-            print({"latex": latex, "markdown": markdown}[form](part.title, part.head, part.rows))
-        return
     file = folder / "comparison.csv"
     with naming(file):
         file.write_text(encodable(csv_text(groups, parts)), encoding="utf-8", newline="")
     for part in parts:
-        part.print_table(console)
+        if form:
+            names = [name for name, _ in part.failed]
+            notes = part.notes + ([f"Not finished, so not above: {', '.join(names)}"] if names else [])
+            print({"latex": latex, "markdown": markdown}[form](part.title, part.head, part.rows, notes))
+        else:
+            part.print_table(console)
     for name, _ in failed:
         console.print(escape(f"{FAILED}: {folder / name} (cli.log there says more)"))
     for part in parts:
@@ -103,7 +105,8 @@ def compare(folder: Path, console: Console | None = None, baseline: str | None =
             baseline=baseline,
             made=list(dict.fromkeys(filter(None, (made_sentence(group.report) for group in groups))))[:MOST_MADE],
         )
-    console.print(f"Table and figure: {folder}\nTo pass on: {page}")
+    what = "Table and figure" if any(part.drawn for part in parts) else "Table"
+    console.print(f"{what}: {folder}\nTo pass on: {page}")
 
 
 def sections_of(groups: Sequence[SeedGroup]) -> list[list[SeedGroup]]:
@@ -173,19 +176,20 @@ class Comparison:
         self.names = names_of(groups, words)
         self.cells = [cells_of(name, group, pair) for name, group, pair in zip(self.names, groups, pairs, strict=True)]
         self.title = title_of(self.reports[0])
-        self.headline = headline(self.reports)
+        self.headline, self.notes = headline(groups), notes_of(groups, pairs)
         self.head = [name for name in self.cells[0] if any(row[name][1] for row in self.cells)]
         self.rows = [[row[column][0] for column in self.head] for row in self.cells]
         self.curves = curves_of(groups)
         self.along = growing(words)
+        self.drawn = False  # whether there is a figure
         self.least_name = min(LONGEST_WORD, max(len(word) for name in self.names for word in name.split()))
         self.numbered = [[str(number), *row] for number, row in enumerate(self.rows, 1)]
 
     def print_table(self, console: Console) -> None:
         """Print the columns; a number of requests that all runs have stands in the title."""
         title, hidden = self.title, []
-        if len({report["requests"] for report in self.reports}) == 1:
-            title += f", {self.reports[0]['requests']} requests{' each' if len(self.groups) > 1 else ''}"
+        if len({row["requests"][0] for row in self.cells}) == 1:
+            title += f", {self.cells[0]['requests'][0]} requests{' each' if len(self.groups) > 1 else ''}"
             hidden.append("requests")
         narrow = list(NARROW)
         while True:
@@ -197,6 +201,8 @@ class Comparison:
             hidden.append(narrow.pop(0))
         console.width = max(console.width, least)  # a terminal breaks lines, but no figure
         console.print(table)
+        for note in self.notes:
+            console.print(escape(note))
         if left_out := [name for name in hidden if name in NARROW and name in self.head]:
             console.print(f"left out for want of room, and in comparison.csv: {', '.join(left_out)}")
 
@@ -250,6 +256,7 @@ class Comparison:
             curves = [curve or self.title for curve in self.curves]
             draw_pareto(self.folder / f"{name}.pdf", charts, curves, WIDE)
             draw_pareto(self.folder / f"{name}-column.pdf", charts[:1], curves, COLUMN)
+            self.drawn = True
 
     def commands(self) -> list[tuple[str, str]]:
         """Return the number and folder of each run, and its command; without runs that Hydra did not start."""
@@ -299,7 +306,10 @@ def cells_of(name: str, group: SeedGroup, pair: Paired | None) -> Cells:
     cells["TPF"] = f"{report['tpf']:.2f}", {"tpf": report["tpf"]}
     cells["rows/token"] = f"{rows:.1f}" if rows else "-", {"rows_per_token": rows}
     cells["tokens/s"] = f"{speed:.0f}", {"tokens_per_s": speed}
-    cells["requests"] = str(report["requests"]), {"requests": report["requests"], "status": "finished"}
+    requests = str(report["requests"])
+    if "accuracy" in report and judged(report) != report["requests"]:
+        requests += f" ({judged(report)} judged)"
+    cells["requests"] = requests, {"requests": report["requests"], "status": "finished"}
     return cells
 
 
@@ -382,22 +392,70 @@ def curves_of(groups: Sequence[SeedGroup]) -> dict[str, list[tuple[str, int]]]:
         if all("=" not in group.name for group in groups):
             label, others = "", name
         else:
-            label = f"{SYMBOLS.get(along, along)}={value}" if along else ""
+            label = f"{along}={value}" if along else ""
         points.append((float(value) if is_number(value) else inf, label, others, index))
     curves: dict[str, list[tuple[str, int]]] = {}
-    for _, label, curve, index in sorted(points):
+    for _, label, curve, index in sorted(points, key=lambda point: (point[0], by_number(point[2]), *point[1:])):
         curves.setdefault(curve, []).append((label, index))
     return curves
 
 
-def headline(reports: Sequence[dict[str, Any]]) -> str:
-    """Return what came out, in words; runs are called by their numbers."""
-    words = f"{len(reports)} runs, in the order of tokens per forward pass."
-    judged = [(r["accuracy"], r["tpf"], number) for number, r in enumerate(reports, 1) if "accuracy" in r]
-    if judged:
-        for which, (accuracy, tpf, number) in (
-            ("The most accurate is", max(judged)),
-            ("The most tokens per forward pass has", max(judged, key=lambda run: run[1])),
-        ):
-            words += f" {which} number {number}: {accuracy:.1%} at {tpf:.2f}."
-    return words
+def by_number(text: str) -> list[tuple[float, str]]:
+    """Return a key by which texts are sorted as people do: ``drafts=4`` before ``drafts=16``."""
+    return [(float(part), "") if is_number(part) else (inf, part) for part in re.split(r"([=, ])", text)]
+
+
+def headline(groups: Sequence[SeedGroup]) -> str:
+    """Return what came out, in words; points are called by their numbers."""
+    reports, runs = [group.report for group in groups], sum(len(group.folders) for group in groups)
+    many = f"{len(groups)} runs" if runs == len(groups) else f"{len(groups)} settings, {runs} runs"
+    words = f"{many}, in the order of tokens per forward pass."
+    of = [(r["accuracy"], r["tpf"], number) for number, r in enumerate(reports, 1) if "accuracy" in r]
+    if not of:
+        return words
+    best, fastest = max(of), max(of, key=lambda run: run[1])
+    equals = [number for accuracy, _, number in of if accuracy == best[0]]
+    if len({judged(r) for r in reports if "accuracy" in r}) > 1:
+        words += " They have judged different numbers of answers, so their accuracies are not of the same problems."
+    elif len(equals) == 1:
+        words += f" The most accurate is number {best[2]}: {best[0]:.1%} at {best[1]:.2f}."
+    else:
+        which = "All" if len(equals) == len(of) else f"Numbers {', '.join(map(str, equals))}"
+        words += f" {which} have the {'same' if len(equals) == len(of) else 'highest'} accuracy, {best[0]:.1%}."
+    return f"{words} The most tokens per forward pass has number {fastest[2]}: {fastest[0]:.1%} at {fastest[1]:.2f}."
+
+
+def notes_of(groups: Sequence[SeedGroup], pairs: Sequence[Paired | None]) -> list[str]:
+    """Return what a reader must know of some points before comparing them; points are called by their numbers."""
+    notes, numbered = [], list(enumerate((group.report for group in groups), 1))
+    for number, report in numbered:
+        if "accuracy" in report and (missing := report["requests"] - judged(report)):
+            failed = f" ({report['errors']} ended with an error)" if report.get("errors") else ""
+            notes.append(
+                f"The accuracy of run {number} leaves out {missing} of its {report['requests']} requests{failed}."
+            )
+    counts = {number: pair.problems for number, pair in enumerate(pairs, 1) if pair}
+    if len(set(counts.values())) > 1 or any(
+        judged(r) != counts.get(n, judged(r)) for n, r in numbered if "accuracy" in r
+    ):
+        words = ", ".join(f"run {number}: {count}" for number, count in counts.items())
+        notes.append(f"Differences are over the problems that both have judged ({words}).")
+    if any(report.get("seeds", 1) > 1 for _, report in numbered):
+        words = ", and p is that of the sign test of the problems' means" if counts else ""
+        notes.append(
+            f"Of a run with several seeds, the accuracy is the mean; its interval is that of one run's problems{words}."
+        )
+    for number, report in numbered:
+        low, high = report.get("tokens_per_s_range", (1, 1))
+        if high > SCATTER * low:
+            notes.append(
+                f"Tokens a second of run {number} were from {low:.0f} to {high:.0f}: other work took its time."
+            )
+    warned: dict[str, list[int]] = {}
+    for number, report in numbered:
+        for warning in report.get("warnings", []):
+            warned.setdefault(warning, []).append(number)
+    for warning, which in warned.items():
+        some = "All runs" if len(which) == len(groups) else f"Run {', '.join(map(str, which))}"
+        notes.append(f"{some}: {warning.rstrip('.')}.")
+    return notes

@@ -8,14 +8,18 @@ from collections.abc import Sequence
 SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 
 
-def latex(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a `table` whose first column is left-aligned; it needs ``\\usepackage{booktabs}``."""
+def latex(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> str:
+    """Return a `table` with the first column left-aligned, notes as comments; it needs ``\\usepackage{booktabs}``."""
     lines = [" & ".join(map(escaped, row)) + r" \\" for row in (head, *rows)]
+    caption = escaped(title)
+    if any(name.startswith("accuracy") for name in head):
+        caption += r"; accuracies with their 95\,\% confidence intervals"
     return "\n".join(
         [
+            *(f"% {note}" for note in notes),
             r"\begin{table}",
             r"\centering",
-            rf"\caption{{{escaped(title)}; accuracies with their 95\,\% confidence intervals}}",
+            rf"\caption{{{caption}}}",
             rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}",
             r"\toprule",
             lines[0],
@@ -31,10 +35,15 @@ def latex(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str
 def escaped(text: str) -> str:
     """Return a text as LaTeX sets it; the hyphen between two numbers is a dash."""
     text = re.sub(r"[&%$#_{}\\~^]", lambda found: SPECIAL.get(found[0], f"\\{found[0]}"), text)
-    return re.sub(r"(?<=\d)-(?=\d)", "--", text)
+    text = re.sub(r"(?<=\d)-(?=\d)", "--", text)
+    text = re.sub(r"(\d(?:\.\d+)?)e--?0*(\d+)", r"$\1\\cdot10^{-\2}$", text)
+    return re.sub(r"(?<![\w.^{-])-(?=[\d.])", "$-$", text)
 
 
-def markdown(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table below its title."""
+def markdown(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> str:
+    """Return a Markdown table below its title, and notes below it."""
     lines = ["| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in (head, *rows)]
-    return "\n".join([f"**{title}**", "", lines[0], "|---|" + "---:|" * (len(head) - 1), *lines[1:], ""])
+    return "\n".join(
+        [f"**{title}**", "", lines[0], "|---|" + "---:|" * (len(head) - 1), *lines[1:], ""]
+        + [f"{note}\n" for note in notes]
+    )

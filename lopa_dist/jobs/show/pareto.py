@@ -84,7 +84,12 @@ def draw_pareto(file: Path, charts: Sequence[Scatter], curves: Sequence[str], wi
         handles, labels = panels[0][0].get_legend_handles_labels()
         short = [name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}\u2026" for name in labels]
         labelled = [p.label for p in charts[0].points if p.label and len(charts[0].along(p.curve)) > 1]
-        title = f"beside a point: {labelled[0].partition('=')[0]}" if 0 < len(labelled) <= MOST_LABELS else None
+        title = None
+        if labelled:
+            name, _, first = labelled[0].partition("=")
+            last = max(labelled, key=lambda label: [len(label), label]).partition("=")[2]
+            few = len(charts[0].points) <= MOST_LABELS
+            title = f"beside a point: {name}" if few else f"along a line: {name} from {first} to {last}"
         figure.legend(handles, short, loc="outside lower center", frameon=False, ncols=columns, title=title)
         figure.canvas.draw()  # so that it is known where points are
         for axes, chart in zip(panels[0], charts, strict=True):
@@ -121,5 +126,5 @@ def annotate(axes: Any, points: Sequence[Point], all_points: Sequence[Point]) ->
     places = place_labels(dots, [3.4 * len(p.label.partition("=")[2]) for p in points], left, right, 6.0)
     for point, dot, place in zip(points, dots, places, strict=True):
         where, offset = (point.speed, point.accuracy), (place[0] - dot[0], place[1] - dot[1])
-        style = {"fontsize": 6, "ha": "center", "va": "center", "color": DARK}
+        style = {"fontsize": 6, "ha": "center", "va": "center", "color": COLORS[point.curve % len(COLORS)]}
         axes.annotate(point.label.partition("=")[2], where, offset, textcoords="offset points", **style)

@@ -108,8 +108,14 @@ def pooled_report(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
         if all(key in report for report in reports)
     }
     pooled |= {key: sum(runs[0][key] for runs in streams.values()) for key in ("requests", "errors") if key in first}
-    job = fmean(report["tokens_per_s"]["job"] for report in reports)
+    speeds = [report["tokens_per_s"]["job"] for report in reports]
+    if all(report.get("completion_tokens") and report.get("decode_s") for report in reports):
+        job = sum(r["completion_tokens"] for r in reports) / sum(r["decode_s"] for r in reports)
+    else:
+        job = fmean(speeds)
     pooled["tokens_per_s"] = first["tokens_per_s"] | {"job": job}
+    pooled["tokens_per_s_range"] = min(speeds), max(speeds)
+    pooled["warnings"] = list(dict.fromkeys(warning for report in reports for warning in report.get("warnings", [])))
     pooled |= {"seed": ", ".join(dict.fromkeys(str(r.get("seed")) for r in reports)), "streams": len(streams)}
     pooled["seeds"] = len(reports) // len(streams)
     if len(streams) > 1:

@@ -55,6 +55,19 @@ def test_a_run_is_learned_from(
     assert texts(tmp_path / "run") == texts(folder)
 
 
+def test_settings_that_a_preset_had_and_nothing_reads_are_no_mistake(folder: Path, tmp_path: Path) -> None:
+    """A report has what its job resolved: of `decode=verified`, the preset of any checkpoint, one block at a time."""
+    other = tmp_path / "run"
+    other.mkdir()
+    for file in folder.glob("*.json*"):
+        (other / file.name).write_bytes(file.read_bytes())
+    report = json.loads((other / "report.json").read_text())
+    report["decode"] |= {"max_active_blocks": 1}
+    (other / "report.json").write_text(json.dumps(report))
+    perform("learn", [str(other), "learn.minutes=0.005", *QUICK[1:]])
+    assert (other / "drafts" / "learn.json").exists()
+
+
 def test_what_learn_does_not_take_is_named(folder: Path, tmp_path: Path) -> None:
     for arguments, message in (
         ([str(folder), "decode.drafts=8"], r"decode\.drafts=8: has no effect here"),

@@ -147,7 +147,7 @@ def test_auto_goes_on_as_long_as_it_promises_to_pay(
 
 def test_models_that_are_not_causal_do_not_learn(tmp_path: Path) -> None:
     asked = learning(tmp_path, 5)
-    asked = replace(asked, model=replace(asked.model, path="embedded"), decode=DecodeConfig(context="d2f", drafts=0))
+    asked = replace(asked, model=replace(asked.model, path="embedded"), decode=DecodeConfig(context="d2f", drafts=8))
     with pytest.raises(ValueError, match=r"job\.learn=5: .* are not causal"):
         run(asked, tmp_path / "run", ONE)
 
@@ -156,6 +156,9 @@ def test_options_of_learning_without_effect_are_refused(tmp_path: Path) -> None:
     asked = learning(tmp_path, None)
     with pytest.raises(ValueError, match=r"learn\.minutes=0\.03: has no effect without job\.learn"):
         run(asked, tmp_path / "run", ONE)
+    asked = learning(tmp_path, 5)
+    with pytest.raises(ValueError, match=r"job\.learn=5: decode\.drafts=0 drafts nothing"):
+        run(replace(asked, decode=replace(asked.decode, drafts=0)), tmp_path / "run", ONE)
 
 
 def test_an_adapter_of_drafts_is_no_setting_that_texts_depend_on(tmp_path: Path, plain: list[str]) -> None:

@@ -96,11 +96,11 @@ def test_along_a_curve_one_number_grows(report: dict[str, Any]) -> None:
         return {curve: [label for label, _ in runs] for curve, runs in curves_of(named(report, *settings)).items()}
 
     assert labels(*({"branches": k, "tau_conf": 0.9 - k / 8} for k in (3, 0))) == {
-        "tau_conf=0.9": ["k=0"],
-        "tau_conf=0.525": ["k=3"],
+        "tau_conf=0.9": ["branches=0"],
+        "tau_conf=0.525": ["branches=3"],
     }
     swept = [{"drafts": m, "tau_conf": tau} for m in (16, 4, 8) for tau in (0.9, 0.8)]
-    assert labels(*swept) == {f"tau_conf={tau}": ["m=4", "m=8", "m=16"] for tau in (0.8, 0.9)}
+    assert labels(*swept) == {f"tau_conf={tau}": ["drafts=4", "drafts=8", "drafts=16"] for tau in (0.8, 0.9)}
     assert labels(*({"max_active_blocks": n} for n in (None, 4, 1))) == {
         "": ["max_active_blocks=1", "max_active_blocks=4", "max_active_blocks=null"]
     }
@@ -236,6 +236,48 @@ def test_equal_runs_are_no_spread(tmp_path: Path, report: dict[str, Any]) -> Non
     assert "accuracy_sd" not in (tmp_path / "comparison.csv").read_text()
 
 
+def test_what_a_reader_must_know_of_some_runs_stands_below_the_table(tmp_path: Path, report: dict[str, Any]) -> None:
+    """Failed requests, pairs, warnings, speeds that differ, and what the figures of several seeds are."""
+    fast, slow = ({"completion_tokens": 100, "decode_s": s, "tokens_per_s": {"job": 100 / s}} for s in (1.0, 3.0))
+    make(tmp_path, "decode.drafts=0", report, "++--", drafts=0)
+    make(tmp_path, "decode.drafts=16", report | {"warnings": ["no chat template"]}, "+++", drafts=16)
+    file = tmp_path / "decode.drafts=16" / "report.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"requests": 4, "errors": 1}))
+    for seed, speed in ((1, fast), (2, slow)):
+        make(tmp_path, f"decode.drafts=2,seed={seed}", report | speed, "++--", drafts=2)
+    console = Console(width=200, record=True)
+    compare(tmp_path, console, baseline="drafts=0")
+    shown = console.export_text()
+    page = Page(tmp_path / "comparison.html").text
+    with (tmp_path / "comparison.csv").open(newline="") as table:
+        rows = {row["drafts"]: (number, row) for number, row in enumerate(csv.DictReader(table), 1)}
+    failed, several = rows["16"][0], rows["2"][0]
+    assert "4 (3 judged)" in shown
+    assert float(rows["2"][1]["tokens_per_s"]) == 200 / 4, "all tokens by all seconds"
+    for note in (
+        f"The accuracy of run {failed} leaves out 1 of its 4 requests (1 ended with an error).",
+        f"Differences are over the problems that both have judged (run {min(failed, several)}",
+        f"Tokens a second of run {several} were from 33 to 100",
+        f"Run {failed}: no chat template.",
+        "the accuracy is the mean; its interval is that of one run's problems, and p is that of the sign test",
+    ):
+        assert note in " ".join(shown.split())
+        assert note in " ".join(page.split())
+    assert "They have judged different numbers of answers" in page
+
+
+def test_equal_accuracies_have_no_first(tmp_path: Path, report: dict[str, Any]) -> None:
+    for drafts in (0, 2, 16):
+        make(tmp_path, f"decode.drafts={drafts},seed=1", report, "++--", drafts=drafts)
+    compare(tmp_path, Console(quiet=True))
+    assert "All have the same accuracy, 50.0%." in Page(tmp_path / "comparison.html").text
+
+
+def test_curves_stand_in_the_order_of_their_numbers(report: dict[str, Any]) -> None:
+    runs = named(report, *({"drafts": n, "tau_conf": tau} for n in (16, 4, 2) for tau in (0.9, 0.8, 0.7, 0.6)))
+    assert list(curves_of(runs)) == ["drafts=2", "drafts=4", "drafts=16"]
+
+
 def made_sweep(folder: Path, report: dict[str, Any], count: int) -> list[str]:
     """`count` runs of presets and thresholds, as people type them; returns what they are called."""
     presets = ["decode=verified", "decode=verified_tree", "decode=d2f", "decode=vanilla", "decode=lopa"]
@@ -288,7 +330,7 @@ def test_each_task_and_model_has_a_section(tmp_path: Path, report: dict[str, Any
     assert shown.index("arithmetic with embedded") < shown.index("lists with embedded")
     page = Page(tmp_path / "comparison.html")
     assert page.count("svg") == 2 * 3
-    assert page.text.count("The most accurate is number") == 2
+    assert page.text.count("They have judged different numbers of answers") == 2
     assert {file.name for file in tmp_path.glob("*.pdf")} == {
         f"pareto-{task}-with-embedded{column}.pdf" for task in ("arithmetic", "lists") for column in ("", "-column")
     }
@@ -322,4 +364,14 @@ def test_tables_for_a_paper_and_a_readme(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "**arithmetic with embedded**"
     assert [line.count("|") for line in lines[2:-1]] == [lines[2].count("|")] * 6
-    assert not (tmp_path / "comparison.html").exists()
+    assert (tmp_path / "comparison.html").exists(), "whatever form is printed, all is written"
+    (tmp_path / "stopped" / ".hydra").mkdir(parents=True)
+    (tmp_path / "stopped" / ".hydra" / "overrides.yaml").write_text("- decode=lopa\n")
+    for form, line in (
+        ("latex", "% Not finished, so not above: stopped"),
+        ("markdown", "Not finished, so not above: s"),
+    ):
+        compare(tmp_path, form=form)
+        said = capsys.readouterr()
+        assert line in said.out
+        assert "not finished" in said.err
