@@ -58,7 +58,7 @@ class Batch:
         score: str | None = None,
     ) -> None:
         self.source, self.limit, self.table = input, limit, is_table(input)
-        self.fields = Fields(column, None if prompt is None else template_of(prompt), id)
+        self.fields = Fields(column, None if prompt is None else template_of(prompt), id, self.table)
         self.needed = [] if self.fields.template is None else names_in(self.fields.template)
         self.defaults: dict[str, Any] = {"n": samples}
         if response_format is not None:
@@ -75,7 +75,7 @@ class Batch:
         seen: dict[str, int] = {}
         fields: Counter[str] = Counter()
         for row in islice(rows(self.source), self.limit):
-            if self.fields.named and row.value is not None:
+            if (self.fields.named or self.table) and row.value is not None:
                 fields.update(key for key, value in row.value.items() if value is not None)
             yield from self.unique(self.read(row), row.number, seen)
         self.tell(fields)
@@ -84,7 +84,7 @@ class Batch:
         """Say which fields are options, and which look like one, beside a prompt that is not called so."""
         if options := [f"{key} ({fields[key]} lines)" for key in OPTIONS if key in fields]:
             log.info("options of a line: %s. Rename columns that are only to pass through", ", ".join(options))
-        for key in fields:
+        for key in fields if self.fields.named else ():
             if key not in OPTIONS and (near := get_close_matches(key, OPTIONS, 1, 0.8)):
                 log.warning("the column %s passes through; if it is an option, call it %s", key, near[0])
 

@@ -56,11 +56,13 @@ class Fields:
         column: the field that holds the prompt, or the messages as a list; None: the one that is called so.
         template: a prompt with fields in braces, in place of a column.
         id: the field that names the request; None: `custom_id` or `id`.
+        table: whether fields are columns of a table, of which options pass through, too.
     """
 
     column: str | None = None
     template: Template | None = None
     id: str | None = None
+    table: bool = False
 
     @property
     def named(self) -> bool:
@@ -155,6 +157,8 @@ def split_fields(raw: dict[str, Any], fields: Fields) -> tuple[dict[str, Any], d
         refuse_misspelt(request, metadata)
     if NAMES[0] not in raw and fields.id is None:
         metadata.pop("id", None)
+    if fields.table:
+        metadata |= {key: value for key, value in request.items() if key in OPTIONS}
     # only what JSON has: Parquet also has dates, and NaN
     return request, json.loads(json.dumps(metadata, default=str), parse_constant=lambda _: None) if metadata else None
 

@@ -244,7 +244,8 @@ def test_other_fields_pass_through_and_an_id_names_the_request(tmp_path: Path) -
     assert "logprobs='maybe' must be true or false" in str(items[3].error)
     (tmp_path / "t.csv").write_text('id,prompt,max_tokens,temperature,day\n7,x,5,0.5,Monday\n8,"[1]",,hot,\n')
     first, second = Batch(str(tmp_path / "t.csv")).items()
-    assert (first.custom_id, first.prompt, first.max_new_tokens, first.metadata) == ("7", "x", 5, {"day": "Monday"})
+    assert (first.custom_id, first.prompt, first.max_new_tokens) == ("7", "x", 5)
+    assert first.metadata == {"day": "Monday", "max_tokens": 5, "temperature": 0.5}, "a table keeps its columns"
     assert first.sampling == RequestSampling(0.5)
     assert second.error == "line 2: temperature='hot' must be a number of at least 0"
 

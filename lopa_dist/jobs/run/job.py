@@ -34,7 +34,7 @@ from lopa_dist.jobs.run.crashes import Begun
 from lopa_dist.jobs.run.job_input import HashedItems, JobInput, request_id
 from lopa_dist.jobs.run.judging import Answer, Judges, Verdict
 from lopa_dist.jobs.run.lessons import Lessons
-from lopa_dist.jobs.run.output import check_output, check_parts, write_output
+from lopa_dist.jobs.run.output import check_output, check_parts, warnings_of, write_output
 from lopa_dist.jobs.run.parts import Parts
 from lopa_dist.jobs.run.prompts import Encoder, wraps
 from lopa_dist.jobs.run.recall import recall
@@ -112,6 +112,7 @@ def run(
                 config = resolve(config, builder.shape, device, given)
                 encoder = Encoder(config, builder.shape, builder.tokenizer)
                 job_input = JobInput(encoder, chain(first, items), named=world.rank == 0)
+                job_input.warnings += warnings_of(config.task)
                 for warning in job_input.warnings if world.rank == 0 else ():
                     log.warning(warning)
                 input_hash = whole_input.digest()

@@ -13,7 +13,7 @@ from lopa_dist.checks import UserError
 from lopa_dist.config import TaskConfig
 from lopa_dist.jobs.folder.open_files import lines_of
 from lopa_dist.jobs.folder.part_names import in_parts, parts_of, parts_there
-from lopa_dist.jobs.show.table import to_be_written, write_table
+from lopa_dist.jobs.show.table import mixed_types, to_be_written, write_table
 
 log = logging.getLogger("lopa_dist")
 KEY = "task.output"
@@ -29,6 +29,13 @@ def check_output(task: TaskConfig) -> None:
         raise UserError(
             f"task.output={task.output} is in the folder task.input: the next job would read it. Name another folder"
         )
+
+
+def warnings_of(task: TaskConfig) -> list[str]:
+    """Return what is to be said of a job's output before it begins."""
+    return (
+        [f"task.input: {said}" for said in mixed_types(task.input)] if (task.output or "").endswith(".parquet") else []
+    )
 
 
 def place_of(name: str) -> str:

@@ -15,7 +15,7 @@ from lopa_dist.jobs.folder.journal import Journal, attempt_of, line_of
 from lopa_dist.jobs.folder.part_names import ANSWERS, part_name
 from lopa_dist.jobs.run.job_input import JobInput
 from lopa_dist.jobs.show.extra import Extra
-from lopa_dist.jobs.show.table import InputAgain, Kinds, input_types, names_taken, rows, to_be_written, write_rows
+from lopa_dist.jobs.show.table import InputAgain, Kinds, names_taken, passing_types, rows, to_be_written, write_rows
 from lopa_dist.tasks.registry import make_task
 
 KEY = "task.output"
@@ -48,7 +48,7 @@ class Parts:
         self.written = 0  # parts
         readable = task.input != "-"
         items = enumerate(make_task(task).items()) if readable else iter(())
-        types = input_types(task.input) if readable and self.out.endswith(".parquet") else {}
+        types = passing_types(vars(task)) if readable and self.out.endswith(".parquet") else {}
         self.again = InputAgain(items, task.input, types)
         self.thread = Extra(f"parts of {KEY}={self.out} could not be written before the end of the job", LIMIT_S)
         self.busy, self.next = False, time.monotonic() + EVERY_S

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path, PurePosixPath
@@ -13,11 +13,13 @@ from typing import Any, cast
 
 from lopa_dist.atomic import atomic
 from lopa_dist.encodable import encodable
+from lopa_dist.jobs.folder.attempt_record import AttemptRecord
 from lopa_dist.jobs.folder.part_names import in_parts, parts_of
 from lopa_dist.jobs.folder.results import result_lines
 from lopa_dist.jobs.show.report import read_report, why_no_results
 from lopa_dist.jobs.show.run_page import items_again, question
 from lopa_dist.remote import is_remote, put
+from lopa_dist.tasks.batch_line import PROMPTS
 from lopa_dist.tasks.rows import ending as ending_of
 from lopa_dist.tasks.rows import files_of, is_dataset
 from lopa_dist.tasks.rows import rows as source_rows
@@ -50,10 +52,10 @@ class Kinds:
             self.of.setdefault(name, set()).add(Large if isinstance(value, int) and not fits(value) else type(value))
         self.rows += 1
 
-    @property
-    def names(self) -> list[str]:
-        """The columns in their order."""
-        return [name for name in FIRST if name in self.of] + [name for name in self.of if name not in FIRST]
+    def names(self, of_input: Collection[str] = ()) -> list[str]:
+        """Return the columns in their order: what was asked and answered, `of_input`, and figures."""
+        first = [name for name in (*FIRST, *of_input) if name in self.of]
+        return first + [name for name in self.of if name not in first]
 
 
 def write_table(folder: Path, out: str | Path, key: str = "--out") -> tuple[int, list[str], str]:
@@ -72,9 +74,11 @@ def write_table(folder: Path, out: str | Path, key: str = "--out") -> tuple[int,
         raise ValueError(f"{key} {out}: name a .csv or a .parquet file")
     if not (folder / "results.jsonl").exists():
         raise ValueError(why_no_results(folder, "no results.jsonl; name the folder of a run"))
-    report = read_report(folder / "report.json")
-    missing = why_without_prompts(folder)
-    types = input_types(report["task"]["input"]) if ending == ".parquet" and not missing else {}
+    report = report_where_it_began(folder)
+    missing = why_without_prompts(folder, report)
+    types = passing_types(report["task"]) if ending == ".parquet" and not missing else {}
+    if missing and ending == ".parquet":
+        missing += "; dates, decimals, lists and binary data of the input are texts"
     taken = names_taken(line for _, line in result_lines(folder / "results.jsonl"))
     kinds, own = Kinds(), dict[str, Any]()
 
@@ -89,18 +93,19 @@ def write_table(folder: Path, out: str | Path, key: str = "--out") -> tuple[int,
     for file_name, most in ((out, None),) if not in_parts(str(out)) else parts_of(str(out), kinds.rows):
         with to_be_written(file_name, key) as file:
             write_rows(file, ending, islice(made, most), kinds, own)
-    return kinds.rows, kinds.names, missing
+    return kinds.rows, kinds.names(own), missing
 
 
 def write_rows(
     file: Path, ending: str, table_rows: Iterator[dict[str, Any]], kinds: Kinds, own: dict[str, Any]
 ) -> None:
-    """Write rows as ``.csv`` or as ``.parquet`` (`write_parquet`)."""
+    """Write rows as ``.csv`` or as ``.parquet`` (`write_parquet`). A table in Parquet always has a column `error`."""
     if ending == ".parquet":
-        write_parquet(file, table_rows, {name: kinds.of[name] for name in kinds.names}, own)
+        kinds.of.setdefault("error", {type(None)})
+        write_parquet(file, table_rows, {name: kinds.of[name] for name in kinds.names(own)}, own)
         return
     with file.open("w", encoding="utf-8", newline="") as opened:
-        writer = csv.DictWriter(opened, kinds.names)
+        writer = csv.DictWriter(opened, kinds.names())
         writer.writeheader()
         writer.writerows(table_rows)
 
@@ -121,16 +126,78 @@ def to_be_written(out: str | Path, key: str) -> Iterator[Path]:
         put(file, str(out), key)
 
 
-def input_types(source: str | None) -> dict[str, Any]:
-    """Return the Arrow types of the columns of an input, where that is Parquet on this machine; else none."""
+def report_where_it_began(folder: Path) -> dict[str, Any]:
+    """Return a run's report; a relative input is looked for in the folder in which the job was begun, too."""
+    report, record = read_report(folder / "report.json"), AttemptRecord.last(folder / "journal")
+    source = report["task"]["input"]
+    if record and source and "://" not in source and not files_there(source):
+        begun = str(Path(record.folder, source))
+        if files_there(begun):
+            report["task"] |= {"input": begun}
+    return report
+
+
+def files_there(source: str) -> bool:
+    """Return whether a local input is there."""
+    try:
+        return bool(files_of(source)) and all(Path(file).exists() for file in files_of(source))
+    except (ValueError, OSError):
+        return False
+
+
+def input_types(source: str | None) -> dict[str, list[tuple[str, Any]]]:
+    """Return the Arrow types of the columns of an input, each with the first file that has it.
+
+    Empty where that is not Parquet on this machine.
+    """
     if not source or source == "-" or is_remote(source) or is_dataset(source):
         return {}
-    files = files_of(source)
-    if not files or ending_of(files[0]) != ".parquet":
+    files = [file for file in files_of(source) if ending_of(file) == ".parquet"]
+    if not files:
         return {}
     from pyarrow.parquet import read_schema
 
-    return {field.name: field.type for field in read_schema(files[0])}
+    types: dict[str, dict[Any, str]] = {}
+    for file in files:
+        for field in read_schema(file):
+            types.setdefault(field.name, {}).setdefault(field.type, str(file))
+    return {name: [(file, kind) for kind, file in of.items()] for name, of in types.items()}
+
+
+def common_type(types: Sequence[Any]) -> Any:
+    """Return the Arrow type of a column that has several in several files: text, if none holds all values exactly."""
+    import pyarrow
+
+    if len(types) == 1:
+        return types[0]
+    kinds = pyarrow.types
+    if any(kinds.is_floating(one) for one in types) and any(
+        kinds.is_integer(one) and one.bit_width > 32 for one in types
+    ):
+        return pyarrow.string()
+    try:
+        schemas = [pyarrow.schema([("column", one)]) for one in types]
+        return pyarrow.unify_schemas(schemas, promote_options="permissive").field("column").type
+    except pyarrow.ArrowException:
+        return pyarrow.string()
+
+
+def mixed_types(source: str | None) -> list[str]:
+    """Return a sentence for each column of an input that has several types, and what a table of results has."""
+    sentences = []
+    for name, types in input_types(source).items():
+        if len(types) > 1:
+            there = " and ".join(f"{kind} in {Path(file).name}" for file, kind in types)
+            kind = common_type([one for _, one in types])
+            sentences.append(f"column {name} is {there}; a table of the results has {kind}")
+    return sentences
+
+
+def passing_types(task: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the Arrow types of the columns of a task's input that pass through: all but that of the prompt."""
+    prompts = () if task.get("prompt") else (task["column"],) if task.get("column") else PROMPTS
+    types = input_types(task["input"])
+    return {name: common_type([one for _, one in of]) for name, of in types.items() if name not in prompts}
 
 
 def write_parquet(
@@ -154,7 +221,7 @@ def write_parquet(
     for name, found in kinds.items():
         [kind, *others] = found - {type(None)} or {str}
         columns[name] = own.get(name) or (pyarrow.string() if others else types.get(kind, pyarrow.string()))
-    texts = [name for name, kind in columns.items() if kind == pyarrow.string() and name not in own]
+    texts = [name for name, kind in columns.items() if kind == pyarrow.string()]
     with pyarrow.parquet.ParquetWriter(file, pyarrow.schema(columns.items())) as writer:
         while some := list(islice(table_rows, AT_ONCE)):
             for name in texts:
@@ -187,17 +254,17 @@ class InputAgain:
     def cells_of(self, item: Item | None) -> dict[str, Any]:
         """Return the columns of an item's row whose types are known, with the values that they have there."""
         if not self.types or item is None or item.origin is None:
-            return {}
+            return dict.fromkeys(self.types)
         while self.number < item.origin.line:
             source = next(self.given)
             self.number, self.row = source.number, source.value or {}
-        return {name: value for name, value in self.row.items() if name in self.types}
+        return {name: self.row.get(name) for name in self.types}
 
 
-def why_without_prompts(folder: Path) -> str:
-    """Return why a table has no prompts; empty where it has."""
+def why_without_prompts(folder: Path, report: dict[str, Any]) -> str:
+    """Return why a table of a run has no prompts; empty where it has."""
     try:
-        again = InputAgain(items_again(read_report(folder / "report.json")), None, {})
+        again = InputAgain(items_again(report), None, {})
         for _, line in result_lines(folder / "results.jsonl"):
             item = again.item_of(line)
             if item is None or line["custom_id"] != item.custom_id:
@@ -237,14 +304,13 @@ def rows(
         if item is not None:
             row["prompt"] = question(item)
         row |= own_columns(line)
-        fields = line.get("metadata", {})
-        names = {key: f"input.{key}" if key in taken else key for key in fields}
+        cells = again.cells_of(item)
+        fields = {key: cell for key, cell in line.get("metadata", {}).items() if key not in cells}
+        names = {key: f"input.{key}" if key in taken else key for key in (*fields, *cells)}
         row |= {names[key]: cell for key, cell in fields.items()}
         row = {name: plain(cell) for name, cell in row.items()}
-        cells = again.cells_of(item)
-        of_input = {names[key]: key for key in fields if key in cells}
-        row |= {name: cells[key] for name, key in of_input.items()}
-        own |= {name: again.types[key] for name, key in of_input.items()}
+        row |= {names[key]: cell for key, cell in cells.items()}
+        own |= {names[key]: again.types[key] for key in cells}
         yield row
 
 

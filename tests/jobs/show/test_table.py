@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
+from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -154,3 +156,83 @@ def test_columns_of_a_parquet_input_keep_their_types(tmp_path: Path) -> None:
     assert type(rows[0]["forwards"]) is int
     with pytest.raises(UserError, match=r"is in the folder task\.input"):
         check_output(TaskConfig("batch", None, str(tmp_path / "in"), output=str(tmp_path / "in" / "a.parquet")))
+
+
+def test_columns_with_several_types_lose_no_value(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """They get the type that holds all exactly, else text, and the job says so before it begins."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    (tmp_path / "in").mkdir()
+    late, day = datetime(2026, 1, 2, 3, 4, 5, 678901), date(2026, 1, 2)
+    columns = {
+        "count": (pa.array([9007199254740993]), pa.array([1.5])),
+        "small": (pa.array([1], pa.int16()), pa.array([0.5], pa.float32())),
+        "when": (pa.array([day]), pa.array([late])),
+        "fine": (pa.array([late], pa.timestamp("us")), pa.array([datetime(2026, 1, 2)], pa.timestamp("ms"))),
+        "ticket": (pa.array([1]), pa.array(["A-1"])),
+    }
+    for part in range(2):
+        own = pa.table({"prompt": ["Sam has 2 books ."], **{name: of[part] for name, of in columns.items()}})
+        pq.write_table(own, tmp_path / "in" / f"{'ab'[part]}.parquet")
+    out = tmp_path / "answers.parquet"
+    with caplog.at_level(logging.WARNING, "lopa_dist"):
+        run(config(TaskConfig("batch", None, str(tmp_path / "in"), output=str(out))), tmp_path / "run", World("python"))
+    found = pq.read_table(out)
+    rows = found.to_pylist()
+    assert [row["count"] for row in rows] == ["9007199254740993", "1.5"]
+    assert [row["small"] for row in rows] == [1.0, 0.5]
+    assert [row["when"] for row in rows] == ["2026-01-02", "2026-01-02 03:04:05.678901"]
+    assert rows[0]["fine"] == late
+    assert [row["ticket"] for row in rows] == ["1", "A-1"]
+    assert (
+        "column count is int64 in a.parquet and double in b.parquet; a table of the results has string" in caplog.text
+    )
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert sum("a table of the results has" in warning for warning in report["warnings"]) == len(columns)
+
+
+def test_all_columns_of_a_parquet_input_are_there_whatever_they_hold(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nulls alone, options, and the name of a request; in the input's order, and from another folder."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    own = pa.table(
+        {
+            "id": [4, 5],
+            "nothing": pa.array([None, None], pa.int16()),
+            "prompt": ["", "Sam has 3 books ."],
+            "temperature": [0.5, 0.25],
+            "why": pa.array([None, "x"]),
+        }
+    )
+    pq.write_table(own, tmp_path / "in.parquet")
+    with pytest.MonkeyPatch.context() as patch, caplog.at_level(logging.INFO, "lopa_dist"):
+        patch.chdir(tmp_path)
+        task = TaskConfig("batch", None, "in.parquet", output="answers.parquet")
+        run(config(task), tmp_path / "run", World("python"))
+    assert "options of a line: temperature (2 lines)" in caplog.text
+    assert write_table(tmp_path / "run", tmp_path / "again.parquet")[2] == ""
+    for name in ("answers.parquet", "again.parquet"):
+        found = pq.read_table(tmp_path / name)
+        columns = found.column_names
+        assert [c for c in columns if c in ("input.id", *own.column_names[1:])] == [
+            "prompt", "input.id", "nothing", "temperature", "why"
+        ]  # fmt: skip
+        assert "error" in columns
+        assert columns.index("forwards") > columns.index("why")
+        for column in ("nothing", "temperature", "why"):
+            assert found.schema.field(column).type == own.schema.field(column).type
+        assert found["input.id"].to_pylist() == [4, 5]
+        assert found["temperature"].to_pylist() == [0.5, 0.25]
+    (tmp_path / "in.parquet").unlink()
+    assert "dates, decimals, lists and binary data of the input are texts" in write_table(
+        tmp_path / "run", tmp_path / "moved.parquet"
+    )[2]  # fmt: skip
+
+
+def test_options_of_a_csv_pass_through(tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("prompt,temperature,top_p\nSam has 3 books .,0.5,0.9\n")
+    out = tmp_path / "out.csv"
+    run(config(TaskConfig("batch", None, str(tmp_path / "in.csv"), output=str(out))), tmp_path / "run", World("python"))
+    with out.open(newline="") as lines:
+        [row] = csv.DictReader(lines)
+    assert (row["temperature"], row["top_p"]) == ("0.5", "0.9")
