@@ -162,11 +162,13 @@ def summary(report: dict[str, Any], folder: Path) -> float:
             log.info("the input has nothing for task.shard=%d of %d: it is done", shard, shards)
             return 0.0
         raise UserError(f"nothing to run: task.input={source} has no lines")
-    first = first_of(folder, "error") if report["errors"] else ""
+    first = first_of(folder, "error", "error") if report["errors"] else ""
     if report["errors"] == report["requests"]:
         raise UserError(f"no request could run; the first error: {first}")
     if first:
         log.info("the first error: %s", first)
+    if invalid:
+        log.info("the first that is not of its format: %s", first_of(folder, "error", "invalid"))
     if report.get("accuracy") == 0 and report["task"].get("score") == "exact":
         log.info(
             "no whole answer equals its reference; task.score=FILE.py:FUNCTION reads answers from texts "
@@ -177,11 +179,15 @@ def summary(report: dict[str, Any], folder: Path) -> float:
     return float(report["tpf"])
 
 
-def first_of(folder: Path, key: str) -> str:
-    """The first message under `key` in `results.jsonl`: why a request could not run, or an answer not be judged."""
+def first_of(folder: Path, key: str, reason: str | None = None) -> str:
+    """The first message under `key` in `results.jsonl`: why a request could not run, or an answer not be judged.
+
+    With a `reason`, of lines that have it as `finish_reason`.
+    """
     from lopa_dist.jobs.folder.results import results
 
-    return str(next((line[key] for line in results(folder) if key in line), f"see {folder / 'results.jsonl'}"))
+    lines = (line for line in results(folder) if key in line and reason in (None, line["finish_reason"]))
+    return str(next((line[key] for line in lines), f"see {folder / 'results.jsonl'}"))
 
 
 def hint(arguments: list[str]) -> str:

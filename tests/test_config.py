@@ -559,6 +559,14 @@ def test_the_first_error_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFi
     with caplog.at_level("INFO", "lopa_dist"):
         cli.summary(report | {"unjudged": 1}, tmp_path)
     assert caplog.messages[-1] == "the first that was not judged: KeyError: 'answer'"
+    lines[1:1] = [every | {"finish_reason": "invalid", "error": "the text is no JSON: it was cut"}]
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    caplog.clear()
+    with caplog.at_level("INFO", "lopa_dist"):
+        cli.summary(report | {"tries": {"invalid": 1}}, tmp_path)
+    assert caplog.messages[1:] == [
+        "the first error: line 2: bad", "the first that is not of its format: the text is no JSON: it was cut"
+    ]  # fmt: skip
     exact = {"accuracy": 0.0, "accuracy_interval": [0.0, 0.5], "judged": 3, "task": {"score": "exact"}}
     with caplog.at_level("INFO", "lopa_dist"):
         cli.summary(report | exact, tmp_path)

@@ -14,7 +14,7 @@ from lopa_dist.parallel import store_keys as keys
 from lopa_dist.parallel.failures import Failures
 
 INTERVAL_S = 0.5
-NAMES = ("done", "failed", "tokens", "forwards", "judged", "right")
+NAMES = ("done", "failed", "invalid", "tokens", "forwards", "judged", "right")
 
 
 class WorkQueue:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -69,8 +70,19 @@ def runs_in_words(runs: Sequence[RunState]) -> list[str]:
     complete = sum(run.state == "complete" for run in runs)
     lines = [f"{complete} of {len(runs)} runs are complete"] if len(runs) > 1 else []
     lines += [f"{run.folder} goes on{unless_queued([run])} with:\n{go_on(run)}" for run in stopped]
+    lines += [
+        f"{run.folder} is complete, but task.output={run.unwritten} is not there; this writes it:\n{output_again(run)}"
+        for run in runs if run.unwritten
+    ]  # fmt: skip
     waiting = [run.folder for run in runs if run.state == "not begun"]
     return lines + [f"{folder} has not begun: if squeue does not list it, {LOGS} in it says why" for folder in waiting]
+
+
+def output_again(run: RunState) -> str:
+    """Return the command that writes a run's `task.output`."""
+    if run.unwritten.endswith(".jsonl"):
+        return shlex.join(["cp", str(run.folder / "results.jsonl"), run.unwritten])
+    return shlex.join(["lopa-dist", "table", str(run.folder), "--out", run.unwritten])
 
 
 def unless_queued(runs: Sequence[RunState]) -> str:

@@ -135,7 +135,9 @@ def invalid(generation: Generation, item: Item) -> str:
     assert item.response_format is not None
     tries, most = generation.tries, item.response_format.tries
     remedy = "raise task.tries, or say more of the format in the prompt"
-    if tries < most:
+    if generation.finish_reason == "length":
+        remedy = "it was cut at its limit of tokens: raise that (decode.max_new_tokens, or the line's max_tokens)"
+    elif tries < most:
         remedy = "set a temperature: without one, another try gives the same text"
     return f"the text is {generation.invalid} after {tries} {'try' if tries == 1 else 'tries'}; {remedy}"
 

@@ -344,6 +344,7 @@ class Job:
                     entry |= {"unjudged": True}
                 entries.append(entry | {"figures": asdict(figures), "work": generation.work.totals(), "line": line})
                 amounts.update(tokens=figures.tokens, forwards=0 if generation.likelihoods else figures.forwards)
+                amounts.update(invalid=int(bool(generation.invalid)))
                 if figures.correct is not None:
                     amounts.update(judged=1, right=int(figures.correct))
         finally:  # also where judging one of them failed

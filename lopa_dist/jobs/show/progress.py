@@ -16,6 +16,8 @@ from lopa_dist.parallel.counters import NAMES
 from lopa_dist.parallel.stop import Stop
 
 ESTIMATE_S = 300.0  # of finished requests, from which the time left follows: batches end many at once, then none
+INVALID = "not of their format"
+MANY = 100  # answers after which it is told that none is of its format
 
 log = logging.getLogger("lopa_dist")
 
@@ -28,7 +30,7 @@ class ProgressDisplay:
         self.live = mode == "always" or (mode == "auto" and (console.is_terminal or console.is_jupyter))
         self.silent, self.total, self.statistics, self.every_s = mode == "never", total, statistics, every_s
         self.began = self.last = time.perf_counter()
-        self.shown, self.broken, self.told = 0, False, False
+        self.shown, self.broken, self.told, self.warned = 0, False, False, False
         self.lesson = ""  # how far a lesson has got, while there is one
         self.totals = dict.fromkeys(NAMES, 0)
         columns = (
@@ -99,6 +101,10 @@ class ProgressDisplay:
         self.progress.update(self.task, completed=done, status=self.status())
         now = time.perf_counter()
         due = now - self.last >= self.every_s or done == self.total
+        answers = done - totals["failed"]
+        if answers >= MANY and totals["invalid"] == answers and not self.warned:
+            self.warned = True
+            log.warning("none of the first %d answers is of the format that was asked for", answers)
         if done > before and due and not (self.live or self.silent):
             self.last = now
             log.info("%d/%d requests, %s", done, self.total, self.status())
@@ -107,7 +113,7 @@ class ProgressDisplay:
         """Return the figures so far, in one line."""
         now = self.totals
         rate = now["tokens"] / max(1e-9, time.perf_counter() - self.began)
-        parts = [f"{now['failed']:,} failed"] if now["failed"] else []
+        parts = [f"{now[name]:,} {said}" for name, said in (("failed", "failed"), ("invalid", INVALID)) if now[name]]
         parts += [f"{timedelta(seconds=int(time.perf_counter() - self.began))} so far", f"{rate:.0f} tokens/s"]
         parts = [part for part in ("stopping" * self.told, self.lesson) if part] + parts
         if now["forwards"]:  # none are counted where texts are scored

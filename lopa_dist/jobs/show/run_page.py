@@ -187,6 +187,8 @@ def tiles(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
         done, expected = report["requests"] - report["errors"], report.get("expected", report["requests"])
         yield "done", f"{done:,}" if done == expected else f"{done:,} of {expected:,}"
         yield "failed", f"{report['errors']:,}"
+        if invalid := report.get("tries", {}).get("invalid"):
+            yield "not of their format", f"{invalid:,}"
         yield "requests an hour", f"{done / max(seconds, 1e-9) * 3600:,.0f}"
     else:
         if "masks" not in report:

@@ -11,7 +11,9 @@ from lopa_dist.jobs.folder.attempt_record import AttemptRecord
 from lopa_dist.jobs.folder.journal import Journal, attempt_of
 from lopa_dist.jobs.folder.one_job import NAME as LOCK
 from lopa_dist.jobs.folder.one_job import at_work
+from lopa_dist.jobs.folder.part_names import in_parts
 from lopa_dist.jobs.show.report import read_report, typed_words
+from lopa_dist.remote import is_remote
 
 LOGS = "slurm-*.log"  # links to the logs of a batch script's jobs, which it makes before the ranks start
 MARKS = (LOCK, "journal/settings.json", "report.json", LOGS)  # files of a run folder
@@ -34,6 +36,7 @@ class RunState:
         seconds: of generation: of a complete run as in its report; else of the last attempt, up to what finished last.
         per_s: requests that the last attempt finished a second; 0 before.
         record: of the last attempt; None where the version of lopa_dist that ran it wrote none.
+        unwritten: `task.output` of a complete run, where that is not there.
     """
 
     folder: Path
@@ -46,6 +49,7 @@ class RunState:
     seconds: float
     per_s: float
     record: AttemptRecord | None
+    unwritten: str = ""
 
     @property
     def left_s(self) -> float | None:
@@ -101,8 +105,11 @@ def state_of(folder: Path) -> RunState:
     begun = (folder / LOCK).exists() or journal.folder.is_dir() or bool(report)
     ended = "complete" if complete else "not begun" if not begun else "stopped" if busy is False else "open"
     state = "running" if busy else ended
+    output = report["task"].get("output") or "" if complete else ""
+    if not output or is_remote(output) or in_parts(output) or Path(record.folder if record else "", output).exists():
+        output = ""
     return RunState(
-        folder, shard_of(folder, report), state, expected, done, errors, tokens_per_s, seconds, per_s, record
+        folder, shard_of(folder, report), state, expected, done, errors, tokens_per_s, seconds, per_s, record, output
     )
 
 

@@ -27,7 +27,9 @@ def test_a_closed_terminal_ends_no_job(monkeypatch: pytest.MonkeyPatch, caplog: 
         patch.setattr("sys.stderr", Closed())
         with ProgressDisplay("always", 9, Statistics(), 5.0) as display:
             for done in range(3):
-                display.update({"done": done, "tokens": 1, "forwards": 1, "judged": 0, "right": 0, "failed": 0})
+                display.update(
+                    {"done": done, "tokens": 1, "forwards": 1, "judged": 0, "right": 0, "failed": 0, "invalid": 0}
+                )
     assert [record.message.split(" (")[0] for record in caplog.records] == ["WARNING: progress can no longer be shown"]
 
 
@@ -38,7 +40,9 @@ def test_count_and_time_stay_whole(total: int, width: int) -> None:
     statistics.wins.update({0: 5, 1: 6})
     display = ProgressDisplay("always", total, statistics, 5.0)
     for done in (total // 4, total // 2):  # two, for the time left
-        display.update({"done": done, "tokens": 12_345, "forwards": 3_210, "judged": 100, "right": 97, "failed": 0})
+        display.update(
+            {"done": done, "tokens": 12_345, "forwards": 3_210, "judged": 100, "right": 97, "failed": 0, "invalid": 0}
+        )
     console = Console(width=width, file=io.StringIO(), record=True)
     console.print(display.progress.get_renderable())
     (line,) = console.export_text().splitlines()
@@ -52,11 +56,11 @@ def test_count_and_time_stay_whole(total: int, width: int) -> None:
 
 def test_failures_elapsed_time_and_a_stop_are_said(caplog: pytest.LogCaptureFixture) -> None:
     display, stop = ProgressDisplay("auto", 9, Statistics(), 5.0), Stop(20.0)
-    now = {"done": 3, "tokens": 10, "forwards": 5, "judged": 0, "right": 0}
+    now = {"done": 3, "tokens": 10, "forwards": 5, "judged": 0, "right": 0, "invalid": 0}
     display.began -= 333
     display.update(now | {"failed": 2})
     assert display.status().startswith("2 failed, 0:05:33 so far, 0 tokens/s")
-    display.update(now | {"failed": 0})
+    display.update(now | {"failed": 0, "invalid": 0})
     assert display.status().startswith("0:05:33 so far")
     display.learning(0.34, 1.234)
     assert display.status().startswith("learning 34%, loss 1.23, 0:05:33 so far")
@@ -70,3 +74,14 @@ def test_failures_elapsed_time_and_a_stop_are_said(caplog: pytest.LogCaptureFixt
         display.stopping(stop, 15)
     assert caplog.messages == ["stopping: 16 in flight, at most 20 s (job.grace_s)"]
     assert display.status().startswith("stopping, 0:05:33 so far")
+
+
+def test_answers_that_are_not_of_their_format_are_counted_apart(caplog: pytest.LogCaptureFixture) -> None:
+    """And where none is, that is said early: hours may be lost."""
+    display = ProgressDisplay("auto", 900, Statistics(), 5.0)
+    now = {"tokens": 10, "forwards": 5, "judged": 0, "right": 0, "failed": 2}
+    for done in (101, 102, 103):
+        display.update(now | {"done": done, "invalid": done - 2})
+    assert "2 failed, 101 not of their format, " in display.status()
+    assert caplog.messages.count("none of the first 100 answers is of the format that was asked for") == 1
+    assert sum("none of the first" in message for message in caplog.messages) == 1
