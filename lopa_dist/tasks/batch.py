@@ -14,10 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from lopa_dist.own_code import is_own, load
-from lopa_dist.tasks.batch_line import ENVELOPE, LIMITS, OPTIONS, PROMPTS, SAMPLING, Fields, bad_line, items_of
+from lopa_dist.tasks.batch_line import (
+    ENVELOPE,
+    LIMITS,
+    OPTIONS,
+    PROMPTS,
+    SAMPLING,
+    Fields,
+    bad_line,
+    given_fields,
+    items_of,
+)
 from lopa_dist.tasks.prompt_template import names_in, template_of
 from lopa_dist.tasks.response_format import TRIES, ResponseFormat
-from lopa_dist.tasks.rows import Row, is_table, rows
+from lopa_dist.tasks.rows import Row, is_table, kind_of, rows
 from lopa_dist.tasks.task import CannotJudge, Item, Score
 
 log = logging.getLogger("lopa_dist")
@@ -59,6 +69,7 @@ class Batch:
     ) -> None:
         self.source, self.limit, self.table = input, limit, is_table(input)
         self.fields = Fields(column, None if prompt is None else template_of(prompt), id, self.table)
+        self.texts = kind_of(input) in (".csv", ".tsv")
         self.needed = [] if self.fields.template is None else names_in(self.fields.template)
         self.defaults: dict[str, Any] = {"n": samples}
         if response_format is not None:
@@ -81,8 +92,8 @@ class Batch:
         self.tell(fields)
 
     def tell(self, fields: Mapping[str, int]) -> None:
-        """Say which fields are options, and which look like one, beside a prompt that is not called so."""
-        if options := [f"{key} ({fields[key]} lines)" for key in OPTIONS if key in fields]:
+        """Say which fields are options, and which look like one beside a prompt that is not called so."""
+        if options := [f"{key} ({fields[key]:,} lines)" for key in OPTIONS if key in fields]:
             log.info("options of a line: %s. Rename columns that are only to pass through", ", ".join(options))
         for key in fields if self.fields.named else ():
             if key not in OPTIONS and (near := get_close_matches(key, OPTIONS, 1, 0.8)):
@@ -90,8 +101,13 @@ class Batch:
 
     def read(self, row: Row) -> list[Item]:
         """Return one line's items."""
+        reason = (row.error or "").removeprefix(f"line {row.number}: ")
         if row.value is None:
-            return [bad_line(row.number, (row.error or "").removeprefix(f"line {row.number}: "))]
+            return [bad_line(row.number, reason)]
+        if reason:  # what can be read of it names its error, and passes through
+            [item, *_] = items_of(row.value, row.number, self.fields)
+            assert item.origin is not None
+            return [replace(bad_line(row.number, reason, item.origin.custom_id), metadata=item.metadata)]
         value = row.value
         if reason := self.lacks(value):
             if self.table:
@@ -102,6 +118,8 @@ class Batch:
             value = {key: value.get(key) for key in ENVELOPE}
         if self.table:
             value = {key: read_cell(key, content) for key, content in value.items()}
+        if self.texts:  # an empty text of a .csv is one, as it is in Parquet
+            value |= {key: "" for key in (*self.needed, self.fields.column) if key and value[key] is None}
         return [self.configured(item, row.number) for item in items_of(value, row.number, self.fields, **self.defaults)]
 
     def lacks(self, value: dict[str, Any]) -> str:
@@ -122,7 +140,7 @@ class Batch:
         """The item with as many tries as `task.tries` says; with an error if the reference to judge by is missing."""
         if item.response_format is not None:
             item = replace(item, response_format=replace(item.response_format, tries=self.tries))
-        fields = item.metadata or {}
+        fields = given_fields(item.metadata or {})
         if self.rule == "exact" and "reference" not in fields and not item.error:
             there = ", ".join(fields) or "nothing else"
             reason = f"task.score=exact needs a field reference; besides the prompt there is {there}"
@@ -142,7 +160,7 @@ class Batch:
             custom_id = f"line-{number}"
             while custom_id in seen:
                 custom_id += "+"
-            items, names = [Item(custom_id, error=reason, origin=origin)], [custom_id]
+            items, names = [Item(custom_id, error=reason, origin=origin, metadata=items[0].metadata)], [custom_id]
         seen.update(dict.fromkeys(names, number))
         return items
 
@@ -154,7 +172,7 @@ class Batch:
         """
         if self.rule is None:
             return None
-        verdict = self.judge(text, item.metadata or {})
+        verdict = self.judge(text, given_fields(item.metadata or {}))
         right, extracted = verdict if isinstance(verdict, tuple) and len(verdict) == 2 else (verdict, text.strip())
         if right not in (True, False):
             raise CannotJudge(

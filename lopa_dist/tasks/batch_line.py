@@ -56,7 +56,7 @@ class Fields:
         column: the field that holds the prompt, or the messages as a list; None: the one that is called so.
         template: a prompt with fields in braces, in place of a column.
         id: the field that names the request; None: `custom_id` or `id`.
-        table: whether fields are columns of a table, of which options pass through, too.
+        table: whether lines are rows of a table, whose columns all pass through, those that are options, too.
     """
 
     column: str | None = None
@@ -77,12 +77,12 @@ def items_of(raw: dict[str, Any], number: int, fields: Fields = BY_NAME, **defau
     """Return the items of line `number`, one a sample; one item with an error if the line is bad.
 
     Args:
-        raw: the line's fields.
+        raw: the line's fields; one that is null counts as not given, and passes through.
         number: of the line, from 1.
         fields: where the prompt and the name are, if the fields are not called so.
         defaults: options of lines that do not have them.
     """
-    raw = given_fields(raw)
+    whole, raw = raw, given_fields(raw)
     wrapped = not fields.named and is_wrapped(raw)
     form: Form = "chat" if wrapped else "simple"
     custom_id, model, metadata = f"line-{number}", None, None
@@ -95,8 +95,8 @@ def items_of(raw: dict[str, Any], number: int, fields: Fields = BY_NAME, **defau
             form, request = unwrap(raw)
             model = request.get("model")
         else:
-            request, metadata = split_fields(raw, fields)
-            request |= prompt_of(raw, fields)
+            request, metadata = split_fields(whole, fields)
+            request |= prompt_of(whole, fields)
         base = read_request(defaults | request, fields.column or "prompt")
         count = base.pop("samples")
         return [
@@ -149,16 +149,18 @@ def split_fields(raw: dict[str, Any], fields: Fields) -> tuple[dict[str, Any], d
     Options mean what they are called wherever the prompt is; fields called `prompt` and `messages` are only data
     beside a prompt that has another name.
     """
-    options = OPTIONS if fields.named else KNOWN
-    request = {key: raw[key] for key in options if key in raw}
-    metadata = {key: value for key, value in raw.items() if key not in (*options, NAMES[0], fields.column)}
-    refuse_unsupported(metadata)
+    known = OPTIONS if fields.named else KNOWN
+    given = given_fields(raw)
+    request = {key: given[key] for key in known if key in given}
+    others = {key: value for key, value in given.items() if key not in (*known, NAMES[0], fields.column)}
+    refuse_unsupported(others)
     if not fields.named:
-        refuse_misspelt(request, metadata)
-    if NAMES[0] not in raw and fields.id is None:
-        metadata.pop("id", None)
-    if fields.table:
-        metadata |= {key: value for key, value in request.items() if key in OPTIONS}
+        refuse_misspelt(request, others)
+    elsewhere = {fields.column} if fields.named else {*PROMPTS}
+    elsewhere |= set() if fields.table else {*OPTIONS}
+    if fields.id is None:
+        elsewhere |= {NAMES[0]} if NAMES[0] in given or fields.table else {*NAMES}
+    metadata = {key: value for key, value in raw.items() if key not in elsewhere}
     # only what JSON has: Parquet also has dates, and NaN
     return request, json.loads(json.dumps(metadata, default=str), parse_constant=lambda _: None) if metadata else None
 
@@ -167,17 +169,22 @@ def prompt_of(raw: dict[str, Any], fields: Fields) -> dict[str, Any]:
     """Return the prompt of a line, or its messages, where these have another name; else nothing."""
     if fields.template is not None:
         names = names_in(fields.template)
-        if empty := [name for name in names if name not in raw] or [*names] * all(
-            is_blank(raw[name]) for name in names
-        ):
-            raise BadLine(f"{empty[0]} is empty, and task.prompt asks for it; give it a value, or leave the line out")
+        none = [name for name in names if raw.get(name) is None]
+        if none or all(is_blank(raw[name]) for name in names):
+            empty = how_empty(raw, none[0]) if none else f"{names[0]} is empty"
+            raise BadLine(f"{empty}, and task.prompt asks for it; give it a value, or leave the line out")
         return {"prompt": fill(fields.template, raw)}
     if fields.column is None:
         return {}
-    if fields.column not in raw:
-        raise BadLine(f"{fields.column} is empty; give it a prompt, or leave the line out")
+    if raw.get(fields.column) is None:
+        raise BadLine(f"{how_empty(raw, fields.column)}; give it a prompt, or leave the line out")
     value = raw[fields.column]
     return {"messages" if isinstance(value, list) else "prompt": value}
+
+
+def how_empty(raw: dict[str, Any], name: str) -> str:
+    """Return in words how a line has no value of a field."""
+    return f"{name} is {'null' if name in raw else 'missing'}"
 
 
 def is_blank(value: Any) -> bool:

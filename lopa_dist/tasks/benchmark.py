@@ -53,7 +53,7 @@ class Benchmark(ABC):
         """Yield the items of all rows."""
         for row in rows(self.source):
             custom_id = f"{self.name}-{row.number}"
-            if row.value is None:
+            if row.value is None or row.error:
                 yield Item(custom_id, error=row.error)
                 continue
             try:
@@ -138,7 +138,7 @@ def read_examples(source: str, count: int, make: Callable[[dict[str, Any]], Exam
     if count:
         for row in rows(source, key):
             try:
-                example = None if row.value is None else make(row.value)
+                example = None if row.value is None or row.error else make(row.value)
             except BadRow as error:
                 raise ValueError(f"{key}={source}: row {row.number}: {error}") from error
             if example is not None:

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from glob import glob
-from itertools import chain, count
+from itertools import chain, count, zip_longest
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -38,7 +38,7 @@ TABLES = (".csv", ".tsv", ".parquet")
 
 @dataclass(frozen=True)
 class Row:
-    """One row with its number, from 1: an object, or what is wrong with it."""
+    """One row with its number, from 1: an object, or what is wrong with it, beside what can be read of it."""
 
     number: int
     value: dict[str, Any] | None = None
@@ -74,9 +74,14 @@ def ending(path: Path) -> str:
 
 def is_table(source: str) -> bool:
     """Return whether a source has the same columns in each row."""
-    if is_dataset(source) or is_remote(source) or source == "-":
-        return is_dataset(source) or ending(Path(source)) in TABLES
-    return any(ending(file) in TABLES for file in files_of(source)[:1]) or ending(Path(source)) in TABLES
+    return is_dataset(source) or kind_of(source) in TABLES
+
+
+def kind_of(source: str) -> str:
+    """Return the ending of a file, or of the first one that a folder or a pattern has."""
+    here = not is_dataset(source) and not is_remote(source) and source != "-"
+    [first, *_] = (files_of(source) if here else []) or [Path(source)]
+    return ending(first)
 
 
 def files_of(source: str, key: str = "task.input") -> list[Path]:
@@ -223,14 +228,16 @@ def csv_rows(source: str, key: str) -> Iterator[Row]:
 
 def csv_row(names: list[str], cells: list[str], number: int) -> Row:
     """Return one row of a table of texts."""
+    error = None
     if len(cells) != len(names):
         columns = f"it has {len(cells)} columns, and the first line names {len(names)}"
-        return Row(number, error=f"line {number}: {columns}; quote texts that hold the separator")
+        error = f"line {number}: {columns}; quote texts that hold the separator"
     try:
         "".join(cells).encode()
     except UnicodeEncodeError:
-        return Row(number, error=f"line {number}: not UTF-8; save the table as UTF-8")
-    return Row(number, {name: cell or None for name, cell in zip(names, cells, strict=True)})
+        error = error or f"line {number}: not UTF-8; save the table as UTF-8"
+        cells = [cell.encode(errors="surrogateescape").decode(errors="replace") for cell in cells]
+    return Row(number, {name: cell or None for name, cell in zip_longest(names, cells[: len(names)])}, error)
 
 
 def hub_parts(source: str, key: str) -> tuple[str, list[str], str]:

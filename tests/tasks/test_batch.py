@@ -217,7 +217,9 @@ def test_null_fields_count_as_not_given(tmp_path: Path) -> None:
     body = {"prompt": "Hi", "stream_options": None, "messages": None, "temperature": None}
     raw = [{"prompt": "Hi"}, {"custom_id": "b", "body": {"prompt": "Hi"}}]
     full = [nothing | raw[0], {"custom_id": "b", "method": None, "url": None, "prompt": None, "body": body}]
-    assert read(tmp_path, *full) == read(tmp_path, *raw)
+    found = read(tmp_path, *full)
+    assert [replace(item, metadata=None) for item in found] == read(tmp_path, *raw)
+    assert [item.metadata for item in found] == [dict.fromkeys(("body", "method", "url", "extra")), None]
     assert not any(item.error for item in read(tmp_path, *full))
 
 
@@ -232,7 +234,7 @@ def test_other_fields_pass_through_and_an_id_names_the_request(tmp_path: Path) -
     assert (item.custom_id, item.prompt, item.metadata) == ("7", "x", {"temprature": 1, "prompt": "y"})
     (bad,) = read(tmp_path, {"id": 7, "question": None, "day": 1}, column="question")
     assert (bad.custom_id, bad.metadata) == ("7", {"day": 1})
-    assert bad.error == "line 1: question is empty; give it a prompt, or leave the line out"
+    assert bad.error == "line 1: question is null; give it a prompt, or leave the line out"
     (bad,) = read(tmp_path, {"custom_id": "a", "question": "x"})
     assert bad.error
     assert "line 1: no prompt or messages in it; if the field of the prompt" in bad.error
@@ -245,7 +247,7 @@ def test_other_fields_pass_through_and_an_id_names_the_request(tmp_path: Path) -
     (tmp_path / "t.csv").write_text('id,prompt,max_tokens,temperature,day\n7,x,5,0.5,Monday\n8,"[1]",,hot,\n')
     first, second = Batch(str(tmp_path / "t.csv")).items()
     assert (first.custom_id, first.prompt, first.max_new_tokens) == ("7", "x", 5)
-    assert first.metadata == {"day": "Monday", "max_tokens": 5, "temperature": 0.5}, "a table keeps its columns"
+    assert first.metadata == {"id": "7", "max_tokens": 5, "temperature": 0.5, "day": "Monday"}
     assert first.sampling == RequestSampling(0.5)
     assert second.error == "line 2: temperature='hot' must be a number of at least 0"
 
@@ -334,13 +336,58 @@ def test_a_prompt_of_several_columns(tmp_path: Path) -> None:
         "line 2: task.prompt asks for {text}, but it has txt; a brace of the text is written twice"
     )
     assert empty.error is not None
-    assert empty.error.startswith("line 3: text is empty, and task.prompt asks for it")
+    assert empty.error.startswith("line 3: text is null, and task.prompt asks for it")
     (tmp_path / "t.csv").write_text("txt\nx\n")
     with pytest.raises(ValueError, match=r"t\.csv: task\.prompt asks for \{text\}, but it has txt"):
         list(Batch(str(tmp_path / "t.csv"), prompt="{text}").items())
     for wrong in ("no column", "{", "}", "{}", "{{text}}"):
         with pytest.raises(ValueError, match=r"task\.prompt="):
             Batch("x.csv", prompt=wrong)
+
+
+def test_an_empty_text_is_one_in_every_table(tmp_path: Path) -> None:
+    """CSV has no null: an empty cell is an empty text there, as in Parquet."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    pq.write_table(pa.table({"title": ["Fine", "", None], "text": ["", "", "x"]}), tmp_path / "t.parquet")
+    (tmp_path / "t.csv").write_text("title,text\nFine,\n,\n,x\n")
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "0.csv").write_text("title,text\nFine,\n,\n,x\n")
+    found = {}
+    for name in ("t.parquet", "t.csv", "parts"):
+        items = list(Batch(str(tmp_path / name), prompt="{title}: {text}").items())
+        assert (items[0].prompt, items[1].prompt) == ("Fine: ", None)
+        assert str(items[1].error).startswith("line 2: title is empty, and task.prompt asks for it")
+        found[name] = items[2]
+    assert str(found["t.parquet"].error).startswith("line 3: title is null, and task.prompt asks for it")
+    assert [found[name].prompt for name in ("t.csv", "parts")] == [": x"] * 2
+    one = [list(Batch(str(tmp_path / name), column="text").items()) for name in ("t.parquet", "t.csv")]
+    assert one[0][0].error == one[1][0].error == "line 1: text must be a non-empty string; one line for each prompt"
+
+
+def test_every_column_of_a_table_passes_through(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Options, of which a line tells, the id as it was, nulls, and the cells of rows that cannot be used."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    columns = {"id": [4, 4], "prompt": ["x", "y"], "temperature": [0.5, None], "seed": [1, 2], "note": [None, None]}
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    with caplog.at_level("INFO", "lopa_dist"):
+        first, second = Batch(str(tmp_path / "t.parquet")).items()
+    assert first.metadata == {"id": 4, "temperature": 0.5, "seed": 1, "note": None}
+    assert second.metadata == {"id": 4, "temperature": None, "seed": 2, "note": None}
+    assert (second.custom_id, first.sampling) == ("line-2", RequestSampling(0.5, None, None, 1))
+    assert "options of a line: temperature (1 lines), seed (2 lines)" in caplog.text
+    bad = b"id,prompt,day\na,x,Monday,more\nb,y\nc,caf\xe9,Friday\n"
+    (tmp_path / "t.csv").write_bytes(bad)
+    items = list(Batch(str(tmp_path / "t.csv")).items())
+    assert [(item.custom_id, item.metadata) for item in items] == [
+        ("a", {"id": "a", "day": "Monday"}),
+        ("b", {"id": "b", "day": None}),
+        ("c", {"id": "c", "day": "Friday"}),
+    ]
+    assert [str(item.error).split(";")[0] for item in items] == [
+        "line 1: it has 4 columns, and the first line names 3",
+        "line 2: it has 2 columns, and the first line names 3",
+        "line 3: not UTF-8",
+    ]
 
 
 def test_a_column_of_names(tmp_path: Path) -> None:
@@ -405,4 +452,4 @@ def test_a_parquet_file_s_other_columns_pass_through(tmp_path: Path) -> None:
     assert [(item.custom_id, item.prompt, item.error) for item in items] == [
         ("a", "Hi", None), ("b", "Ho", None), ("c", "Hu", None)
     ]  # fmt: skip
-    assert [item.metadata for item in items] == [{"score": 1}, None, None]
+    assert [item.metadata for item in items] == [{"body": None, "score": 1}, None, {"body": None, "score": None}]
