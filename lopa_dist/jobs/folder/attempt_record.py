@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from hydra.core.hydra_config import HydraConfig
+
 from lopa_dist.atomic import write_lines
 from lopa_dist.parallel.launcher import World
 
@@ -47,6 +49,7 @@ class AttemptRecord:
         ranks: how many.
         folder: from which the job was started, and from which relative paths count.
         submission: to Slurm.
+        words: the settings that were typed; None where Hydra did not start the job, or a version that wrote none.
     """
 
     number: int
@@ -58,6 +61,7 @@ class AttemptRecord:
     ranks: int
     folder: str
     submission: Submission | None
+    words: list[str] | None = None
 
     @classmethod
     def of(cls, number: int, expected: int, rejected: int, done: int, errors: int, world: World) -> AttemptRecord:
@@ -66,7 +70,9 @@ class AttemptRecord:
         # a single rank needs no launcher, but the batch script starts it by srun
         alone = world.launcher == "python" and submission is not None and "SLURM_STEP_NUM_TASKS" in os.environ
         launcher = "srun" if alone else world.launcher
-        return cls(number, expected, rejected, done, errors, launcher, world.size, folder, submission)
+        # not of .hydra/, which the next job in the folder writes anew, also one that is refused
+        words = [*HydraConfig.get().overrides.task] if HydraConfig.initialized() else None
+        return cls(number, expected, rejected, done, errors, launcher, world.size, folder, submission, words)
 
     def write(self, journal: Path) -> None:
         """Write it into the folder of a journal."""

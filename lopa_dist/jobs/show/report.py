@@ -14,6 +14,7 @@ from lopa_dist.atomic import write_lines
 from lopa_dist.config import Config, ModelOptions, TaskConfig
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
+from lopa_dist.jobs.folder.attempt_record import AttemptRecord
 from lopa_dist.jobs.show.metrics import wilson
 
 UNCONFINED = "The model's programs were run unconfined, with limits alone (task.allow_code_execution=unconfined)."
@@ -50,7 +51,10 @@ def why_no_results(folder: Path, otherwise: str, below: bool = False) -> str:
 
 
 def typed_words(folder: Path) -> list[str]:
-    """Return the settings that were typed for the run in a folder; empty where Hydra did not start it."""
+    """Return the settings that were typed for the last attempt in a folder; empty where Hydra did not start it."""
+    record = AttemptRecord.last(folder / "journal")
+    if record and record.words is not None:
+        return record.words
     file = folder / ".hydra" / "overrides.yaml"
     return yaml.safe_load(file.read_text(encoding="utf-8")) or [] if file.exists() else []
 
