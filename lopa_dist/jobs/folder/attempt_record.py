@@ -6,21 +6,15 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import yaml
+from hydra.core.hydra_config import HydraConfig
 
 from lopa_dist.atomic import write_lines
 from lopa_dist.parallel.launcher import World
 
 NAME = re.compile(r"(\d+)\.json")
-
-
-def words_of_hydra(run: Path) -> list[str]:
-    """Return the settings that were typed last for a run folder, for a job that was refused, too; perhaps none."""
-    file = run / ".hydra" / "overrides.yaml"
-    return yaml.safe_load(file.read_text(encoding="utf-8")) or [] if file.exists() else []
 
 
 @dataclass(frozen=True)
@@ -55,7 +49,7 @@ class AttemptRecord:
         ranks: how many.
         folder: from which the job was started, and from which relative paths count.
         submission: to Slurm.
-        typed: settings that were typed for it, as Hydra wrote them into the run folder; empty where it did not.
+        words: the settings that were typed; None where Hydra did not start the job, or a version that wrote none.
     """
 
     number: int
@@ -67,19 +61,18 @@ class AttemptRecord:
     ranks: int
     folder: str
     submission: Submission | None
-    typed: list[str] = field(default_factory=list)
+    words: list[str] | None = None
 
     @classmethod
-    def of(
-        cls, number: int, expected: int, rejected: int, done: int, errors: int, world: World, run: Path
-    ) -> AttemptRecord:
-        """Return the record of an attempt of this process in the folder `run`."""
+    def of(cls, number: int, expected: int, rejected: int, done: int, errors: int, world: World) -> AttemptRecord:
+        """Return the record of an attempt of this process."""
         folder, submission = str(Path.cwd()), Submission.read()
         # a single rank needs no launcher, but the batch script starts it by srun
         alone = world.launcher == "python" and submission is not None and "SLURM_STEP_NUM_TASKS" in os.environ
         launcher = "srun" if alone else world.launcher
-        typed = words_of_hydra(run)
-        return cls(number, expected, rejected, done, errors, launcher, world.size, folder, submission, typed)
+        # not of .hydra/, which the next job in the folder writes anew, also one that is refused
+        words = [*HydraConfig.get().overrides.task] if HydraConfig.initialized() else None
+        return cls(number, expected, rejected, done, errors, launcher, world.size, folder, submission, words)
 
     def write(self, journal: Path) -> None:
         """Write it into the folder of a journal."""

@@ -81,7 +81,7 @@ def begin_attempt(
         most = config.job.crashes
         crashed = bytearray() if most is None else crashes(journal.folder, job_input.ids, done, since)
         rejected = sum(job_input.rejected) + sum(count >= (most or 256) for count in crashed)
-        AttemptRecord.of(number, len(job_input), rejected, sum(done), errors, group.world, folder).write(journal.folder)
+        AttemptRecord.of(number, len(job_input), rejected, sum(done), errors, group.world).write(journal.folder)
         state = {"number": number, "done": pack_flags(done), "crashes": pack_flags(crashed), "changes": changes}
     # other ranks do not look for themselves: on their hosts, a shared folder may lag behind
     state = json.loads(group.store.broadcast("attempt", json.dumps(state)))

@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from lopa_dist import __version__
 from lopa_dist.atomic import write_lines
 from lopa_dist.config import Config, ModelOptions, TaskConfig
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
-from lopa_dist.jobs.folder.attempt_record import AttemptRecord, words_of_hydra
+from lopa_dist.jobs.folder.attempt_record import AttemptRecord
 from lopa_dist.jobs.show.metrics import wilson
 
 UNCONFINED = "The model's programs were run unconfined, with limits alone (task.allow_code_execution=unconfined)."
@@ -49,12 +51,12 @@ def why_no_results(folder: Path, otherwise: str, below: bool = False) -> str:
 
 
 def typed_words(folder: Path) -> list[str]:
-    """Return the settings that were typed for the run in a folder; empty where Hydra did not start it.
-
-    They are those of the last attempt: a job that was refused has left its own behind, too.
-    """
+    """Return the settings that were typed for the last attempt in a folder; empty where Hydra did not start it."""
     record = AttemptRecord.last(folder / "journal")
-    return record.typed if record and record.typed else words_of_hydra(folder)
+    if record and record.words is not None:
+        return record.words
+    file = folder / ".hydra" / "overrides.yaml"
+    return yaml.safe_load(file.read_text(encoding="utf-8")) or [] if file.exists() else []
 
 
 def config_of(report: dict[str, Any]) -> Config:

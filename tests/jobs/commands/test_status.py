@@ -22,7 +22,7 @@ from lopa_dist.jobs.commands.status import runs_in_words, status
 from lopa_dist.jobs.folder.attempt_record import AttemptRecord, Submission
 from lopa_dist.jobs.folder.one_job import only_job
 from lopa_dist.jobs.run.job import run
-from lopa_dist.jobs.show.report import duration, typed_words
+from lopa_dist.jobs.show.report import duration
 from lopa_dist.jobs.show.run_state import state_of
 from lopa_dist.parallel.launcher import Start, World
 from tests.jobs.folder.test_one_job import other
@@ -188,16 +188,6 @@ def test_a_whole_run_that_was_stopped_goes_on_by_its_command(array: Path, tmp_pa
     (folder / "journal" / "001.json").unlink()  # by a version that wrote none
     assert cells(said(folder))[0][1:4] == ["stopped", "1", "?"]
     assert said(folder).endswith(f"the same command again, with hydra.run.dir={folder}\n")
-
-
-def test_a_job_that_was_refused_does_not_change_how_a_run_goes_on(array: Path, tmp_path: Path) -> None:
-    """Hydra has written what was typed for it into the folder before it was refused."""
-    folder = tmp_path / "run"
-    shutil.copytree(array / "shard-1", folder)
-    before = typed_words(folder)
-    assert before == AttemptRecord.last(folder / "journal").typed != []  # type: ignore[union-attr]
-    (folder / ".hydra" / "overrides.yaml").write_text("- task.input=other.jsonl\n")
-    assert typed_words(folder) == before
 
 
 def test_a_complete_run_whose_output_is_not_there_says_so(array: Path, tmp_path: Path) -> None:
