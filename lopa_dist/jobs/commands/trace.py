@@ -24,6 +24,7 @@ from lopa_dist.engine.request import Request
 from lopa_dist.jobs.folder.results import result_lines
 from lopa_dist.jobs.run.answers import answer_of
 from lopa_dist.jobs.run.prompts import Encoder
+from lopa_dist.jobs.run.tries import of_try
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.setup.device import choose_device
 from lopa_dist.jobs.show.page import write_page
@@ -37,6 +38,7 @@ LOOKAHEAD, BONUS, RECORD, EDIT = "lookahead", "bonus", "record", "edit"
 """How a token came to be written: brought by the winner; predicted instead of a rejected draft; from the records, at a
 mask or instead of what was there."""
 COLOURS = {LOOKAHEAD: "green", BONUS: "cyan", RECORD: "yellow", EDIT: "magenta"}
+OTHER = "This is not the text of the run: another version, machine or device made it."
 END = "\u00b6"  # shown for an end-of-text token
 
 
@@ -174,7 +176,7 @@ def trace(folder: Path, which: str) -> Trace:
     recorder = Recorder(lambda token: str(tokenizer.decode([token])))
     alone = replace(config.engine, max_sequences=1, max_rows=None, kv_tokens=None)
     engine = builder.engine(config.decode, alone, on_step=recorder)
-    [generation] = engine.generate([request])
+    [generation] = engine.generate([of_try(request, line["usage"].get("tries", 1))])
     text = answer_of(tokenizer, generation, item.stop)[2]
     # of a prompt that was cut, only its tokens are known
     cut = str(tokenizer.decode(request.prompt, skip_special_tokens=True)) if encoder.cut else ""
@@ -275,7 +277,7 @@ def show(trace: Trace, console: Console) -> None:
     if said := differs(trace):
         console.print(said)
     if not trace.same:
-        console.print("[red]This is not the text of the run: another version, machine or device made it.[/red]")
+        console.print(Text(OTHER, style="red"))
 
 
 def differs(trace: Trace) -> str:
@@ -297,5 +299,5 @@ def write_trace_page(trace: Trace, file: Path) -> None:
         asdict(s) | {"filled": len(s.filled), "rejected": s.rejected[1] if s.rejected else ""} for s in trace.steps
     ]
     data = {"prompt": trace.prompt, "tokens": tokens, "steps": steps}
-    said = {"verdict": trace.verdict, "differs": differs(trace)}
+    said = {"verdict": trace.verdict, "differs": differs(trace), "other": "" if trace.same else OTHER}
     write_page(file, "trace.html", custom_id=trace.custom_id, steps=len(steps), data=data, **said)

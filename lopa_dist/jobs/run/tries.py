@@ -10,7 +10,7 @@ from dataclasses import replace
 from transformers import PreTrainedTokenizerFast
 
 from lopa_dist.engine.loop import Engine
-from lopa_dist.engine.request import Generation, request_key
+from lopa_dist.engine.request import Generation, Request, request_key
 from lopa_dist.engine.work import Work
 from lopa_dist.jobs.run.answers import answer_of
 from lopa_dist.jobs.run.request_source import RequestSource
@@ -90,10 +90,14 @@ class Tries:
                         yield replace(answer, invalid=failure)
                         continue
                     tried[latest.request.index] = answer
-                    key = request_key(answer.request.key, f"try {answer.tries}")
-                    source.again.append(replace(answer.request, key=key))
+                    source.again.append(of_try(answer.request, answer.tries + 1))
                 if self.engine.lockstep.level != StopLevel.RUN or not (source.again or source.next_suspect()):
                     return
+
+
+def of_try(request: Request, number: int) -> Request:
+    """Return a request with the random numbers of its try `number`, from 1."""
+    return request if number == 1 else replace(request, key=request_key(request.key, f"try {number - 1}"))
 
 
 def joined(before: Generation, latest: Generation) -> Generation:

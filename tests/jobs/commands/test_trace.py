@@ -200,6 +200,21 @@ def test_a_custom_id_counts_before_an_index(folder: Path) -> None:
     assert result(folder, "1")["custom_id"] == "<b>&"
 
 
+def test_the_try_that_stayed_is_shown(tmp_path: Path) -> None:
+    """Of answers that had to be of a format; a page says where the text is another one, too."""
+    line = {"prompt": "Ann has 3 books .", "response_format": {"type": "json_object"}, "temperature": 1.0}
+    (tmp_path / "in.jsonl").write_text(json.dumps(line) + "\n")
+    task = TaskConfig(name="batch", input=str(tmp_path / "in.jsonl"), limit=None, tries=3)
+    run(config(task, max_new_tokens=16), tmp_path / "run", World("python"))
+    found = result(tmp_path / "run", "0")
+    assert found["usage"]["tries"] == 3
+    shown = trace(tmp_path / "run", "0")
+    assert shown.same
+    for same in (True, False):
+        write_trace_page(replace(shown, same=same), tmp_path / "page.html")
+        assert ("This is not the text of the run" in (tmp_path / "page.html").read_text()) != same
+
+
 def test_an_input_of_the_same_name_elsewhere_is_reported(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "run")
     file, other = tmp_path / "run" / "report.json", tmp_path / "other.jsonl"
