@@ -112,7 +112,7 @@ def run(
                 config = resolve(config, builder.shape, device, given)
                 encoder = Encoder(config, builder.shape, builder.tokenizer)
                 job_input = JobInput(encoder, chain(first, items), named=world.rank == 0)
-                job_input.warnings += warnings_of(config.task)
+                job_input.warnings += warnings_of(config.task, not (folder / "journal").exists())
                 for warning in job_input.warnings if world.rank == 0 else ():
                     log.warning(warning)
                 input_hash = whole_input.digest()

@@ -31,11 +31,13 @@ def check_output(task: TaskConfig) -> None:
         )
 
 
-def warnings_of(task: TaskConfig) -> list[str]:
-    """Return what is to be said of a job's output before it begins."""
-    return (
-        [f"task.input: {said}" for said in mixed_types(task.input)] if (task.output or "").endswith(".parquet") else []
-    )
+def warnings_of(task: TaskConfig, begins: bool) -> list[str]:
+    """Return what is to be said of a job's output before the job runs; `begins`: nothing of it is done yet."""
+    out = task.output or ""
+    types = mixed_types(task.input) if out.endswith(".parquet") else []
+    there = begins and out and not in_parts(out) and "://" not in out and Path(out).expanduser().exists()
+    replaced = [f"{KEY}={out} is there already: when the job is complete, its results replace it"] * bool(there)
+    return [f"task.input: {said}" for said in types] + replaced
 
 
 def place_of(name: str) -> str:

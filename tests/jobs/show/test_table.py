@@ -15,7 +15,7 @@ import pytest
 from lopa_dist.checks import UserError
 from lopa_dist.config import TaskConfig, check_files
 from lopa_dist.jobs.run.job import run
-from lopa_dist.jobs.run.output import check_output
+from lopa_dist.jobs.run.output import check_output, warnings_of
 from lopa_dist.jobs.show.table import write_table
 from lopa_dist.parallel.launcher import World
 from tests.jobs.run.test_job import config
@@ -236,3 +236,8 @@ def test_options_of_a_csv_pass_through(tmp_path: Path) -> None:
     with out.open(newline="") as lines:
         [row] = csv.DictReader(lines)
     assert (row["temperature"], row["top_p"]) == ("0.5", "0.9")
+    for begins in (True, False):
+        told = warnings_of(TaskConfig("batch", None, str(tmp_path / "in.csv"), output=str(out)), begins)
+        assert (
+            any("is there already: when the job is complete, its results replace it" in said for said in told) == begins
+        )
