@@ -35,6 +35,7 @@ from lopa_dist.config import (
     omegaconf_message,
     typed,
 )
+from lopa_dist.encodable import encodable
 from lopa_dist.jobs.folder.one_job import own_folder
 from lopa_dist.parallel.failures import RankError
 from lopa_dist.parallel.launcher import LaunchError, detect, die, tell
@@ -72,7 +73,7 @@ def mistakes(again: str = "start it again") -> Iterator[None]:
 
 def into_log(message: str) -> None:
     """Write why a job ends into its log file alone; standard error gets the same in its own words."""
-    record = log.makeRecord(log.name, logging.ERROR, __file__, 0, message, (), None)
+    record = log.makeRecord(log.name, logging.ERROR, __file__, 0, encodable(message), (), None)
     for handler in logging.getLogger().handlers:
         if isinstance(handler, logging.FileHandler):
             handler.handle(record)

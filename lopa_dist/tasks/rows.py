@@ -210,6 +210,8 @@ def csv_rows(source: str, key: str) -> Iterator[Row]:
     csv.field_size_limit(2**31 - 1)  # else 128 KiB
     with open_lines(source, newline="") as file:
         head = file.readline()
+        if "\0" in head:
+            raise ValueError(f"{key}={source}: no text in UTF-8, perhaps UTF-16; save the table as UTF-8")
         delimiter = "\t" if ending(Path(source)) == ".tsv" else "," if "," in head or ";" not in head else ";"
         lines = csv.reader(chain([head], file), delimiter=delimiter, strict=True)
         begin = 1  # line of the next row, which may have several

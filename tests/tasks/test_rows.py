@@ -152,3 +152,9 @@ def test_columns_of_one_name_are_refused(tmp_path: Path, head: str) -> None:
     file.write_text(f"{head}\n" + ",".join("a" for _ in head.split(",")) + "\n")
     with pytest.raises(ValueError, match=rf"two columns are called '{head.split(',')[-1]}'"):
         list(rows(str(file)))
+
+
+def test_a_table_in_utf_16_is_named(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("prompt,x\nSam,1\n", encoding="utf-16")
+    with pytest.raises(ValueError, match=r"t\.csv: no text in UTF-8, perhaps UTF-16; save the table as UTF-8"):
+        list(rows(str(tmp_path / "t.csv")))
