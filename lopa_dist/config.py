@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import Field, dataclass, field, fields, is_dataclass
 from difflib import SequenceMatcher, get_close_matches
 from pathlib import Path, PurePosixPath
+from tempfile import TemporaryFile
 from typing import Any
 
 from hydra import compose, initialize_config_dir
@@ -375,8 +375,11 @@ def check_output(path: str) -> None:
         return
     folder = Path(path).expanduser().absolute().parent
     there = next(parent for parent in (folder, *folder.parents) if parent.exists())  # the rest is made at the end
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        raise ValueError(f"task.output={path}: {there} is no folder, or cannot be written to")
+    try:
+        with TemporaryFile(dir=there):  # also root cannot write into /proc
+            pass
+    except OSError as error:
+        raise ValueError(f"task.output={path}: {there} is no folder, or cannot be written to ({error})") from error
 
 
 def short(name: str) -> str:

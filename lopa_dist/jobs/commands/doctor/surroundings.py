@@ -13,9 +13,10 @@ from pathlib import Path
 from lopa_dist.config import check_files
 from lopa_dist.jobs.commands.doctor.finding import GIB, Finding, Machine, broken, fine, slow
 from lopa_dist.jobs.show.wandb_log import chosen_mode
+from lopa_dist.remote import is_remote
 from lopa_dist.tasks import sandbox
 from lopa_dist.tasks.hub_data import data_sets, why_not_there
-from lopa_dist.tasks.registry import options_of
+from lopa_dist.tasks.registry import make_task, options_of
 from lopa_dist.tasks.rows import check, is_dataset
 
 LEAST_FREE = 1 << 30  # bytes on the disk of the run folders
@@ -85,8 +86,11 @@ def files(machine: Machine) -> Finding:
     if not config.task.input:
         return fine("no input is named")
     check(config.task.input)
-    seen = config.task.input != "-" and not is_dataset(config.task.input)
-    return fine(f"task.input={config.task.input}{' is there' if seen else ' is read when the job begins'}")
+    if config.task.input == "-" or is_dataset(config.task.input) or is_remote(config.task.input):
+        return fine(f"task.input={config.task.input} is read when the job begins")
+    first = next(iter(make_task(config.task).items()), None)  # as the job reads it: a column may not be there
+    bad = f"; its first line cannot be used: {first.error}" if first and first.error else ""
+    return fine(f"task.input={config.task.input} is there{bad}")
 
 
 def wandb(machine: Machine) -> Finding:

@@ -46,6 +46,11 @@ def test_a_file_that_the_settings_name_must_be_there(tmp_path: Path) -> None:
     assert would_run, screen
     assert "task.input=prompts.jsonl is there" in screen
     assert "/dev/null is no folder" in shown(*batch, "task.output=/dev/null/x.csv")[1]
+    assert "/proc is no folder, or cannot be written to" in shown(*batch, "task.output=/proc/nope/x.csv")[1]
+    Path("t.csv").write_text("text\nHello\n")
+    would_run, screen = shown("task=batch", "task.input=t.csv", "task.prompt={txt}")
+    assert not would_run
+    assert "task.prompt asks for {txt}" in " ".join(screen.split())
 
 
 def test_words_that_are_no_settings_are_refused() -> None:
