@@ -498,11 +498,11 @@ def items_of(
 def items_of_one(prompt: Prompt, asked: SamplingParams, index: int) -> list[Item]:
     """The items of one prompt, or a BadLine that says what is wrong with it."""
     if isinstance(prompt, Mapping) and "role" in prompt:
-        raise BadLine("is a single message: a chat is a list of them, and prompts one of chats")
+        raise BadLine("the prompt is a single message: a chat is a list of them, and prompts one of chats")
     is_chat = isinstance(prompt, Sequence) and all(isinstance(message, Mapping) for message in prompt)
     if not isinstance(prompt, str) and not is_chat:
         form = 'a prompt is a text, or a chat as a list of {"role": "...", "content": "..."}'
-        raise BadLine(f"is of type {type(prompt).__name__}: {form}")
+        raise BadLine(f"the prompt is of type {type(prompt).__name__}: {form}")
     given = {key: value for key, value in asdict(asked).items() if value is not None and key != "stop"}
     given["stop"] = list(asked.stop) if isinstance(asked.stop, tuple) else asked.stop
     given |= {"prompt": prompt} if isinstance(prompt, str) else {"messages": [dict(turn) for turn in prompt]}

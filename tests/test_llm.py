@@ -229,7 +229,7 @@ def test_no_prompts_give_no_outputs(llm: LLM) -> None:
     ("prompts", "options", "message"),
     [
         ("one", {}, "give a list"),
-        ([{"role": "user", "content": "x"}], {}, r"prompts\[0\]: is a single message"),
+        ([{"role": "user", "content": "x"}], {}, r"prompts\[0\]: the prompt is a single message"),
         (["x", " "], {}, r"prompts\[1\]: prompt must be a non-empty string"),
         (["x", [{"role": "user"}]], {}, r"prompts\[1\]: messages must be"),
         (["Tom " * 600, "x", "Tom " * 700], {}, r"prompts\[0\]: the prompt has .* positions.* \(and 1 more\)"),
@@ -237,8 +237,8 @@ def test_no_prompts_give_no_outputs(llm: LLM) -> None:
         (["x"], {"sampling": [SamplingParams()] * 2}, "2 sampling parameters for 1 prompts"),
         (["x"], {"decode": "best"}, "decode=best: no such preset. There are causal, d2f, embedded, "),
         (["x"], {"brances": 1}, "decode.brances: no such key; did you mean decode.branches"),
-        (["x", 5], {}, r"prompts\[1\]: is of type int: a prompt is a text, or a chat"),
-        (["x", ["y"]], {}, r"prompts\[1\]: is of type list: a prompt is a text, or a chat"),
+        (["x", 5], {}, r"prompts\[1\]: the prompt is of type int: a prompt is a text, or a chat"),
+        (["x", ["y"]], {}, r"prompts\[1\]: the prompt is of type list: a prompt is a text, or a chat"),
         (["x"], {"sampling": {"temperature": 1.0}}, "sampling: give SamplingParams"),
         (["x"], {"sampling": 1.0}, "sampling: give SamplingParams"),
         (["x"], {"tau_conf": "high"}, "decode.tau_conf: Value 'high'"),
@@ -252,7 +252,7 @@ def test_no_prompts_give_no_outputs(llm: LLM) -> None:
         (["x"], {"decode": {"drafts": 4}}, "decode is of type dict: .* give single options as drafts=4"),
         (["x"], {"fill": len}, "fill is of type builtin_function_or_method: .* is a text, FILE.py:FUNCTION"),
         (["x"], {"sampling": SamplingParams(stop=5)}, r"prompts\[0\]: stop must be"),  # type: ignore[arg-type]
-        ([{"id": "a", "prompt": "x"}], {}, r"prompts\[0\]: is of type dict: a prompt is a text, or a chat"),
+        ([{"id": "a", "prompt": "x"}], {}, r"prompts\[0\]: the prompt is of type dict: a prompt is a text, or a chat"),
         (5, {}, "prompts is of type int: give a list"),
     ],
 )
@@ -367,7 +367,7 @@ def test_bad_prompts_are_returned_beside_the_answers_of_the_others() -> None:
     alone = llm.generate([good], max_new_tokens=64)
     assert found[0].text == found[3].text == alone[0].text
     assert [output.id for output in found] == [f"line-{i}" for i in range(1, 7)]
-    assert found[1].error.startswith("is of type NoneType: a prompt is a text")
+    assert found[1].error.startswith("the prompt is of type NoneType: a prompt is a text")
     assert found[2].error.startswith("prompt must be a non-empty string")
     assert "positions" in found[4].error
     assert not found[0].error

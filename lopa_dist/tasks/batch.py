@@ -127,7 +127,8 @@ class Batch:
         there = f"it has {', '.join(value)}"
         for name in self.needed:
             if name not in value:
-                return f"task.prompt asks for {{{name}}}, but {there}; a brace of the text is written twice"
+                how = "name a column plainly, and write a brace of the text twice"
+                return f"task.prompt asks for {{{name}}}, but {there}; {how}"
         columns = (self.fields.column,) if self.fields.column else PROMPTS
         wrapped = isinstance(value.get("body", ""), dict | None)  # perhaps: a row of Parquet may lack its body
         if not self.needed and not value.keys() & {*columns} and (self.fields.column or not wrapped):

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 TRIES = 3  # as users of other engines usually have
+TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")  # of a JSON schema
 LONGEST = 200  # characters of a reason
 
 
@@ -26,12 +27,14 @@ class ResponseFormat:
 
     @classmethod
     def of(cls, value: Any) -> ResponseFormat | None:
-        """Return the format that OpenAI's `response_format` asks for; None where any text will do.
+        """Return the format that OpenAI's `response_format` asks for, or a schema alone; None where any text will do.
 
         Raises:
             ValueError: an unknown format, an invalid schema, or a missing library for schemas.
         """
         kind = value.get("type") if isinstance(value, Mapping) else None
+        if isinstance(value, Mapping) and (kind in TYPES or "properties" in value or "$schema" in value):
+            kind, value = "json_schema", {"json_schema": {"schema": value}}
         if kind == "text":
             return None
         if kind == "json_object":

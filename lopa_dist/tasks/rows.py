@@ -21,6 +21,7 @@ import io
 import json
 import sys
 import zlib
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -140,6 +141,8 @@ def file_rows(source: str, key: str) -> Iterator[Row]:
     files = [] if source == "-" else files_of(source, key)
     path = Path(source).expanduser()
     kind = ending(path)
+    for file in files:
+        refuse_utf_16(file, key)
     if path.is_dir() and ending(files[0]) == ".json":
         for number, file in enumerate(files, 1):
             yield parse(file.read_text(encoding="utf-8", errors="surrogateescape"), number)
@@ -163,6 +166,13 @@ def rows_of_all(files: Sequence[Path], key: str) -> Iterator[Row]:
         for row in file_rows(str(file), key):
             number = next(numbers)
             yield Row(number, row.value, row.error and f"line {number}: {file.name}, {row.error}")
+
+
+def refuse_utf_16(file: Path, key: str) -> None:
+    """Raise a ValueError that names `key` if a file begins as UTF-16 does, which spreadsheets write as Unicode text."""
+    with gzip.open(file) if file.suffix.lower() == ".gz" else file.open("rb") as opened:
+        if opened.read(2) in (BOM_UTF16_LE, BOM_UTF16_BE):
+            raise ValueError(f"{key}={file}: looks like UTF-16; save it as UTF-8")
 
 
 def open_lines(source: str, newline: str | None = None) -> TextIO:
@@ -210,8 +220,6 @@ def csv_rows(source: str, key: str) -> Iterator[Row]:
     csv.field_size_limit(2**31 - 1)  # else 128 KiB
     with open_lines(source, newline="") as file:
         head = file.readline()
-        if "\0" in head:
-            raise ValueError(f"{key}={source}: no text in UTF-8, perhaps UTF-16; save the table as UTF-8")
         delimiter = "\t" if ending(Path(source)) == ".tsv" else "," if "," in head or ";" not in head else ";"
         lines = csv.reader(chain([head], file), delimiter=delimiter, strict=True)
         begin = 1  # line of the next row, which may have several

@@ -333,7 +333,8 @@ def test_a_prompt_of_several_columns(tmp_path: Path) -> None:
     good, missing, empty = read(tmp_path, {"text": "x"}, {"txt": "x"}, {"text": None}, prompt="Is {text} good?")
     assert good.prompt == "Is x good?"
     assert missing.error == (
-        "line 2: task.prompt asks for {text}, but it has txt; a brace of the text is written twice"
+        "line 2: task.prompt asks for {text}, but it has txt; name a column plainly, "
+        "and write a brace of the text twice"
     )
     assert empty.error is not None
     assert empty.error.startswith("line 3: text is null, and task.prompt asks for it")

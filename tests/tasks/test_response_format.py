@@ -71,3 +71,15 @@ def test_formats_that_are_none(value: Any, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         ResponseFormat.of(value)
     assert ResponseFormat.of({"type": "text"}) is None
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer", "maximum": 9},
+        {"properties": {"a": {}}},
+        {"$schema": "https://json-schema.org/draft/2020-12/schema"},
+    ],
+)
+def test_a_schema_alone_is_a_format(schema: dict[str, Any]) -> None:
+    assert ResponseFormat.of(schema) == ResponseFormat.of({"type": "json_schema", "json_schema": {"schema": schema}})

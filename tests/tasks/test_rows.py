@@ -142,6 +142,12 @@ def test_rows_of_a_table_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "y.csv").write_text('prompt\n"never closed\n')
     with pytest.raises(ValueError, match=r"y\.csv, line 2: cannot be read \(a quote is not closed\)"):
         list(rows(str(tmp_path / "y.csv")))
+    for name in ("z.csv", "z.jsonl"):
+        for encoding in ("utf-16", "utf-16-be"):
+            mark = "" if encoding == "utf-16" else "\ufeff"
+            (tmp_path / name).write_bytes(f"{mark}prompt\nx\n".encode(encoding))
+            with pytest.raises(ValueError, match=rf"{name}: looks like UTF-16; save it as UTF-8"):
+                list(rows(str(tmp_path / name)))
     (tmp_path / "empty.csv").write_text("")
     assert list(rows(str(tmp_path / "empty.csv"))) == []
 
@@ -152,9 +158,3 @@ def test_columns_of_one_name_are_refused(tmp_path: Path, head: str) -> None:
     file.write_text(f"{head}\n" + ",".join("a" for _ in head.split(",")) + "\n")
     with pytest.raises(ValueError, match=rf"two columns are called '{head.split(',')[-1]}'"):
         list(rows(str(file)))
-
-
-def test_a_table_in_utf_16_is_named(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("prompt,x\nSam,1\n", encoding="utf-16")
-    with pytest.raises(ValueError, match=r"t\.csv: no text in UTF-8, perhaps UTF-16; save the table as UTF-8"):
-        list(rows(str(tmp_path / "t.csv")))

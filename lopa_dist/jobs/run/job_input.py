@@ -59,6 +59,7 @@ class JobInput:
         self.items: Spool[Item] = Spool(Item, Origin, RequestSampling, ResponseFormat)
         self.encoded: Spool[Request | Rejection] = Spool(Request, Rejection)
         self.rejected = bytearray()  # 1 for each item that was
+        self.truncated = encoder.cut_at  # indices of items whose prompts were cut
         self.carries = False  # whether any line of the input has what `carried` is about
         self.aside: dict[int, str] = {}  # why, of requests that were set aside; they count as rejected
         self.limits = array("i")  # tokens of each answer at most; 0 for rejected items
@@ -132,11 +133,12 @@ class JobInput:
         return rejection.message
 
     def carried(self, index: int) -> dict[str, Any]:
-        """What a result line has from its input line: the number of the sample, and fields that only pass through."""
+        """What a result line has from its input line: the number of the sample, fields that pass through, a cut."""
+        fields: dict[str, Any] = {"truncated": True} if index in self.truncated else {}
         if not self.carries:
-            return {}
+            return fields
         item = self.items[index]
-        fields: dict[str, Any] = {"sample": item.origin.sample} if item.origin and is_sample(item) else {}
+        fields |= {"sample": item.origin.sample} if item.origin and is_sample(item) else {}
         return fields | ({"metadata": item.metadata} if item.metadata else {})
 
     def digest(self, settings: str) -> str:

@@ -72,6 +72,7 @@ class Encoder:
         self.strange_prompts = 0
         self.bounded = False  # whether the model's positions bound an answer below `decode.max_new_tokens`
         self.cut = 0  # prompts that were too long, by `task.truncate`
+        self.cut_at = set[int]()  # their indices
         self.greedy_formats = 0  # answers of a format, of which another try would be the same text
         self.greedy_samples = 0  # further answers to a prompt, which are the first one again
         self.tokens = lru_cache(8)(lambda text, special: tokenizer(text, add_special_tokens=special).input_ids)
@@ -99,7 +100,10 @@ class Encoder:
         for index, own in texts.items():
             item = items[index - first]
             if self.config.task.truncate and not item.continuations:
+                before = self.cut
                 item, own = self.truncated(item, own, tokens)
+                if self.cut > before:
+                    self.cut_at.add(index)
             try:
                 requests[index] = (self.scored if item.continuations else self.request)(index, item, own, tokens)
             except Refusal as refusal:

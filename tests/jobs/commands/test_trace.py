@@ -67,8 +67,12 @@ def test_a_prompt_is_shown_as_its_user_wrote_it() -> None:
 
 def test_a_prompt_that_was_cut_is_shown_as_the_model_got_it(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text(json.dumps({"id": "long", "prompt": "books " * 600 + "pens ?", "max_tokens": 2}))
+    asked = {"long": "books " * 600 + "pens ?", "short": "books ?"}
+    lines = ({"id": name, "prompt": text, "max_tokens": 2} for name, text in asked.items())
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
     run(config(TaskConfig("batch", None, str(prompts), truncate="left")), tmp_path, World("python"))
+    assert result(tmp_path, "long")["truncated"] is True
+    assert "truncated" not in result(tmp_path, "short")
     shown = trace(tmp_path, "long").prompt
     assert shown.endswith("pens ?")
     assert shown.count("books") < 520
