@@ -17,7 +17,7 @@ from typing import Any
 # no operation is contracted or put in another order, whatever a compiler's defaults are
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fopenmp", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared")
 COMPILE_S = 120
-REMEDY = "apt install gcc"
+REMEDY = "apt install gcc; if it is there, XDG_CACHE_HOME=FOLDER names one that can be written"
 P, N, F, DOUBLE, INT, LONG = (
     ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_float, ctypes.c_double, ctypes.c_int, ctypes.c_int64,
 )  # fmt: skip

@@ -70,7 +70,7 @@ def test_resuming_and_ending_hold_places_not_texts(read: tuple[JobInput, float, 
         with (journal.folder / f"001-{replica}.jsonl").open("w") as out:
             names = [job_input.ids[n] for n in range(replica, COUNT, 2)]
             out.writelines(json.dumps({"id": name, **ENTRY}) + "\n" for name in names)
-    (done, _), _, most = bytes_a_request(lambda: journal.done(job_input.ids))
+    (done, *_), _, most = bytes_a_request(lambda: journal.done(job_input.ids))
     assert sum(done) == COUNT
     assert most < 250
     merged, held, most = bytes_a_request(

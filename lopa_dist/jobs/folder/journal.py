@@ -154,8 +154,10 @@ class Journal:
                     if isinstance(entry, dict):
                         yield entry, location
 
-    def done(self, ids: RequestIds, since: int = 0, unjudged: bool = False) -> tuple[bytearray, int]:
-        """Return a flag for each request, 1 if an entry has its id, and how many requests ended in errors.
+    def done(self, ids: RequestIds, since: int = 0, unjudged: bool = False) -> tuple[bytearray, int, int]:
+        """Return a flag for each request, 1 if an entry has its id, how many requests ended in errors, and strangers.
+
+        These are answers that belong to no request of the input as it is today.
 
         An answer that could not be judged is not done: another attempt may be able to. Nor is an error of an attempt
         before `since`.
@@ -165,8 +167,10 @@ class Journal:
             since: the attempt from which on errors count.
             unjudged: whether an answer without a verdict is done, too: where its text is judged again by itself.
         """
-        done, failed = bytearray(len(ids)), set[int]()
+        done, failed, strangers = bytearray(len(ids)), set[int](), set[str]()
         for index, entry, where in self.entries_of(ids):
+            if index < 0 and "figures" in entry:
+                strangers.add(entry["id"])
             if index < 0 or ("unjudged" in entry and not unjudged):
                 continue
             if "figures" in entry:
@@ -175,7 +179,7 @@ class Journal:
             elif attempt_of(where.part) >= since:
                 failed.update(() if done[index] else (index,))
                 done[index] = 1
-        return done, len(failed)
+        return done, len(failed), len(strangers)
 
     def entries_of(
         self, ids: RequestIds, read_to: dict[Path, int] | None = None

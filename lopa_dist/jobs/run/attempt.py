@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import zlib
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -24,6 +25,8 @@ from lopa_dist.own_code import digest, is_own
 from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import Start
 from lopa_dist.tasks.task import Task
+
+log = logging.getLogger("lopa_dist")
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,12 @@ def begin_attempt(
         rules = [one.get(key) for one in (settings, earlier) for key in VERDICT_SETTINGS]
         if any(rules):
             rejudged = rejudge(journal, partial(Writer, folder, number, group.world.size), job_input, task, settings)
-        done, errors = journal.done(job_input.ids, since if retry else 0, unjudged=any(rules))
+        done, errors, strangers = journal.done(job_input.ids, since if retry else 0, unjudged=any(rules))
+        if strangers:
+            log.warning(
+                "%d finished answers in %s are of other requests than those of the input today: they stay in journal/, "
+                "and are not in these results", strangers, folder,
+            )  # fmt: skip
         most = config.job.crashes
         crashed = bytearray() if most is None else crashes(journal.folder, job_input.ids, done, since)
         rejected = sum(job_input.rejected) + sum(count >= (most or 256) for count in crashed)

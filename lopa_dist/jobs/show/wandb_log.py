@@ -75,6 +75,7 @@ class WandbLog:
             if config.logging.wandb.mode != "auto":
                 return ValueError(f"logging.wandb.mode={mode}: {why}; take offline, and wandb sync later, or disabled")
             log.warning("%s: this run is kept offline, for wandb sync; logging.wandb.mode says what else there is", why)
+            self.id, self.steps_before = secrets.token_hex(4), 0  # W&B's service still holds the other id
             return self.begin(config, "offline", rank)
 
     def begin(self, config: Config, mode: str, rank: int) -> wandb.Run:

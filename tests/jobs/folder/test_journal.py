@@ -166,5 +166,7 @@ def test_an_answer_with_a_verdict_counts_more_than_one_without(tmp_path: Path) -
     append(tmp_path, 1, 0, entry("a", "first") | without, entry("b", "first") | without, entry("c", "first"))
     append(tmp_path, 2, 0, entry("a", "second"), entry("b", "second") | without)
     assert [*journal.done(ids_of("a", "b", "c"))[0]] == [1, 0, 1]
+    assert journal.done(ids_of("a", "b", "c"))[2] == 0
+    assert journal.done(ids_of("b"))[2] == 2, "answers of other requests"
     merged = merge(journal, tmp_path, ids_of("a", "b", "c"), lambda i: {}, range(3))
     assert (merged.unjudged, [r["text"] for r in results(tmp_path)]) == (1, ["second", "first", "first"])

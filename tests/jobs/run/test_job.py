@@ -413,7 +413,10 @@ def test_without_a_way_to_wandb_a_job_goes_on_offline(
 ) -> None:
     """Where it said auto: a key is set, and a compute node has no network. Who asked for online hears of it at once."""
 
+    ids: list[str] = []
+
     def init(mode: str, real: Any = wandb.init, **more: Any) -> Any:
+        ids.append(more["id"])
         if mode == "online":
             raise wandb.errors.CommError("no such host")
         return real(mode=mode, **more)
@@ -425,6 +428,7 @@ def test_without_a_way_to_wandb_a_job_goes_on_offline(
     with caplog.at_level("WARNING"):
         assert run(config(TaskConfig(limit=1), "auto"), tmp_path, World("python"))["requests"] == 1
     assert "(no such host): this run is kept offline" in caplog.text
+    assert len({*ids[-2:]}) == 2, "W&B's service holds the id of a run that it could not begin"
     assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
 
 

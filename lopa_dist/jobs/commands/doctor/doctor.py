@@ -76,7 +76,8 @@ def doctor(overrides: list[str], console: Console) -> bool:
     if wrong:
         raise UserError(f"{wrong[0]}: doctor takes settings as key=value, as a job does: lopa-dist doctor model=...")
     check_keys(overrides)
-    machine, world = Machine(composed(as_hydra_reads(overrides))), detect()
+    given = dict(word.partition("=")[::2] for word in overrides)
+    machine, world = Machine(composed(as_hydra_reads(overrides)), run_dir=given.get("hydra.run.dir", "")), detect()
     states = []
     for name, finding in examine(machine):
         states.append(finding.state)

@@ -55,6 +55,7 @@ class Machine:
 
     config: Config
     group: Group | None = None  # of the ranks that the doctor was started with, once they are joined
+    run_dir: str = ""  # `hydra.run.dir`, if it was given
 
     @cached_property
     def device(self) -> torch.device:

@@ -44,8 +44,13 @@ def slurm(machine: Machine) -> Finding:
 
 def run_folder(machine: Machine) -> Finding:
     """Where results go: it must be writable, have room, and be seen by all nodes."""
-    folder = Path(os.environ.get("SLURM_SUBMIT_DIR", ".")).resolve()
+    begun = Path(os.environ.get("SLURM_SUBMIT_DIR", "."))
+    folder = Path(begun, machine.run_dir).expanduser().resolve()
+    while machine.run_dir and not folder.exists():  # the job would make it
+        folder = folder.parent
     remedy = "start from a folder that can be written, or give hydra.run.dir"
+    if machine.run_dir:
+        remedy = "give another hydra.run.dir"
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".lopa-dist-doctor-") as file:
             file.write(b"x")

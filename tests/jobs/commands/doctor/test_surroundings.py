@@ -7,8 +7,18 @@ from pathlib import Path
 import pytest
 
 from lopa_dist.jobs.commands.doctor import surroundings
-from lopa_dist.jobs.commands.doctor.finding import State
-from tests.jobs.commands.doctor.machines import machine
+from lopa_dist.jobs.commands.doctor.finding import Machine, State
+from tests.jobs.commands.doctor.machines import machine, shown
+
+
+def test_the_run_folder_is_the_one_that_is_given(tmp_path: Path) -> None:
+    """Or the nearest folder that is there, which the job would make it in."""
+    (tmp_path / "file").write_text("")
+    for given, state in ((tmp_path / "new" / "run", State.FINE), (tmp_path / "file" / "run", State.BROKEN)):
+        found = surroundings.run_folder(Machine(machine().config, run_dir=str(given)))
+        assert found.state == state
+        assert str(tmp_path) in found.text
+    assert "run folder" in shown(f"hydra.run.dir={tmp_path}/new")[1]
 
 
 def test_a_run_folder_must_be_writable_roomy_and_shared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
