@@ -11,7 +11,8 @@
 # Your own prompts: CSV, JSONL, Parquet, OpenAI Batch lines or a Hugging Face dataset.
 #
 #   sbatch --gpus-per-node 8 --cpus-per-task=64 --mem-per-gpu=64G launch/batch.sh model=dream_instruct task.input=prompts.jsonl
-#   sbatch --array=0-7 --output=%x-%A_%a.log launch/batch.sh model=dream_instruct task.input=prompts.jsonl
+#   sbatch --array=0-7 --output=%x-%A_%a.log --gpus-per-node 1 --cpus-per-task=8 --mem-per-gpu=64G launch/batch.sh \
+#     model=dream_instruct task.input=prompts.jsonl
 #                                                     8 jobs, each its share, with logs named by array and task;
 #   lopa-dist merge outputs/slurm-<job>               then one file in input order
 #   bash launch/batch.sh --dry-run [overrides]                                           what would run

@@ -29,11 +29,15 @@ def report(options: argparse.Namespace) -> None:
 
 def table(options: argparse.Namespace) -> None:
     """`lopa-dist table RUN [--out FILE]`."""
+    from lopa_dist.jobs.show.report import read_report
+    from lopa_dist.jobs.show.run_page import stopped
     from lopa_dist.jobs.show.table import write_table
 
     file = options.out or str(options.run / "results.csv")
     count, columns, missing = write_table(options.run, file)
     print(f"{count} rows: {', '.join(columns)}\n{file}{missing}")
+    if part := stopped(read_report(options.run / "report.json")):
+        print(f"{part.split('.')[0]}; lopa-dist status {options.run} has the command for the rest", file=sys.stderr)
 
 
 def status(options: argparse.Namespace) -> None:

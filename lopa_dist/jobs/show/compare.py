@@ -25,7 +25,7 @@ from lopa_dist.jobs.show.page import Point, Scatter, write_page
 from lopa_dist.jobs.show.paired import Paired
 from lopa_dist.jobs.show.paper_table import latex, markdown
 from lopa_dist.jobs.show.report import accuracy_interval, judged, typed_words
-from lopa_dist.jobs.show.run_page import command, questions_again, write_run_page
+from lopa_dist.jobs.show.run_page import command, questions_again, stopped, write_run_page
 from lopa_dist.jobs.show.seed_groups import (
     SEEDS,
     SeedGroup,
@@ -429,6 +429,8 @@ def notes_of(groups: Sequence[SeedGroup], pairs: Sequence[Paired | None]) -> lis
     """Return what a reader must know of some points before comparing them; points are called by their numbers."""
     notes, numbered = [], list(enumerate((group.report for group in groups), 1))
     for number, report in numbered:
+        if part := stopped(report):
+            notes.append(f"Run {number} was {part.split('.')[0].replace('STOPPED', 'stopped')}.")
         if "accuracy" in report and (missing := report["requests"] - judged(report)):
             failed = f" ({report['errors']} ended with an error)" if report.get("errors") else ""
             notes.append(

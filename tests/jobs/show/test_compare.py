@@ -242,7 +242,7 @@ def test_what_a_reader_must_know_of_some_runs_stands_below_the_table(tmp_path: P
     make(tmp_path, "decode.drafts=0", report, "++--", drafts=0)
     make(tmp_path, "decode.drafts=16", report | {"warnings": ["no chat template"]}, "+++", drafts=16)
     file = tmp_path / "decode.drafts=16" / "report.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"requests": 4, "errors": 1}))
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"requests": 4, "errors": 1, "expected": 9}))
     for seed, speed in ((1, fast), (2, slow)):
         make(tmp_path, f"decode.drafts=2,seed={seed}", report | speed, "++--", drafts=2)
     console = Console(width=200, record=True)
@@ -259,6 +259,7 @@ def test_what_a_reader_must_know_of_some_runs_stands_below_the_table(tmp_path: P
         f"Differences are over the problems that both have judged (run {min(failed, several)}",
         f"Tokens a second of run {several} were from 33 to 100",
         f"Run {failed}: no chat template.",
+        f"Run {failed} was stopped: 4 of 9 requests are done.",
         "the accuracy is the mean; its interval is that of one run's problems, and p is that of the sign test",
     ):
         assert note in " ".join(shown.split())
