@@ -79,8 +79,8 @@ def record_head(
         return fused_records(hidden, weight, mask_id, keys, sampling, shard, rows, runner_up)
     # a GPU's library gives a row the same bits where it is called for whole tiles of logits
     count, extra = len(hidden), -len(hidden) % (ROWS if hidden.is_cuda else ROW_TILE)
-    at_once = ROWS_IN_C if in_c(hidden) else ROWS
-    if extra and at_once == ROWS:  # reductions, too, may give a lone row other bits than a row among others
+    at_once = ROWS_IN_C if in_c(hidden) and not sampling.filtered else ROWS  # filters want whole rows of logits
+    if extra and not in_c(hidden):  # reductions, too, may give a lone row other bits than a row among others
         hidden, keys = F.pad(hidden, (0, 0, 0, extra)), None if keys is None else F.pad(keys, (0, extra))
     parts = []
     for begin in range(0, len(hidden), at_once):
