@@ -44,7 +44,7 @@ from lopa_dist.ragged import Ints, begins, padded, ragged_arange, together
 from lopa_dist.rows.forward_batch import ChainCells, ForwardBatch, Heads, Predictions, RowTable
 from lopa_dist.rows.lookahead import NO_LOOKAHEAD, Lookahead
 from lopa_dist.rows.prefill import Prefill, SharedPrefixes, prefill_segments
-from lopa_dist.rows.row_maker import Kept, Structures
+from lopa_dist.rows.row_maker import Kept, Structures, keep
 from lopa_dist.rows.share import Share
 
 
@@ -201,12 +201,12 @@ class Shape(NamedTuple):
     start: Ints  # [G] first row of each segment
     shared: Ints  # [G] place behind the cached tokens that all its rows see, its own in the pool included
     in_scratch: NDArray[np.bool_]  # [R] whether a row's K/V go there
-    heads: Ints  # [H] rows that predict: of chains, the masks of groups, and then of paths
-    head_sequence: Ints  # [H]
     ahead: Ints  # [H] how far behind its row a prediction belongs: 1, or 0 in blocks
     columns: int  # of the records
-    indices: dict[str, Ints]  # what the device needs
-    on: dict[str, Tensor]  # the same, there
+    depths: int  # as of `ChainCells`
+    group: int
+    indices: dict[str, Ints]  # what the device needs; `heads` are the rows that predict: of chains, groups, then paths
+    on_device: dict[str, Tensor]  # the same, there
 
 
 MOST_STRUCTURES, MOST_KEPT_ROWS = 64, 512  # shapes of earlier steps, and rows of one: larger ones hardly ever repeat
@@ -227,7 +227,7 @@ def shape_of(
     columns = np.arange(len(heads))
     if width:
         columns[common:] = common + path_columns(rows, counts.path, width, heads[common:], share)
-    depths, group = counts_of(counts)
+    depths, group = counts.masks.shape[1], max(int(counts.masks.max(initial=0)), 1)
 
     def cell(sequence: Ints, depth: Ints, mask: Ints) -> Ints:  # in `ChainCells`
         return (sequence * depths + depth) * (1 + group) + mask
@@ -235,22 +235,16 @@ def shape_of(
     branching = np.arange(len(counts.path)).repeat(counts.path)
     path_cells = cell(branching, *depth_and_mask(host.drafts[branching], ragged_arange(counts.path)))
     chain_cells = (rows.sequence * config.max_branches + rows.branch) * config.max_drafts + rows.number
-    head_sequence = rows.sequence[heads]
     indices = {
-        "heads": heads, "columns": columns, "head_sequence": head_sequence,
+        "heads": heads, "columns": columns, "head_sequence": rows.sequence[heads],
         "cells": cell(rows.sequence, rows.depth, rows.mask)[heads[:common]], "path_cells": path_cells,
         "masks": np.flatnonzero(is_mask), "drafts": np.flatnonzero(is_draft), "chain_cells": chain_cells[is_draft],
     }  # fmt: skip
     return Shape(
         segments, rows, begins(segments.rows), segments.first + np.where(segments.kind >= GROUP, 0, segments.rows),
-        rows.kind >= GROUP, heads, head_sequence, (1 - in_group * lookahead.blocks)[heads],
-        common + share.most(config.max_branches) * width, indices, {},
+        rows.kind >= GROUP, (1 - in_group * lookahead.blocks)[heads],
+        common + share.most(config.max_branches) * width, depths, group, indices, {},
     )  # fmt: skip
-
-
-def counts_of(counts: RowCounts) -> tuple[int, int]:
-    """Return `ChainCells.depths` and `ChainCells.group`."""
-    return counts.masks.shape[1], max(int(counts.masks.max(initial=0)), 1)
 
 
 @dataclass(frozen=True)
@@ -292,15 +286,13 @@ class CausalRows:
         positions[:total] = place
         on = together(
             state.canvas.device, canvas_cells=canvas_cells, positions=positions,
-            predicted=position[shape.heads] + shape.ahead, **(shape.indices if new else {}),
+            predicted=position[shape.indices["heads"]] + shape.ahead, **(shape.indices if new else {}),
         )  # fmt: skip
         if new:
-            shape.on.update({name: on[name] for name in shape.indices})
+            shape.on_device.update({name: on[name] for name in shape.indices})
             if structures is not None and not prefill and total <= MOST_KEPT_ROWS:
-                if len(structures) >= MOST_STRUCTURES:
-                    structures.clear()
-                structures[made] = shape
-        of_shape = shape.on
+                keep(structures, made, shape, MOST_STRUCTURES)
+        of_shape = shape.on_device
         tokens = state.canvas.view(-1).index_select(0, on["canvas_cells"])
         if len(of_shape["masks"]):
             tokens.index_fill_(0, of_shape["masks"], state.vocabulary.mask_id)
@@ -320,12 +312,12 @@ class CausalRows:
             ),
             tokens=tokens, positions=on["positions"],
             heads=Heads(
-                predict=lambda: predictions, slots=of_shape["columns"], sequence=shape.head_sequence, branches=1,
-                columns=shape.columns,
+                predict=lambda: predictions, slots=of_shape["columns"], sequence=shape.indices["head_sequence"],
+                branches=1, columns=shape.columns,
             ),
             share=share, computed=counts.common * share.ranks + counts.path * (host.branches - 1),
             prefill=prefill if (branch < 0).any() else None,
-            chains=ChainCells(of_shape["cells"], of_shape["path_cells"], *counts_of(counts)),
+            chains=ChainCells(of_shape["cells"], of_shape["path_cells"], shape.depths, shape.group),
         )  # fmt: skip
 
     def unpack(self, state: State, batch: ForwardBatch, gathered: Tensor) -> Records:

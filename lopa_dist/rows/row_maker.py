@@ -20,6 +20,13 @@ Structures: TypeAlias = dict[tuple[object, ...], Any]
 """What a row maker keeps of earlier steps, by what it follows from."""
 
 
+def keep(structures: Structures, key: tuple[object, ...], made: Any, most: int) -> None:
+    """Keep what was made for a step; when there are `most` of them, all others are dropped."""
+    if len(structures) >= most:
+        structures.clear()
+    structures[key] = made
+
+
 class Kept(NamedTuple):
     """The rows whose K/V are kept for good: the first ones of a segment of each sequence's winner."""
 

@@ -20,7 +20,7 @@ from lopa_dist.ragged import Ints, to_device, together
 from lopa_dist.rows.forward_batch import ForwardBatch, Heads, Predictions, RowTable, Windows
 from lopa_dist.rows.lookahead import NO_LOOKAHEAD, Lookahead
 from lopa_dist.rows.prefill import SharedPrefixes
-from lopa_dist.rows.row_maker import Kept, Structures
+from lopa_dist.rows.row_maker import Kept, Structures, keep
 from lopa_dist.rows.share import ALONE, Share
 from lopa_dist.rows.structure import Kind, Structure, block_begins, make_structure, row_span
 
@@ -150,9 +150,7 @@ class WindowRows:
         if made.of_commit.any():
             made.on_device["of_commit"] = to_device(made.of_commit, state.canvas.device)
         if keeps and not made.prefill:  # the length of a prompt seldom comes again
-            if len(structures) >= MOST_STRUCTURES:
-                structures.clear()
-            structures[key] = made
+            keep(structures, key, made, MOST_STRUCTURES)
         return made
 
     def kept(self, config: DecodeConfig, batch: ForwardBatch, before: HostState, after: HostState) -> Kept | None:
