@@ -97,13 +97,7 @@ def compare_texts(builder: EngineBuilder, problems: int, arguments: argparse.Nam
             config = replace(CAUSAL, temperature=temperature, **setting)
             texts, figures = generate(builder, config, in_flight, problems, arguments.seed)
             plain = plain or texts
-            row = {
-                "seed": arguments.seed,
-                "problems": problems,
-                "part": "texts",
-                "temperature": temperature,
-                **precision,
-            }
+            row = {"seed": arguments.seed, "problems": problems, "part": "texts", "temperature": temperature}
             row |= precision | {"decoding": name, "in_flight": in_flight}
             rows.append(row | figures | {"equal": equal(texts, plain)})
             replace_rows("lossless", rows[-1:], KEYS)

@@ -37,7 +37,7 @@ def table(options: argparse.Namespace) -> None:
     count, columns, missing = write_table(options.run, file)
     print(f"{count} rows: {', '.join(columns)}\n{file}{missing}")
     if part := stopped(read_report(options.run / "report.json")):
-        print(f"{part.split('.')[0]}; lopa-dist status {options.run} has the command for the rest", file=sys.stderr)
+        print(f"STOPPED: {part}; lopa-dist status {options.run} has the command for the rest", file=sys.stderr)
 
 
 def status(options: argparse.Namespace) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from rich.table import Table
 from lopa_dist.jobs.commands.go_on import go_on, shards_again, spans
 from lopa_dist.jobs.show.report import duration, read_report
 from lopa_dist.jobs.show.run_state import LOGS, RunState, runs_below
+from lopa_dist.jobs.show.table import output_again
 
 LONGEST = 10_000  # characters of a line
 MOST = 20  # runs that are all shown; of more, those that are not complete
@@ -71,18 +71,12 @@ def runs_in_words(runs: Sequence[RunState]) -> list[str]:
     lines = [f"{complete} of {len(runs)} runs are complete"] if len(runs) > 1 else []
     lines += [f"{run.folder} goes on{unless_queued([run])} with:\n{go_on(run)}" for run in stopped]
     lines += [
-        f"{run.folder} is complete, but task.output={run.unwritten} is not there; this writes it:\n{output_again(run)}"
+        f"{run.folder} is complete, but task.output={run.unwritten} is not there; this writes it:\n"
+        f"{output_again(run.folder, run.unwritten)}"
         for run in runs if run.unwritten
     ]  # fmt: skip
     waiting = [run.folder for run in runs if run.state == "not begun"]
     return lines + [f"{folder} has not begun: if squeue does not list it, {LOGS} in it says why" for folder in waiting]
-
-
-def output_again(run: RunState) -> str:
-    """Return the command that writes a run's `task.output`."""
-    if run.unwritten.endswith(".jsonl"):
-        return shlex.join(["cp", str(run.folder / "results.jsonl"), run.unwritten])
-    return shlex.join(["lopa-dist", "table", str(run.folder), "--out", run.unwritten])
 
 
 def unless_queued(runs: Sequence[RunState]) -> str:

@@ -25,6 +25,11 @@ def parts_of(out: str, answers: int) -> list[tuple[str, int]]:
     return [(part_name(out, number), ANSWERS) for number in range(max(1, -(-answers // ANSWERS)))]
 
 
+def is_missing(out: str, begun: str = "") -> bool:
+    """Return whether an output of one file on this machine is not there; `begun`: what relative paths begin with."""
+    return not is_remote(out) and not in_parts(out) and not Path(begun, Path(out).expanduser()).exists()
+
+
 def parts_there(out: str, key: str) -> dict[int, str]:
     """Return the names of the parts that are there, by number; a ValueError that names `key` if that cannot be told."""
     if is_remote(out):

@@ -112,9 +112,10 @@ def run(
                 config = resolve(config, builder.shape, device, given)
                 encoder = Encoder(config, builder.shape, builder.tokenizer)
                 job_input = JobInput(encoder, chain(first, items), named=world.rank == 0)
-                job_input.warnings += warnings_of(config.task, not (folder / "journal").exists())
-                for warning in job_input.warnings if world.rank == 0 else ():
-                    log.warning(warning)
+                if world.rank == 0:
+                    job_input.warnings += warnings_of(config.task, not (folder / "journal").exists())
+                    for warning in job_input.warnings:
+                        log.warning(warning)
                 input_hash = whole_input.digest()
                 attempt = begin_attempt(config, folder, builder, task, job_input, input_hash, group)
                 return Job(config, folder, task, group, builder, job_input, input_hash, attempt, began).run()

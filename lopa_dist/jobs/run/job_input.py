@@ -59,7 +59,7 @@ class JobInput:
         self.items: Spool[Item] = Spool(Item, Origin, RequestSampling, ResponseFormat)
         self.encoded: Spool[Request | Rejection] = Spool(Request, Rejection)
         self.rejected = bytearray()  # 1 for each item that was
-        self.truncated = encoder.cut_at  # indices of items whose prompts were cut
+        self.truncated = encoder.cut  # indices of items whose prompts were cut
         self.carries = False  # whether any line of the input has what `carried` is about
         self.aside: dict[int, str] = {}  # why, of requests that were set aside; they count as rejected
         self.limits = array("i")  # tokens of each answer at most; 0 for rejected items

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shlex
 import shutil
 from itertools import islice
 from pathlib import Path
@@ -12,8 +11,9 @@ from typing import Any
 from lopa_dist.checks import UserError
 from lopa_dist.config import TaskConfig
 from lopa_dist.jobs.folder.open_files import lines_of
-from lopa_dist.jobs.folder.part_names import in_parts, parts_of, parts_there
-from lopa_dist.jobs.show.table import mixed_types, to_be_written, write_table
+from lopa_dist.jobs.folder.part_names import in_parts, is_missing, parts_of, parts_there
+from lopa_dist.jobs.show.table import mixed_types, output_again, to_be_written, write_table
+from lopa_dist.remote import is_remote
 
 log = logging.getLogger("lopa_dist")
 KEY = "task.output"
@@ -35,9 +35,10 @@ def warnings_of(task: TaskConfig, begins: bool) -> list[str]:
     """Return what is to be said of a job's output before the job runs; `begins`: nothing of it is done yet."""
     out = task.output or ""
     types = mixed_types(task.input) if out.endswith(".parquet") else []
-    there = begins and out and not in_parts(out) and "://" not in out and Path(out).expanduser().exists()
-    replaced = [f"{KEY}={out} is there already: when the job is complete, its results replace it"] * bool(there)
-    return [f"task.input: {said}" for said in types] + replaced
+    said = [f"task.input: {sentence}" for sentence in types]
+    if begins and out and not is_remote(out) and not in_parts(out) and not is_missing(out):
+        said.append(f"{KEY}={out} is there already: when the job is complete, its results replace it")
+    return said
 
 
 def place_of(name: str) -> str:
@@ -84,8 +85,7 @@ def write_output(folder: Path, report: dict[str, Any]) -> None:
         else:
             write_table(folder, out, KEY)
     except (ValueError, OSError) as error:
-        again = f"lopa-dist table {folder} --out {shlex.quote(out)}"
         raise UserError(
-            f"{error}. The results are in {folder}; {again} writes them there, as .csv or .parquet"
+            f"{error}. The results are in {folder}; {output_again(folder, out)} writes them there"
         ) from error
     log.info("results: %s", out)

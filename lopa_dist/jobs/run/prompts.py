@@ -71,8 +71,7 @@ class Encoder:
         self.strange: list[str] = []  # the first words that the model does not know, one of a prompt
         self.strange_prompts = 0
         self.bounded = False  # whether the model's positions bound an answer below `decode.max_new_tokens`
-        self.cut = 0  # prompts that were too long, by `task.truncate`
-        self.cut_at = set[int]()  # their indices
+        self.cut = set[int]()  # indices of prompts that were too long, by `task.truncate`
         self.greedy_formats = 0  # answers of a format, of which another try would be the same text
         self.greedy_samples = 0  # further answers to a prompt, which are the first one again
         self.tokens = lru_cache(8)(lambda text, special: tokenizer(text, add_special_tokens=special).input_ids)
@@ -100,10 +99,7 @@ class Encoder:
         for index, own in texts.items():
             item = items[index - first]
             if self.config.task.truncate and not item.continuations:
-                before = self.cut
-                item, own = self.truncated(item, own, tokens)
-                if self.cut > before:
-                    self.cut_at.add(index)
+                item, own = self.truncated(index, item, own, tokens)
             try:
                 requests[index] = (self.scored if item.continuations else self.request)(index, item, own, tokens)
             except Refusal as refusal:
@@ -140,7 +136,9 @@ class Encoder:
             tokens.update(zip(alike, (encoding.ids for encoding in encodings), strict=True))
         return tokens
 
-    def truncated(self, item: Item, texts: list[Text], tokens: dict[Text, list[int]]) -> tuple[Item, list[Text]]:
+    def truncated(
+        self, index: int, item: Item, texts: list[Text], tokens: dict[Text, list[int]]
+    ) -> tuple[Item, list[Text]]:
         """The item with its prompt, or its last message, cut until it fits the model, and its text, now in `tokens`.
 
         What is left of a text may have more tokens than it had there, so it may be cut again.
@@ -165,7 +163,8 @@ class Encoder:
                 item = replace(item, prompt=kept)
             texts = [self.render(item)]
             tokens.update(self.tokenized(texts))
-        self.cut += gone > 0
+        if gone:
+            self.cut.add(index)
         return item, texts
 
     def scored(self, index: int, item: Item, texts: Sequence[Text], tokens: Mapping[Text, list[int]]) -> Request:
@@ -337,7 +336,7 @@ class Encoder:
                 f"{self.model.max_positions} positions, so an answer has at most as many tokens as its prompt leaves"
             )
         if self.cut:
-            messages.append(f"prompts that were too long for the model, and were cut (task.truncate): {self.cut}")
+            messages.append(f"prompts that were too long for the model, and were cut (task.truncate): {len(self.cut)}")
         if self.greedy_samples:
             messages.append(
                 f"{self.greedy_samples} answers repeat another one to their prompt: several answers to a prompt are "

@@ -430,7 +430,7 @@ def notes_of(groups: Sequence[SeedGroup], pairs: Sequence[Paired | None]) -> lis
     notes, numbered = [], list(enumerate((group.report for group in groups), 1))
     for number, report in numbered:
         if part := stopped(report):
-            notes.append(f"Run {number} was {part.split('.')[0].replace('STOPPED', 'stopped')}.")
+            notes.append(f"Run {number} was stopped: {part}.")
         if "accuracy" in report and (missing := report["requests"] - judged(report)):
             failed = f" ({report['errors']} ended with an error)" if report.get("errors") else ""
             notes.append(

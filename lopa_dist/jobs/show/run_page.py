@@ -122,9 +122,7 @@ def short(text: str) -> str:
 def stopped(report: dict[str, Any]) -> str:
     """Return how much is done of a job that was stopped; empty for one that is complete."""
     expected = report.get("expected", report["requests"])
-    if report["requests"] >= expected:
-        return ""
-    return f"STOPPED: {report['requests']:,} of {expected:,} requests are done. The figures below are of these alone."
+    return f"{report['requests']:,} of {expected:,} requests are done" if report["requests"] < expected else ""
 
 
 def headline(report: dict[str, Any]) -> str:

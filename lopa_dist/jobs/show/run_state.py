@@ -11,9 +11,8 @@ from lopa_dist.jobs.folder.attempt_record import AttemptRecord
 from lopa_dist.jobs.folder.journal import Journal, attempt_of
 from lopa_dist.jobs.folder.one_job import NAME as LOCK
 from lopa_dist.jobs.folder.one_job import at_work
-from lopa_dist.jobs.folder.part_names import in_parts
+from lopa_dist.jobs.folder.part_names import is_missing
 from lopa_dist.jobs.show.report import read_report, typed_words
-from lopa_dist.remote import is_remote
 
 LOGS = "slurm-*.log"  # links to the logs of a batch script's jobs, which it makes before the ranks start
 MARKS = (LOCK, "journal/settings.json", "report.json", LOGS)  # files of a run folder
@@ -106,10 +105,9 @@ def state_of(folder: Path) -> RunState:
     ended = "complete" if complete else "not begun" if not begun else "stopped" if busy is False else "open"
     state = "running" if busy else ended
     output = report["task"].get("output") or "" if complete else ""
-    if not output or is_remote(output) or in_parts(output) or Path(record.folder if record else "", output).exists():
-        output = ""
+    unwritten = output if output and is_missing(output, record.folder if record else "") else ""
     return RunState(
-        folder, shard_of(folder, report), state, expected, done, errors, tokens_per_s, seconds, per_s, record, output
+        folder, shard_of(folder, report), state, expected, done, errors, tokens_per_s, seconds, per_s, record, unwritten
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -96,6 +97,13 @@ def write_table(folder: Path, out: str | Path, key: str = "--out") -> tuple[int,
     return kinds.rows, kinds.names(own), missing
 
 
+def output_again(folder: Path, out: str) -> str:
+    """Return the command that writes a run's results to its `task.output`."""
+    if out.endswith(".jsonl"):
+        return shlex.join(["cp", str(folder / "results.jsonl"), out])
+    return shlex.join(["lopa-dist", "table", str(folder), "--out", out])
+
+
 def write_rows(
     file: Path, ending: str, table_rows: Iterator[dict[str, Any]], kinds: Kinds, own: dict[str, Any]
 ) -> None:
@@ -130,7 +138,7 @@ def report_where_it_began(folder: Path) -> dict[str, Any]:
     """Return a run's report; a relative input is looked for in the folder in which the job was begun, too."""
     report, record = read_report(folder / "report.json"), AttemptRecord.last(folder / "journal")
     source = report["task"]["input"]
-    if record and source and "://" not in source and not files_there(source):
+    if record and source and not is_remote(source) and not is_dataset(source) and not files_there(source):
         begun = str(Path(record.folder, source))
         if files_there(begun):
             report["task"] |= {"input": begun}
@@ -140,7 +148,8 @@ def report_where_it_began(folder: Path) -> dict[str, Any]:
 def files_there(source: str) -> bool:
     """Return whether a local input is there."""
     try:
-        return bool(files_of(source)) and all(Path(file).exists() for file in files_of(source))
+        files = files_of(source)
+        return bool(files) and all(file.exists() for file in files)
     except (ValueError, OSError):
         return False
 
