@@ -110,6 +110,17 @@ def rnd1(comparison: Comparison, folder: Path) -> tuple[torch.nn.Module, Generat
     return model, generate
 
 
+def in_blocks(decode: Any, model: torch.nn.Module) -> Generate:
+    """The generation in blocks of SDAR's program, whose module is `decode`."""
+
+    def generate(prompt: Tensor, most: int, block: int, threshold: float) -> Tensor:
+        options = {"block_length": block, "denoising_steps": block, "confidence_threshold": threshold}
+        options |= {"gen_length": most, "mask_id": MASK, "stopping_criteria_idx": [EOS]}
+        return decode.block_diffusion_generate(model, {"input_ids": prompt}, **options)[0, prompt.shape[1] :]
+
+    return generate
+
+
 def sdar(comparison: Comparison, folder: Path) -> tuple[torch.nn.Module, Generate]:
     """The generation in blocks that SDAR and TraDo share, greedy."""
     stand_in("flash_attn", flash_attn_func=attention)
@@ -126,13 +137,7 @@ def sdar(comparison: Comparison, folder: Path) -> tuple[torch.nn.Module, Generat
         code.SDARConfig(**plain(comparison), fuse_cross_entropy=False, attn_implementation="sdpa")
     )
 
-    def generate(prompt: Tensor, most: int, block: int, threshold: float) -> Tensor:
-        length = prompt.shape[1]
-        options = {"block_length": block, "denoising_steps": block, "confidence_threshold": threshold}
-        options |= {"gen_length": most, "mask_id": MASK, "stopping_criteria_idx": [EOS]}
-        return decode.block_diffusion_generate(model, {"input_ids": prompt}, **options)[0, length:]
-
-    return model, generate
+    return model, in_blocks(decode, model)
 
 
 def sdar_moe(comparison: Comparison, folder: Path, copy: Path) -> tuple[torch.nn.Module, Generate]:
@@ -149,12 +154,7 @@ def sdar_moe(comparison: Comparison, folder: Path, copy: Path) -> tuple[torch.nn
     both = model.forward
     model.forward = lambda *inputs, **options: both(*inputs, **options)[0]  # the other is what TEAM keeps
 
-    def generate(prompt: Tensor, most: int, block: int, threshold: float) -> Tensor:
-        options = {"block_length": block, "denoising_steps": block, "confidence_threshold": threshold}
-        options |= {"gen_length": most, "mask_id": MASK, "stopping_criteria_idx": [EOS]}
-        return decode.block_diffusion_generate(model, {"input_ids": prompt}, **options)[0, prompt.shape[1] :]
-
-    return model, generate
+    return model, in_blocks(decode, model)
 
 
 def fast_dllm_v2(comparison: Comparison, folder: Path) -> tuple[torch.nn.Module, Generate]:

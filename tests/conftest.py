@@ -92,6 +92,15 @@ def embedded_tokenizer() -> PreTrainedTokenizerFast:
     return load_tokenizer(EMBEDDED)
 
 
+@pytest.fixture
+def inference() -> Iterator[None]:
+    """Inference, as engines run, and the number of threads as it was afterwards."""
+    threads = torch.get_num_threads()
+    with torch.inference_mode():
+        yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="module")
 def sandbox_to_itself() -> Iterator[None]:
     """Keeps tests in other processes out of the sandbox, by a lock on this file; skips where there can be none.

@@ -24,6 +24,7 @@ from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.kernels.segment_attention import Segments, attend_plain
 from tests.kernels.mixes import Mix, mixes, rows_of, tensors
 
+pytestmark = pytest.mark.usefixtures("inference")
 there = pytest.mark.skipif(isinstance(native.found(), str), reason=f"no C here: {native.found()}")
 IN_TORCH = frozenset(KERNELS)
 BOTH = pytest.mark.parametrize("dtype", native.NAMES.values(), ids=str)
@@ -32,14 +33,6 @@ CLOSE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}  # a number of bf16 is right
 
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-@pytest.fixture(autouse=True)
-def inference() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    with torch.inference_mode():
-        yield
-    torch.set_num_threads(threads)
 
 
 @there

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,17 +19,12 @@ from lopa_dist.models.native_layers import NativeLayers
 from lopa_dist.models.transformer import Transformer, rope_of
 from tests.models.small_checkpoints import KINDS, reference, weights_of, write
 
-pytestmark = pytest.mark.skipif(isinstance(native.found(), str), reason=f"no C here: {native.found()}")
+pytestmark = [
+    pytest.mark.skipif(isinstance(native.found(), str), reason=f"no C here: {native.found()}"),
+    pytest.mark.usefixtures("inference"),
+]
 CPU = torch.device("cpu")
 SCRATCH, LONGEST = 100, 2000
-
-
-@pytest.fixture(autouse=True)
-def inference() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    with torch.inference_mode():
-        yield
-    torch.set_num_threads(threads)
 
 
 class Forward:
