@@ -160,6 +160,7 @@ class Comparison:
         names: what tells the points apart, and nothing else (`names_of`).
         head, rows: the table of texts.
         curves: points by all that tells them apart but one number, as `curves_of` returns them.
+        along: the setting that grows along curves; None where each has one point.
     """
 
     def __init__(
@@ -180,7 +181,7 @@ class Comparison:
         self.head = [name for name in self.cells[0] if any(row[name][1] for row in self.cells)]
         self.rows = [[row[column][0] for column in self.head] for row in self.cells]
         self.curves = curves_of(groups)
-        self.along = growing(words)
+        self.along = growing(words) if any(len(runs) > 1 for runs in self.curves.values()) else None
         self.drawn = False  # whether there is a figure
         self.least_name = min(LONGEST_WORD, max(len(word) for name in self.names for word in name.split()))
         self.numbered = [[str(number), *row] for number, row in enumerate(self.rows, 1)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import re
 from pathlib import Path
@@ -272,6 +273,16 @@ def test_equal_accuracies_have_no_first(tmp_path: Path, report: dict[str, Any]) 
         make(tmp_path, f"decode.drafts={drafts},seed=1", report, "++--", drafts=drafts)
     compare(tmp_path, Console(quiet=True))
     assert "All have the same accuracy, 50.0%." in Page(tmp_path / "comparison.html").text
+
+
+def test_a_page_speaks_of_lines_where_there_are_some(tmp_path: Path, report: dict[str, Any]) -> None:
+    """Folders that a person named are curves of one point each."""
+    for name, drawn in (("decode.drafts={},decode.tau_conf={}", True), ("mine-{}-{}", False)):
+        for drafts, tau in itertools.product((0, 4), (0.9, 0.8)):
+            folder = tmp_path / str(drawn)
+            make(folder, name.format(drafts, tau), report, "++--", drafts=drafts, tau_conf=tau)
+        compare(folder, Console(quiet=True))
+        assert ("Along a thin line" in Page(folder / "comparison.html").text) == drawn
 
 
 def test_curves_stand_in_the_order_of_their_numbers(report: dict[str, Any]) -> None:
