@@ -35,10 +35,9 @@ from lopa_dist.config import (
     omegaconf_message,
     typed,
 )
-from lopa_dist.encodable import encodable
 from lopa_dist.jobs.folder.one_job import own_folder
 from lopa_dist.parallel.failures import RankError
-from lopa_dist.parallel.launcher import LaunchError, detect, die, tell
+from lopa_dist.parallel.launcher import LaunchError, detect, die, into_log, tell
 from lopa_dist.parallel.stop import SIGNALS, STOPPED, Stop, Stopped, leave_at_signals
 from lopa_dist.sweep import check_points, say_how_to_compare
 
@@ -69,14 +68,6 @@ def mistakes(again: str = "start it again") -> Iterator[None]:
         raise UserError(no_room(error, again) or str(error)) from error
     except ValueError as error:
         raise UserError(str(error)) from error
-
-
-def into_log(message: str) -> None:
-    """Write why a job ends into its log file alone; standard error gets the same in its own words."""
-    record = log.makeRecord(log.name, logging.ERROR, __file__, 0, encodable(message), (), None)
-    for handler in logging.getLogger().handlers:
-        if isinstance(handler, logging.FileHandler):
-            handler.handle(record)
 
 
 def swept() -> bool:

@@ -125,6 +125,21 @@ command_line() {
     COMMAND+=("${DOCTOR[@]}" "${WORK[@]}")
 }
 
+# Options of sbatch for the time, cores, memory and partition that this job was given: `lopa-dist status` repeats them.
+given_by_slurm() {
+    local limit options=()
+    limit=$(squeue --noheader --jobs "$(own_job)" --format %l 2>/dev/null || true)
+    [[ $limit != [0-9]* ]] || options+=("--time=$limit")
+    [ -z "${SLURM_CPUS_PER_TASK:-}" ] || options+=("--cpus-per-task=$SLURM_CPUS_PER_TASK")
+    if [ -n "${SLURM_MEM_PER_NODE:-}" ]; then options+=("--mem=${SLURM_MEM_PER_NODE}M")
+    elif [ -n "${SLURM_MEM_PER_GPU:-}" ]; then options+=("--mem-per-gpu=${SLURM_MEM_PER_GPU}M")
+    elif [ -n "${SLURM_MEM_PER_CPU:-}" ]; then options+=("--mem-per-cpu=${SLURM_MEM_PER_CPU}M"); fi
+    [ -z "${SLURM_JOB_PARTITION:-}" ] || options+=("--partition=$SLURM_JOB_PARTITION")
+    [ -z "${SLURM_JOB_ACCOUNT:-}" ] || options+=("--account=$SLURM_JOB_ACCOUNT")
+    [ -z "${SLURM_JOB_QOS:-}" ] || options+=("--qos=$SLURM_JOB_QOS")
+    printf '%s' "${options[*]}"
+}
+
 # What the job would refuse: its settings and files, and ranks that do not fit.
 check_settings() {
     local own
@@ -220,6 +235,8 @@ lopa_launch() {
     fi
     [ -x "$BIN/python" ] || { echo "$BIN/python not found: run 'make install', or set BIN to your environment's bin" >&2; exit 1; }
     [ "${#DOCTOR[@]}" != 0 ] || link_log
+    [ -z "${SLURM_JOB_ID:-}" ] || LOPA_SBATCH=$(given_by_slurm)
+    export LOPA_SBATCH=${LOPA_SBATCH:-}
     had=$(finished) ASKED=0 CHILD= REPEATER=
     trap on_signal USR1 TERM
     "${COMMAND[@]}" &

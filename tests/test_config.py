@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import logging
 import os
 import re
 import shlex
@@ -655,19 +654,6 @@ def test_one_default_everywhere() -> None:
         ours, theirs = getattr(default, entry.name), getattr(model, entry.name)
         assert theirs in (ours, "auto"), entry.name
         assert entry.name in sizes or getattr(embedded, entry.name) == ours, entry.name
-
-
-def test_a_log_says_why_its_job_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """And only the log: standard error has the same words already."""
-    handler = logging.FileHandler(tmp_path / "cli.log")
-    logging.getLogger().addHandler(handler)
-    try:
-        cli.into_log("stopped by SIGTERM; the results so far are kept; 100 %s")
-    finally:
-        logging.getLogger().removeHandler(handler)
-        handler.close()
-    assert (tmp_path / "cli.log").read_text() == "stopped by SIGTERM; the results so far are kept; 100 %s\n"
-    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("words", [["--help"], ["explain"]])

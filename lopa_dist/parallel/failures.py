@@ -17,7 +17,7 @@ from lopa_dist.checks import UserError
 from lopa_dist.parallel import store_keys as keys
 from lopa_dist.parallel.communicator import PeerFailure
 from lopa_dist.parallel.heartbeat import PATIENCE_S, Heartbeat
-from lopa_dist.parallel.launcher import World, die, names_of
+from lopa_dist.parallel.launcher import World, die, into_log, names_of
 from lopa_dist.parallel.mesh import Mesh
 from lopa_dist.parallel.neighbours import wait_until
 from lopa_dist.parallel.rendezvous import all_are_here, never_again, rendezvous
@@ -233,14 +233,17 @@ class Failures:
                 return
             verdict = self._verdict(f"seen by rank {self.world.rank}, which was told to end")
         if verdict:
+            into_log(verdict)
             die(f"lopa-dist: {verdict}", 143)
 
     def _cut_off(self) -> None:
         """End this process, whatever it waits for: the store's host does not answer. Called by `Heartbeat`."""
-        die(
-            f"lopa-dist: rank 0 of {self.world.size} does not answer: its host, which keeps the rendezvous, hangs or "
-            f"is unreachable (timeout {self.timeout_s:g} s; seen by rank {self.world.rank})"
+        verdict = (
+            f"rank 0 of {self.world.size} does not answer: its host, which keeps the rendezvous, hangs or is "
+            f"unreachable (timeout {self.timeout_s:g} s; seen by rank {self.world.rank})"
         )
+        into_log(verdict)
+        die(f"lopa-dist: {verdict}")
 
     def _note(self, waits: int) -> None:
         """Tell the others how far this rank has come. Called by `StepWatch`."""
@@ -282,6 +285,7 @@ class Failures:
             with contextlib.suppress(Exception):
                 act()
         self._announce(verdict)
+        into_log(verdict)
         self._linger()
         die(f"lopa-dist: {verdict}\nthe main thread of rank {self.world.rank} was here:\n{main_thread()}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import sys
@@ -11,6 +12,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+
+from lopa_dist.encodable import encodable
+
+log = logging.getLogger("lopa_dist")
 
 JOIN = timedelta(seconds=300)  # ranks may import torch for a long time on a busy machine
 CONNECT = timedelta(seconds=10)  # for one try to reach the store
@@ -108,6 +113,15 @@ def tell(message: str) -> None:
     with contextlib.suppress(OSError):
         sys.stderr.write(message + "\n")
         sys.stderr.flush()
+
+
+def into_log(message: str) -> None:
+    """Write why a job ends into its log file alone; standard error gets the same in its own words."""
+    record = log.makeRecord(log.name, logging.ERROR, __file__, 0, encodable(message), (), None)
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.FileHandler):
+            with contextlib.suppress(OSError):
+                handler.handle(record)
 
 
 def die(message: str, status: int = 1) -> None:

@@ -9,18 +9,27 @@ from collections.abc import Callable
 from enum import IntEnum
 from types import FrameType
 
+from lopa_dist.parallel.launcher import detect
+
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 STOPPED = 75  # exit status of a job that was asked to stop and can go on (EX_TEMPFAIL)
 
 
 def leave_at_signals() -> None:
-    """Answer SIGTERM and SIGUSR1 by leaving at once, as a job that can go on: until `Stop.install` knows better."""
+    """Answer SIGTERM and SIGUSR1 by leaving at once, as a job that can go on: until `Stop.install` knows better.
+
+    Of several ranks, launchers send SIGTERM to those that are left when one has failed, so it says nothing of the job:
+    the status is then a shell's for a process that was ended by it.
+    """
 
     def leave(number: int, frame: FrameType | None) -> None:
+        status = STOPPED
         try:
+            if number == signal.SIGTERM and detect().size > 1:
+                status = 128 + number
             os.write(2, f"lopa-dist: stopped by {signal.Signals(number).name} before the job began\n".encode())
         finally:  # also where nobody reads it
-            os._exit(STOPPED)  # an exception would go through, or be caught by, whatever is being imported
+            os._exit(status)  # an exception would go through, or be caught by, whatever is being imported
 
     for number in SIGNALS:
         signal.signal(number, leave)

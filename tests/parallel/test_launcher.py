@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from lopa_dist.parallel.launcher import Start, World, detect
+import logging
+from pathlib import Path
+
+import pytest
+
+from lopa_dist.parallel.launcher import Start, World, detect, into_log
 
 
 def test_a_restart_is_distinguished_from_a_start() -> None:
@@ -34,3 +39,16 @@ def test_mpirun_and_srun() -> None:
     slurm = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_GTIDS": "2,3"}
     assert detect(slurm) == World("srun", 3, 4, 1, 2)
     assert detect({"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) == World("python")
+
+
+def test_a_log_says_why_its_job_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And only the log: standard error has the same words already."""
+    handler = logging.FileHandler(tmp_path / "cli.log")
+    logging.getLogger().addHandler(handler)
+    try:
+        into_log("stopped by SIGTERM; the results so far are kept; 100 %s")
+    finally:
+        logging.getLogger().removeHandler(handler)
+        handler.close()
+    assert (tmp_path / "cli.log").read_text() == "stopped by SIGTERM; the results so far are kept; 100 %s\n"
+    assert capsys.readouterr() == ("", "")

@@ -92,3 +92,19 @@ main()
 """
     done = subprocess.run([sys.executable, "-c", program, "--cfg", "job"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.strip(), done.stdout) == (status, message, "")
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGUSR1, STOPPED), (signal.SIGTERM, 143)])
+def test_one_of_several_ranks_that_is_ended_early_does_not_say_that_the_job_can_go_on(
+    number: signal.Signals, status: int
+) -> None:
+    """Launchers end the others by SIGTERM when one has failed, and the highest status of all is their own."""
+    program = f"""
+import signal
+from lopa_dist.parallel.stop import leave_at_signals
+leave_at_signals()
+signal.raise_signal({int(number)})
+"""
+    ranks = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_GTIDS": "0,1"}
+    done = subprocess.run([sys.executable, "-c", program], env={**os.environ, **ranks}, timeout=60, check=False)
+    assert done.returncode == status

@@ -140,7 +140,9 @@ def test_requeued_twice_gives_the_same_results(cluster: dict[str, str], plain: L
 
 def test_an_array_shares_the_input_and_merges(cluster: dict[str, str], one_process: list[str], tmp_path: Path) -> None:
     environment = {**cluster, "RANKS": "1"}
-    command = ["sbatch", "--parsable", f"--output={tmp_path}/log-%a", "--array=1-2", "launch/gsm8k.sh", *OVERRIDES]
+    given = ["--time=00:40:00", "--mem=900M"]
+    command = ["sbatch", "--parsable", f"--output={tmp_path}/log-%a", "--array=1-2", *given]
+    command += ["launch/gsm8k.sh", *OVERRIDES]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True)
     job = done.stdout.strip()
     folder = ROOT / "outputs" / f"slurm-{job}"
@@ -154,7 +156,8 @@ def test_an_array_shares_the_input_and_merges(cluster: dict[str, str], one_proce
         shutil.rmtree(folder / "shard-1")
         refused = subprocess.run(merged, timeout=60, cwd=ROOT, capture_output=True, text=True, check=False)
         assert "1 of 2 shards are complete; shard 1 is missing" in refused.stderr
-        again = f"RANKS=1 sbatch --array=1 launch/job.sh {' '.join(OVERRIDES)} task.shards=2 hydra.run.dir={folder}"
+        options = "--array=1 --time=40:00 --cpus-per-task=2 --mem=900M --partition=dev"
+        again = f"RANKS=1 sbatch {options} launch/job.sh {' '.join(OVERRIDES)} task.shards=2 hydra.run.dir={folder}"
         assert again.replace(f"{ROOT}/", "") in refused.stderr, refused.stderr
     finally:
         shutil.rmtree(folder, ignore_errors=True)

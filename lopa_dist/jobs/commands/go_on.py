@@ -75,6 +75,7 @@ def batch(record: AttemptRecord, options: str = "") -> str:
         environment += f"RANKS={record.ranks // asked.nodes} "
     options += f"--nodes={asked.nodes} " if asked.nodes > 1 else ""
     options += f"--gpus-per-node={asked.gpus_per_node} " if asked.gpus_per_node else ""
+    options += f"{asked.options} " if asked.options else ""
     return f"{environment}sbatch {options}{SCRIPT}"
 
 

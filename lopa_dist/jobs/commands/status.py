@@ -15,6 +15,7 @@ from lopa_dist.jobs.show.run_state import LOGS, RunState, runs_below
 from lopa_dist.jobs.show.table import output_again
 
 LONGEST = 10_000  # characters of a line
+LONGEST_WORDS = 500  # characters of a log's line
 MOST = 20  # runs that are all shown; of more, those that are not complete
 
 
@@ -69,7 +70,9 @@ def runs_in_words(runs: Sequence[RunState]) -> list[str]:
     stopped = [run for run in runs if run.state in ("stopped", "open")]
     complete = sum(run.state == "complete" for run in runs)
     lines = [f"{complete} of {len(runs)} runs are complete"] if len(runs) > 1 else []
-    lines += [f"{run.folder} goes on{unless_queued([run])} with:\n{go_on(run)}" for run in stopped]
+    for run in stopped:
+        ends = f"the log of {run.folder} ends with: {last}\n" if (last := last_line(run.folder)) else ""
+        lines.append(f"{ends}{run.folder} goes on{unless_queued([run])} with:\n{go_on(run)}")
     lines += [
         f"{run.folder} is complete, but task.output={run.unwritten} is not there; this writes it:\n"
         f"{output_again(run.folder, run.unwritten)}"
@@ -77,6 +80,15 @@ def runs_in_words(runs: Sequence[RunState]) -> list[str]:
     ]  # fmt: skip
     waiting = [run.folder for run in runs if run.state == "not begun"]
     return lines + [f"{folder} has not begun: if squeue does not list it, {LOGS} in it says why" for folder in waiting]
+
+
+def last_line(folder: Path) -> str:
+    """Return the last line of the newest log that a run wrote itself, where it says why it ended; empty without one."""
+    logs = {*folder.glob("*.log")} - {*folder.glob(LOGS)}
+    if not logs:
+        return ""
+    lines = max(logs, key=lambda log: log.stat().st_mtime).read_text(encoding="utf-8", errors="replace").split("\n")
+    return next((line[:LONGEST_WORDS] for line in reversed(lines) if line.strip()), "")
 
 
 def unless_queued(runs: Sequence[RunState]) -> str:

@@ -19,11 +19,19 @@ NAME = re.compile(r"(\d+)\.json")
 
 @dataclass(frozen=True)
 class Submission:
-    """What Slurm was asked for. `tasks` is the number of tasks in the array, 0 if the job is not an array."""
+    """What Slurm was asked for.
+
+    Attributes:
+        nodes: number of them.
+        gpus_per_node: 0 where there are none.
+        tasks: number of tasks in the array, 0 if the job is not an array.
+        options: of ``sbatch``, for the same time, cores and memory again; the launch scripts find them out.
+    """
 
     nodes: int = 1
     gpus_per_node: int = 0
     tasks: int = 0
+    options: str = ""
 
     @classmethod
     def read(cls, environment: Mapping[str, str] = os.environ) -> Submission | None:
@@ -32,7 +40,7 @@ class Submission:
             return None
         names = ("SLURM_JOB_NUM_NODES", "SLURM_GPUS_ON_NODE", "SLURM_ARRAY_TASK_COUNT")
         nodes, gpus, tasks = (int(environment.get(name, "0")) for name in names)
-        return cls(max(1, nodes), gpus, tasks)
+        return cls(max(1, nodes), gpus, tasks, environment.get("LOPA_SBATCH", ""))
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,10 @@ import torch
 from lopa_dist.config import Config, ModelOptions
 from lopa_dist.parallel.launcher import World
 
+OTHERS = "other programs keep"
+LOOKS = 5  # at how busy the cores are
+LOOK_S = 0.2
+
 
 def choose_device(config: Config, world: World) -> torch.device:
     """Return the GPU of this rank, or the CPU with its share of the threads."""
@@ -40,13 +44,14 @@ def threads(config: Config, world: World) -> tuple[int, str]:
 
     What the user says, or else the least of what torch has in this process (by `OMP_NUM_THREADS` or
     `torch.set_num_threads`, for example) and of this rank's share of the cores: both may be meant to leave room for
-    others. A rank that is alone leaves the cores that other programs keep busy.
+    others. A rank that is alone leaves the cores that other programs keep busy, except in a job of Slurm's, whose cores
+    are its own.
     """
     if config.parallel.threads:
         return config.parallel.threads, "parallel.threads"
     number, why = cores(world)
-    if world.size == 1 and number > 1 and (busy := busy_cores()):
-        why = f"other programs keep {busy} of {number} cores busy; parallel.threads={number} takes all"
+    if world.size == 1 and number > 1 and "SLURM_JOB_ID" not in os.environ and (busy := busy_cores()):
+        why = f"{OTHERS} {busy} of {number} cores busy; parallel.threads={number} takes all"
         number = max(1, number - busy)
     if torch.get_num_threads() < number:
         given = (
@@ -58,16 +63,25 @@ def threads(config: Config, world: World) -> tuple[int, str]:
 
 @cache
 def busy_cores() -> int:
-    """Return how many of the cores of this process other programs keep busy, measured once, in a fifth of a second.
+    """Return how many of the cores of this process other programs keep busy; measured once, in a second at most.
 
     A thread that waits for a core keeps all the others waiting: two threads on two busy cores take many times as long
-    as one. 0 where the system does not tell.
+    as one. The least of several looks counts, for a job keeps its threads, and a program may be busy for a moment only.
+    0 where the system does not tell.
     """
+    least = len(idle_seconds())
+    for _ in range(LOOKS):
+        if not least:
+            break
+        least = min(least, busy_now())
+    return least
+
+
+def busy_now() -> int:
+    """Return how many of the cores of this process are busy for a fifth of a second in which it waits."""
     before = idle_seconds()
-    if not before:
-        return 0
     began = time.perf_counter()
-    time.sleep(0.2)
+    time.sleep(LOOK_S)
     passed = time.perf_counter() - began
     after = idle_seconds()
     idle = sum(min((after[core] - seconds) / passed, 1.0) for core, seconds in before.items() if core in after)

@@ -129,6 +129,13 @@ def test_a_batch_script_s_array_is_continued_by_one(
     by_torchrun = replace(record, launcher="torchrun", ranks=16, submission=Submission(2, 8, 4))
     by_torchrun.write(folder / "shard-0" / "journal")
     assert said(folder).splitlines()[-1].startswith("sbatch --array=1-2 --nodes=2 --gpus-per-node=8 launch/job.sh ")
+    given = "--time=8:00:00 --cpus-per-task=64 --mem-per-gpu=65536M"
+    replace(by_torchrun, submission=Submission(1, 8, 4, given)).write(folder / "shard-0" / "journal")
+    assert (
+        said(folder)
+        .splitlines()[-1]
+        .startswith(f"LAUNCH=torchrun sbatch --array=1-2 --gpus-per-node=8 {given} launch/")
+    )
 
 
 def test_a_job_of_slurm_that_was_refused_is_shown(array: Path, tmp_path: Path) -> None:
@@ -248,3 +255,15 @@ def test_elapsed_and_remaining_time(array: Path, tmp_path: Path) -> None:
     process.kill()
     process.communicate()
     assert row[7] == duration(found.seconds)
+
+
+def test_a_stopped_run_says_how_its_log_ends(array: Path, tmp_path: Path) -> None:
+    """Where the job wrote why it ended; a batch script's log is another one."""
+    shutil.copytree(array / "shard-1", tmp_path / "run")
+    settings = tmp_path / "run" / "journal" / "settings.json"
+    settings.write_text(settings.read_text().replace("1 of 4", "0 of 1"))
+    why = "18:00:00 rank 1 of 2 does not answer: killed"
+    (tmp_path / "run" / "slurm-7.log").write_text("said by others\n")
+    assert "the log of" not in said(tmp_path / "run")
+    (tmp_path / "run" / "cli.log").write_text(f"18:00:00 begins\n{why}\n\n")
+    assert f"the log of {tmp_path / 'run'} ends with: {why}\n{tmp_path / 'run'} goes on with:\n" in said(tmp_path)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -70,8 +71,8 @@ def test_cores_that_others_keep_busy_are_left_to_them(
     """Where ranks start together, each sees the others at work: there it is their share."""
     monkeypatch.setattr(device.os, "sched_getaffinity", lambda _: range(8), raising=False)
     monkeypatch.setattr(device, "busy_cores", lambda: busy)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
+    for name in ("OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK", "SLURM_JOB_ID"):
+        monkeypatch.delenv(name, raising=False)
     torch.set_num_threads(8)
     for _ in range(2):  # also when the choice was made before
         number, why = threads(Config(), World("srun", size=ranks, local_size=ranks))
@@ -89,12 +90,37 @@ def test_busy_cores_are_those_that_hardly_idle(
     monkeypatch.setattr(device, "idle_seconds", lambda: next(readings))
     monkeypatch.setattr(device.time, "perf_counter", lambda: next(clock))
     monkeypatch.setattr(device.time, "sleep", lambda _: None)
+    assert device.busy_now() == busy
+
+
+@pytest.mark.parametrize(("looks", "least"), [((2, 1, 0), 0), ((1, 2, 1, 1, 2), 1), ((2,) * 5, 2)])
+def test_cores_that_were_busy_for_a_moment_are_not_left_to_others(
+    monkeypatch: pytest.MonkeyPatch, looks: tuple[int, ...], least: int
+) -> None:
+    left = iter(looks)
+    monkeypatch.setattr(device, "idle_seconds", lambda: {0: 5.0, 1: 7.0})
+    monkeypatch.setattr(device, "busy_now", lambda: next(left))
     device.busy_cores.cache_clear()
-    assert device.busy_cores() == busy
+    assert device.busy_cores() == least
+    assert next(left, None) is None
     device.busy_cores.cache_clear()
 
 
-def test_a_system_that_does_not_tell_has_no_busy_cores(tmp_path: Path) -> None:
+def test_in_a_job_of_slurm_s_nobody_looks_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "busy_cores", lambda: 1)
+    monkeypatch.setattr(device.os, "sched_getaffinity", lambda _: range(2), raising=False)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "2")
+    torch.set_num_threads(2)
+    assert threads(Config(), World("python")) == (2, "the cores of this machine")
+
+
+def test_a_system_that_does_not_tell_has_no_busy_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert device.idle_seconds(tmp_path / "stat") == {}
+    monkeypatch.setattr(device, "idle_seconds", partial(device.idle_seconds, tmp_path / "stat"))
+    device.busy_cores.cache_clear()
+    assert device.busy_cores() == 0
+    device.busy_cores.cache_clear()
+    monkeypatch.undo()
     (tmp_path / "stat").write_text("cpu  9 9 9 9\ncpu0 1 2 3 400 50 0 0\ncpux\nintr 5\n")
     assert set(device.idle_seconds(tmp_path / "stat")) <= {0}
