@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from lopa_dist.atomic import no_room
 from lopa_dist.checks import UserError
 
 
@@ -34,7 +35,12 @@ def table(options: argparse.Namespace) -> None:
     from lopa_dist.jobs.show.table import write_table
 
     file = options.out or str(options.run / "results.csv")
-    count, columns, missing = write_table(options.run, file)
+    try:
+        count, columns, missing = write_table(options.run, file)
+    except OSError as error:
+        if options.out or no_room(error, ""):
+            raise
+        raise UserError(f"{options.run} cannot be written ({error.strerror}): name another file with --out") from error
     print(f"{count} rows: {', '.join(columns)}\n{file}{missing}")
     if part := stopped(read_report(options.run / "report.json")):
         print(f"STOPPED: {part}; lopa-dist status {options.run} has the command for the rest", file=sys.stderr)

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lopa_dist.atomic import naming
+from lopa_dist.atomic import naming, no_room
 from lopa_dist.checks import UserError
 from lopa_dist.encodable import encodable
 from lopa_dist.jobs.setup.settings import shown
@@ -78,9 +78,6 @@ def compare(folder: Path, console: Console | None = None, baseline: str | None =
         Comparison(folder, section, baseline if has_baseline(section, baseline) else None, failed if last else [])
         for section, last in zip(sections, [False] * (len(sections) - 1) + [True], strict=True)
     ]
-    file = folder / "comparison.csv"
-    with naming(file):
-        file.write_text(encodable(csv_text(groups, parts)), encoding="utf-8", newline="")
     for part in parts:
         if form:
             names = [name for name, _ in part.failed]
@@ -90,6 +87,17 @@ def compare(folder: Path, console: Console | None = None, baseline: str | None =
             part.print_table(console)
     for name, _ in failed:
         console.print(escape(f"{FAILED}: {folder / name} (cli.log there says more)"))
+    file = folder / "comparison.csv"
+    try:
+        with naming(file):
+            file.write_text(encodable(csv_text(groups, parts)), encoding="utf-8", newline="")
+    except OSError as error:
+        if no_room(error, ""):
+            raise
+        raise UserError(
+            f"the table is above, but {folder} cannot be written ({error.strerror}): no comparison.csv, figure or "
+            "page; for those, copy the folder to one of your own"
+        ) from error
     for part in parts:
         part.draw("" if len(parts) == 1 else f"-{part.title}")
     if len(groups) == 1:

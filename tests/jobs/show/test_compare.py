@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from lopa_dist.checks import UserError
+from lopa_dist.commands import perform
 from lopa_dist.config import TaskConfig
 from lopa_dist.jobs.run.job import run
 from lopa_dist.jobs.show.compare import compare, curves_of
@@ -50,6 +51,22 @@ def test_a_run_s_name_is_no_markup(tmp_path: Path, report: dict[str, Any]) -> No
     console = Console(record=True, width=200)
     compare(tmp_path, console)
     assert "a [/x]" in console.export_text()
+
+
+def test_a_folder_that_cannot_be_written_has_its_table_all_the_same(
+    tmp_path: Path, report: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such as a colleague's, which can only be read."""
+    make(tmp_path, "one", report, "+")
+    (tmp_path / "comparison.csv").mkdir()
+    with pytest.raises(
+        UserError, match=r"the table is above, but .* cannot be written \(.*\): no comparison.csv, figure"
+    ):
+        compare(tmp_path)
+    assert "100.0 " in capsys.readouterr().out
+    (tmp_path / "one" / "results.csv.partial").mkdir()
+    with pytest.raises(UserError, match=r"one cannot be written \(.*\): name another file with --out"):
+        perform("table", [str(tmp_path / "one")])
 
 
 def test_runs_that_have_not_ended_are_called_that(tmp_path: Path) -> None:
