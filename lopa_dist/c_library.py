@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import os
 import platform
 import shutil
+import stat
 import subprocess
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 
 # no operation is contracted or put in another order, whatever a compiler's defaults are
@@ -44,9 +46,34 @@ def cpu() -> str:
     return "\n".join(sorted({line for line in lines if line.startswith(kinds)})) or platform.processor()
 
 
-def folder() -> Path:
-    """Return where compiled code is kept."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lopa_dist"
+def user_cache() -> Path:
+    """Return the folder of the user's cache for compiled code, which need not exist.
+
+    Raises:
+        Unavailable: the user has no home directory.
+    """
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lopa_dist"
+    except RuntimeError as error:
+        raise Unavailable(str(error)) from error
+
+
+def writable(folder: Path) -> Path:
+    """Return `folder`, made if need be; one in the temporary directory where that cannot be written.
+
+    Raises:
+        Unavailable: others could put their code into the one in the temporary directory.
+    """
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+    own = Path(gettempdir()) / f"lopa_dist-{os.getuid()}"
+    own.mkdir(mode=0o700, exist_ok=True)
+    entry = own.lstat()
+    if not stat.S_ISDIR(entry.st_mode) or entry.st_uid != os.getuid() or entry.st_mode & 0o022:
+        raise Unavailable(f"{folder} cannot be written, and {own} is not this user's alone")
+    return own
 
 
 def compiled(source: Path, *defined: str) -> Path:
@@ -62,10 +89,12 @@ def compiled(source: Path, *defined: str) -> Path:
         flags = [*FLAGS, *(f"-D{macro}" for macro in defined)]
         of = "\n".join([source.read_text(encoding="utf-8"), *flags, version_of(compiler), cpu()])
         name = "-".join([source.stem, *defined, hashlib.sha256(of.encode()).hexdigest()[:16]])
-        path = folder() / f"{name.lower()}.so"
+        path = user_cache() / f"{name.lower()}.so"
         if path.exists():
             return path
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path = writable(path.parent) / path.name
+        if path.exists():
+            return path
         with TemporaryDirectory(dir=path.parent) as own:  # ranks that compile at once do not meet
             made = Path(own) / path.name
             command = [compiler, *flags, "-o", str(made), str(source), "-lm"]

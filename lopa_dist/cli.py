@@ -89,8 +89,9 @@ def job(raw: DictConfig) -> Any:
         check_files(config)
     if world.rank:
         logging.getLogger().setLevel(logging.WARNING)
-    for name in ("httpx", "httpcore", "filelock", "matplotlib"):
+    for name in ("httpx", "httpcore", "filelock"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns of a home that cannot be written
     # transformers takes seconds to import; help and mistakes should not wait for it
     from lopa_dist.jobs.run.job import run
 

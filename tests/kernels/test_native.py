@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from itertools import product as every
 from pathlib import Path
@@ -272,6 +273,20 @@ def test_it_is_compiled_once(anew: Path) -> None:
     assert compiled(native.SOURCE) == first
     assert first.stat().st_mtime_ns == made
     assert [path.name for path in (anew / "lopa_dist").iterdir()] == [first.name]
+
+
+@there
+def test_without_a_home_it_is_kept_in_a_temporary_folder_of_one_s_own(
+    anew: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (anew / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(anew / "file"))  # no folder can be made there, by root neither
+    monkeypatch.setattr("lopa_dist.c_library.gettempdir", lambda: str(anew))
+    made = compiled(native.SOURCE)
+    assert made.parent == anew / f"lopa_dist-{os.getuid()}"
+    assert compiled(native.SOURCE) == made
+    made.parent.chmod(0o777)
+    assert "is not this user's alone" in (native.fault() or "")
 
 
 def test_without_a_compiler_torch_computes(

@@ -97,7 +97,11 @@ def by_pattern(config: Config) -> Resolved:
 
 def explanations(overrides: list[str]) -> Iterator[tuple[Setting, str, str]]:
     """Each setting, its value, and where the value came from, for a job with these overrides."""
-    config, set_by = composed(overrides), sources(overrides)
+    needed = "task=batch" in overrides and not any(a.startswith("task.input=") for a in overrides)
+    config = composed(
+        [*overrides, "task.input=FILE"] if needed else overrides
+    )  # a job needs one, an explanation does not
+    set_by = sources(overrides) | ({"task.input": "you, when you start the job"} if needed else {})
     automatic = resolved(config)
     for setting in settings_of():
         value, origin = attrgetter(setting.key)(config), set_by.get(setting.key, "default")

@@ -25,7 +25,8 @@ from lopa_dist.jobs.run.prompts import Encoder
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.setup.device import choose_device
 from lopa_dist.jobs.show.page import bars, write_page
-from lopa_dist.jobs.show.report import config_of, read_report, why_no_results
+from lopa_dist.jobs.show.report import config_of, why_no_results
+from lopa_dist.jobs.show.where_it_began import report_where_it_began
 from lopa_dist.learn.learning import Answers, Learning, answers_of, check_learnable, is_held_out, with_end
 from lopa_dist.learn.trainer import Lesson
 from lopa_dist.models.families import FAMILIES
@@ -81,7 +82,7 @@ def settings_of(folder: Path, settings: Sequence[str]) -> Config:
     file = folder / "report.json"
     if not file.exists():
         raise ValueError(why_no_results(folder, "no report.json; name the folder of a finished or stopped run"))
-    config = config_of(read_report(file))
+    config = config_of(report_where_it_began(folder))
     check_keys(list(settings))
     for setting in settings:
         if not setting.split("=")[0].startswith(SECTIONS):

@@ -28,8 +28,9 @@ from lopa_dist.jobs.run.tries import of_try
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.setup.device import choose_device
 from lopa_dist.jobs.show.page import write_page
-from lopa_dist.jobs.show.report import OF_SOURCE, config_of, read_report, why_no_results
+from lopa_dist.jobs.show.report import OF_SOURCE, config_of, why_no_results
 from lopa_dist.jobs.show.run_page import question
+from lopa_dist.jobs.show.where_it_began import report_where_it_began
 from lopa_dist.parallel.launcher import World
 from lopa_dist.tasks.registry import make_task
 from lopa_dist.tasks.task import Item
@@ -149,7 +150,7 @@ def trace(folder: Path, which: str) -> Trace:
     file = folder / "report.json"
     if not file.exists():
         raise ValueError(why_no_results(folder, "no report.json; name the folder of a finished run"))
-    report = read_report(file)
+    report = report_where_it_began(folder)
     try:
         config = config_of(report)
     except ValueError as error:
@@ -163,7 +164,7 @@ def trace(folder: Path, which: str) -> Trace:
     if item is None or item.custom_id != line["custom_id"]:
         raise ValueError(
             f"{line['custom_id']}: the task's input has changed since the run, or task.input={config.task.input} is "
-            "another file here: a relative path is relative to the folder that you are in"
+            "another file here: a relative path is looked for in the folder that you are in first"
         )
     if item.continuations:
         raise ValueError(f"{line['custom_id']} was scored, not generated: there are no steps to show")

@@ -14,11 +14,11 @@ from typing import Any, cast
 
 from lopa_dist.atomic import atomic
 from lopa_dist.encodable import encodable
-from lopa_dist.jobs.folder.attempt_record import AttemptRecord
 from lopa_dist.jobs.folder.part_names import in_parts, parts_of
 from lopa_dist.jobs.folder.results import result_lines
-from lopa_dist.jobs.show.report import read_report, why_no_results
+from lopa_dist.jobs.show.report import why_no_results
 from lopa_dist.jobs.show.run_page import items_again, question
+from lopa_dist.jobs.show.where_it_began import report_where_it_began
 from lopa_dist.remote import is_remote, put
 from lopa_dist.tasks.batch_line import PROMPTS
 from lopa_dist.tasks.rows import ending as ending_of
@@ -132,26 +132,6 @@ def to_be_written(out: str | Path, key: str) -> Iterator[Path]:
         file = Path(folder, PurePosixPath(out).name)
         yield file
         put(file, str(out), key)
-
-
-def report_where_it_began(folder: Path) -> dict[str, Any]:
-    """Return a run's report; a relative input is looked for in the folder in which the job was begun, too."""
-    report, record = read_report(folder / "report.json"), AttemptRecord.last(folder / "journal")
-    source = report["task"]["input"]
-    if record and source and not is_remote(source) and not is_dataset(source) and not files_there(source):
-        begun = str(Path(record.folder, source))
-        if files_there(begun):
-            report["task"] |= {"input": begun}
-    return report
-
-
-def files_there(source: str) -> bool:
-    """Return whether a local input is there."""
-    try:
-        files = files_of(source)
-        return bool(files) and all(file.exists() for file in files)
-    except (ValueError, OSError):
-        return False
 
 
 def input_types(source: str | None) -> dict[str, list[tuple[str, Any]]]:

@@ -81,8 +81,12 @@ class WandbLog:
     def begin(self, config: Config, mode: str, rank: int) -> wandb.Run:
         """W&B's run; a wandb.Error where there is no key for it, or no network."""
         import wandb
+        from wandb import env
 
         options, folder = config.logging.wandb, self.folder
+        if not can_be_written(Path(env.get_cache_dir())):
+            # without one, its service writes its own log to standard error
+            os.environ["WANDB_CACHE_DIR"] = str(folder / "wandb" / "cache")
         return wandb.init(
             id=self.id,
             resume="allow" if mode == "online" else None,
@@ -231,6 +235,14 @@ def chosen_mode(config: Config) -> str:
     """Return the mode of W&B; ``auto`` is online where there is a key."""
     mode = config.logging.wandb.mode
     return mode if mode != "auto" else "online" if os.environ.get("WANDB_API_KEY") else "offline"
+
+
+def can_be_written(folder: Path) -> bool:
+    """Return whether a folder, made if need be, can be written."""
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        return os.access(folder, os.W_OK)
+    return False
 
 
 def abandon_service() -> None:

@@ -33,6 +33,12 @@ def lines_of(*arguments: str) -> dict[str, list[str]]:
     return found
 
 
+def test_a_job_that_needs_an_input_is_explained_without_one() -> None:
+    found = lines_of("task=batch", "task.limit", "task.input")
+    assert found["task.limit=null"][-1] == "from: conf/task/batch.yaml"
+    assert found["task.input=FILE"][-1] == "from: you, when you start the job"
+
+
 def test_every_setting_comes_with_its_meaning() -> None:
     found = lines_of()
     known = [key for key, *_ in keys_of()]

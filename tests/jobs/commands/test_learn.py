@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from lopa_dist.commands import perform
 from lopa_dist.jobs.commands import learn as command
+from lopa_dist.jobs.commands.trace import trace
 from lopa_dist.jobs.run.job import run
 from lopa_dist.learn.config import LearnConfig
 from lopa_dist.parallel.launcher import World
@@ -53,6 +55,22 @@ def test_a_run_is_learned_from(
     drafting = replace(asked, model=replace(asked.model, lora=str(drafts), lora_rows="masks"))
     run(drafting, tmp_path / "run", World("python"))
     assert texts(tmp_path / "run") == texts(folder)
+
+
+def test_a_relative_input_is_found_from_another_folder(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the job was started."""
+    shutil.copytree(folder, tmp_path / "run")
+    file = tmp_path / "run" / "report.json"
+    report = json.loads(file.read_text())
+    begun = Path(report["task"]["input"]).parent
+    file.write_text(json.dumps(report | {"task": report["task"] | {"input": Path(report["task"]["input"]).name}}))
+    for record in (tmp_path / "run" / "journal").glob("0*.json"):
+        record.write_text(json.dumps(json.loads(record.read_text()) | {"folder": str(begun)}))
+    monkeypatch.chdir(tmp_path)
+    assert command.settings_of(tmp_path / "run", []).task.input == report["task"]["input"]
+    assert trace(tmp_path / "run", "0").steps
 
 
 def test_settings_that_a_preset_had_and_nothing_reads_are_no_mistake(folder: Path, tmp_path: Path) -> None:
