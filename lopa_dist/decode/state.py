@@ -97,8 +97,8 @@ class HostState(NamedTuple):
     known: Ints  # tokens from position 0 on that belong to the prompt
     suffix: Ints  # given tokens from position `limit` on, which the answer leads to
     masked: Ints  # masked positions in [complete, end)
-    branches: Ints  # to run in the next forward, anchor included; 0 for slots that do not run
     starts_masked: Ints  # 1 if the window's first position, `complete`, is masked
+    branches: Ints  # to run in the next forward, anchor included; 0 for slots that do not run
     drafts: Ints  # the most drafts that the next forward may accept, those of the deepest branch's path included
     expects_eos: Ints  # 1 if the model expects an end-of-text behind the drafts: nothing is drafted there (causal)
     winner: Ints  # branch that the last step chose

@@ -23,14 +23,14 @@ FUNCTIONS = {
     "drafter_free": (None, (P,)),
     "drafter_admit": (None, (P, LONG, P, LONG, LONG)),
     "drafter_leave": (None, (P, LONG)),
-    "drafter_wrote": (None, (P, P, P, P, LONG, LONG)),
+    "drafter_hear": (None, (P, P, LONG, P, LONG, P, P, LONG, P, P, P, LONG)),
     "drafter_remember": (None, (P, P, LONG, LONG)),
     "drafter_after": (None, (P, P, LONG, P)),
     "drafter_dropped": (LONG, (P,)),
     "drafter_num_verified": (LONG, (P,)),
     "drafter_verifying": (LONG, (P, LONG, P, P)),
     "drafter_learn": (None, (P, P)),
-    "drafter_draft": (None, (P, P, P, LONG, DOUBLE, P, P, P, LONG, INT, P, P, P, P)),
+    "drafter_draft": (None, (P, P, P, LONG, DOUBLE, P, P, P, LONG, INT, P, P)),
     "drafter_length": (LONG, (P, LONG)),
     "drafter_tokens": (None, (P, LONG, P)),
     "drafter_passage": (LONG, (P, LONG, P)),
@@ -120,13 +120,16 @@ class CDrafter(Drafter):
         self.library.drafter_leave(self.own, slot)
         del self.works[slot]
 
-    def wrote_all(self, slots: Ints, tokens: Ints, counts: Ints) -> None:
+    def hear(self, slots: Ints, written: Ints, token: Ints, bits: Ints, masks: Masks) -> None:
         """As of `Drafter`."""
-        slots, tokens, counts = (np.ascontiguousarray(x, np.int64) for x in (slots, tokens, counts))
-        self.library.drafter_wrote(
-            self.own, slots.ctypes.data, tokens.ctypes.data, counts.ctypes.data, len(slots), tokens.shape[1]
-        )
-        self.waiting += [self.works[slot] for slot in slots.tolist()]
+        slots, written, token, bits = (np.ascontiguousarray(x, np.int64) for x in (slots, written, token, bits))
+        self.library.drafter_hear(
+            self.own, slots.ctypes.data, len(slots), written.ctypes.data, written.shape[1], token.ctypes.data,
+            bits.ctypes.data, token.shape[1] * self.masks, masks.token.ctypes.data, masks.probability.ctypes.data,
+            masks.counts.ctypes.data, masks.token.shape[1],
+        )  # fmt: skip
+        works = self.works
+        self.waiting += [works[slot] for slot in slots.tolist() if slot in works]
 
     def verifying(self) -> list[list[tuple[int, int]]]:
         """As of `Drafter`."""
@@ -153,16 +156,15 @@ class CDrafter(Drafter):
 
     def draft_all(self, slots: Ints, most: Ints, worth: float, masks: Masks, from_text: bool = True) -> Drafted:
         """As of `Drafter`."""
-        slots, most, token, of = (np.ascontiguousarray(x, np.int64) for x in (slots, most, masks.token, masks.counts))
-        probability = np.ascontiguousarray(masks.probability, np.float64)
-        count = len(slots)
-        tokens, (counts, eos) = np.zeros((count, self.most), np.int64), np.zeros((2, count), np.int64)
-        ends: NDArray[np.float64] = np.zeros((count, self.most + 1))
+        slots, most, count, m = np.ascontiguousarray(slots), np.ascontiguousarray(most), len(slots), self.most
+        drafted = np.zeros(count * (m + 2), np.int64)
+        ends: NDArray[np.float64] = np.zeros((count, m + 1))
         self.library.drafter_draft(
-            self.own, slots.ctypes.data, most.ctypes.data, count, worth, token.ctypes.data, probability.ctypes.data,
-            of.ctypes.data, token.shape[1], from_text, tokens.ctypes.data, counts.ctypes.data, ends.ctypes.data,
-            eos.ctypes.data,
+            self.own, slots.ctypes.data, most.ctypes.data, count, worth, masks.token.ctypes.data,
+            masks.probability.ctypes.data, masks.counts.ctypes.data, masks.token.shape[1], from_text,
+            drafted.ctypes.data, ends.ctypes.data,
         )  # fmt: skip
+        tokens, (counts, eos) = drafted[: count * m].reshape(count, m), drafted[count * m :].reshape(2, count)
         return Drafted(tokens, counts, ends, eos > 0)
 
     def tokens_of(self, slot: int) -> list[int]:

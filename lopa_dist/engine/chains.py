@@ -36,7 +36,6 @@ class Chains:
     def __init__(self, drafter: Drafter, slots: int) -> None:
         self.drafter = drafter
         drafter.clear()
-        self.there = np.zeros(slots, bool)  # sequences that the drafter knows
         self.due = np.zeros(slots, bool)  # sequences to draft for: they took a step, or begin
         most = drafter.most
         # what masks predicted behind each sequence's last token
@@ -48,12 +47,12 @@ class Chains:
     def admit(self, slot: int, prompt: Sequence[int], *works: Work) -> None:
         """Draft for a sequence that begins in `slot`; its drafts are counted in `works`."""
         self.drafter.admit(slot, prompt, *works)
-        self.there[slot], self.due[slot], self.masks.counts[slot] = True, True, 0
+        self.due[slot], self.masks.counts[slot] = True, 0
 
     def leave(self, slot: int) -> None:
         """Forget the sequence in `slot`."""
         self.drafter.leave(slot)
-        self.there[slot], self.due[slot] = False, False
+        self.due[slot] = False
 
     def told(self, winner: Winner) -> tuple[Tensor, Tensor]:
         """Return what the host must know of a step, for its one copy: ``[S x D]`` and ``[2 x S x n]``.
@@ -70,14 +69,8 @@ class Chains:
         written, (token, bits) = (
             sent.reshape(shape) for sent, shape in zip([written, proposed], self.shapes, strict=True)
         )
-        known = self.there[slots]
-        at, written, token, bits = slots[known], written[known], token[known], bits[known]
-        self.drafter.wrote_all(at, written, (written >= 0).sum(1))
-        reach = min(token.shape[1], self.drafter.most)
-        self.masks.token[at, :reach] = token[:, :reach]
-        self.masks.probability[at, :reach] = bits[:, :reach].astype(np.int32).view(np.float32)
-        self.masks.counts[at] = (token[:, :reach] >= 0).cumprod(1).sum(1) * self.drafter.masks
-        self.due[at] = True
+        self.drafter.hear(slots, written, token, bits, self.masks)
+        self.due[slots] = True
 
     def draft(
         self, state: State, host: HostState, worth: float, from_text: bool = True, foresee: bool = False
@@ -95,23 +88,23 @@ class Chains:
         if not len(slots):
             return host
         most = np.minimum(drafter.most, host.limit[slots] - 1 - host.complete[slots])
-        masks = Masks(self.masks.token[slots], self.masks.probability[slots], self.masks.counts[slots])
+        masks, predicted = self.masks, self.masks.counts[slots]
         if not from_text and foresee:
             of_text = drafter.draft_all(slots, most, worth, masks._replace(counts=np.zeros_like(masks.counts)))
             self.expected = Expected(of_text.ends, of_text.counts, most)
         drafted = drafter.draft_all(slots, most, worth, masks, from_text)
-        if from_text and (bare := masks.counts == 0).any():
+        if from_text and (bare := predicted == 0).any():
             self.expected = Expected(drafted.ends[bare], drafted.counts[bare], most[bare])
         paths: list[list[list[int]]] = []
         if state.config.branches:
             for number, slot in enumerate(slots.tolist()):
                 free = state.config.max_branches - max(int(host.branches[slot]), 1)  # the others hold second choices
                 wanted = free and drafted.counts[number]
-                paths.append(drafter.paths(slot, free, masks.of(number)) if wanted else [])
+                paths.append(drafter.paths(slot, free, masks.of(slot)) if wanted else [])
         if drafter.masks:
             # where an end is expected, or the answer's limit is near, a chain is not short for want of sources
             reach = np.where(drafted.expects_eos, drafted.counts, most)
-            self.predicted[slots] = np.minimum(masks.counts, reach)
+            self.predicted[slots] = np.minimum(predicted, reach)
             self.ends[slots] = drafted.ends
         if not (state.config.branches or drafted.counts.any() or drafted.expects_eos.any()):  # as `spawn` left it
             return host

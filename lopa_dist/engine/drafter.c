@@ -157,10 +157,22 @@ void drafter_admit(Drafter *d, int64_t slot, const int64_t *prompt, int64_t coun
     extend(text, prompt + skipped, count - skipped, 1);
 }
 
-/* tokens [n, width], of which the first counts[i] of row i were written to slots[i] */
-void drafter_wrote(Drafter *d, const int64_t *slots, const int64_t *tokens, const int64_t *counts, int64_t n,
-                   int64_t width) {
+/* What a step wrote to slots[i], one without a text apart: row i of written [n, wide] up to the first -1. What masks
+predicted behind it, row i of token and bits [n, width] of which -1 ends the first, becomes row slots[i] of the tables
+mask_token and mask_probability [S, reach], and its length mask_counts[slots[i]]; nothing if width is 0. */
+void drafter_hear(Drafter *d, const int64_t *slots, int64_t n, const int64_t *written, int64_t wide, const int64_t *token,
+                  const int64_t *bits, int64_t width, int64_t *mask_token, double *mask_probability,
+                  int64_t *mask_counts, int64_t reach) {
     for (int64_t i = 0; i < n; i++) {
+        int64_t count = 0, at = slots[i] * reach, least = width < reach ? width : reach;
+        for (int64_t j = 0; j < least; j++) {
+            int32_t sent = bits[i * width + j];
+            float probability;
+            memcpy(&probability, &sent, sizeof probability);
+            mask_token[at + j] = token[i * width + j], mask_probability[at + j] = probability;
+            if (count == j && token[i * width + j] >= 0) count++;
+        }
+        if (width) mask_counts[slots[i]] = count;
         Text *text = slots[i] < d->slots ? d->texts[slots[i]] : 0;
         if (!text) continue;
         if (d->num_verified == d->room_verified) {
@@ -171,7 +183,9 @@ void drafter_wrote(Drafter *d, const int64_t *slots, const int64_t *tokens, cons
         text->users++;
         text->chain = checked(malloc((d->most_drafts + 1) * sizeof *text->chain));
         text->drafts = 0;
-        extend(text, tokens + i * width, counts[i], 1);
+        int64_t tokens = 0;
+        while (tokens < wide && written[i * wide + tokens] >= 0) tokens++;
+        extend(text, written + i * wide, tokens, 1);
     }
 }
 
@@ -362,16 +376,18 @@ static int64_t draft_one(Drafter *d, Text *text, int64_t most, double worth, con
     return expects_eos;
 }
 
-/* Draft for n sequences: tokens [n, most_drafts], counts [n], ends [n, most_drafts + 1] (zeros behind the last), eos [n].
-masks and probabilities: [n, width], of which the first num_masks[i] of a row are there. */
+/* Draft for n sequences: drafted has tokens [n, most_drafts], counts [n] and whether an end is expected [n]; ends
+[n, most_drafts + 1], zeros behind the last. masks and probabilities: [S, width], of which the first num_masks[slot] of a
+row are there. */
 void drafter_draft(Drafter *d, const int64_t *slots, const int64_t *most, int64_t n, double worth, const int64_t *masks,
-                   const double *probabilities, const int64_t *num_masks, int64_t width, int from_text, int64_t *tokens,
-                   int64_t *counts, double *ends, int64_t *eos) {
-    int64_t m = d->most_drafts;
+                   const double *probabilities, const int64_t *num_masks, int64_t width, int from_text,
+                   int64_t *drafted, double *ends) {
+    int64_t m = d->most_drafts, *tokens = drafted, *counts = drafted + n * m, *eos = counts + n;
     memset(ends, 0, n * (m + 1) * sizeof *ends);
     for (int64_t i = 0; i < n; i++) {
         Text *text = d->texts[slots[i]];
-        eos[i] = draft_one(d, text, most[i], worth, masks + i * width, probabilities + i * width, num_masks[i], from_text,
+        int64_t at = slots[i] * width;
+        eos[i] = draft_one(d, text, most[i], worth, masks + at, probabilities + at, num_masks[slots[i]], from_text,
                            ends + i * (m + 1));
         counts[i] = text->drafts;
         for (int64_t j = 0; j < text->drafts; j++) tokens[i * m + j] = text->chain[j].token;

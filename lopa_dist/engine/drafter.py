@@ -57,16 +57,29 @@ the texts proposed at its place, token and kind, and what a mask did. A token of
 
 
 class Masks(NamedTuple):
-    """What masks predicted for the next places of sequences; W is how many places they may reach."""
+    """What masks predicted for the next places of each slot's sequence; W is how many places they may reach."""
 
-    token: Ints  # [n, W]
-    probability: NDArray[np.float64]  # [n, W]
-    counts: Ints  # [n] places for which there is a prediction
+    token: Ints  # [S, W]
+    probability: NDArray[np.float64]  # [S, W]
+    counts: Ints  # [S] places for which there is a prediction
 
-    def of(self, number: int) -> list[tuple[int, float]]:
+    def of(self, slot: int) -> list[tuple[int, float]]:
         """Return the tokens and probabilities for one sequence."""
-        reach = self.counts[number]
-        return list(zip(self.token[number, :reach].tolist(), self.probability[number, :reach].tolist(), strict=True))
+        reach = self.counts[slot]
+        return list(zip(self.token[slot, :reach].tolist(), self.probability[slot, :reach].tolist(), strict=True))
+
+    def note(self, slots: Ints, token: Ints, bits: Ints) -> None:
+        """Take what masks predicted in a step.
+
+        Args:
+            slots: ``[n]`` of its sequences.
+            token: ``[n, w]``; -1 from the first place on for which there is none.
+            bits: ``[n, w]`` of their probabilities.
+        """
+        reach = min(token.shape[1], self.token.shape[1])
+        self.token[slots, :reach] = token[:, :reach]
+        self.probability[slots, :reach] = bits[:, :reach].astype(np.int32).view(np.float32)
+        self.counts[slots] = (token[:, :reach] >= 0).cumprod(1).sum(1)
 
 
 class Drafted(NamedTuple):
@@ -152,10 +165,19 @@ class Drafter:
         """Forget the text of a slot that becomes free, once it was learned from."""
         del self.texts[slot]
 
-    def wrote_all(self, slots: Ints, tokens: Ints, counts: Ints) -> None:
-        """Append what a step has written: the first ``counts [n]`` of ``tokens [n, F]``, to the texts in ``slots``."""
-        for slot, written, count in zip(slots.tolist(), tokens.tolist(), counts.tolist(), strict=True):
-            self.wrote(slot, written[:count])
+    def hear(self, slots: Ints, written: Ints, token: Ints, bits: Ints, masks: Masks) -> None:
+        """Append what a step has written, and note in `masks` what masks predicted behind it.
+
+        Args:
+            slots: ``[n]`` of the step; those of no text are left out.
+            written: ``[n, D]`` tokens, -1 behind the last one.
+            token, bits, masks: as of `Masks.note`.
+        """
+        for slot, tokens in zip(slots.tolist(), written.tolist(), strict=True):
+            if slot in self.texts:
+                self.wrote(slot, [one for one in tokens if one >= 0])
+        if self.masks:
+            masks.note(slots, token, bits)
 
     def verifying(self) -> list[list[tuple[int, int]]]:
         """Return the chains of the last step that wait to be learned from: the drafts' tokens and sources."""
@@ -199,12 +221,12 @@ class Drafter:
         self.chance[kind] = (accepted + self.hope[kind]) / (tried + 1)
 
     def draft_all(self, slots: Ints, most: Ints, worth: float, masks: Masks, from_text: bool = True) -> Drafted:
-        """Draft chains for several sequences; the arguments are those of `draft`, for each."""
+        """Draft chains for several sequences: the arguments of `draft` for each, but `masks` of all slots."""
         count = len(slots)
         tokens, counts = np.zeros((count, self.most), np.int64), np.zeros(count, np.int64)
         ends, eos = np.zeros((count, self.most + 1)), np.zeros(count, bool)
         for number, slot in enumerate(slots.tolist()):
-            text = self.draft(slot, int(most[number]), worth, masks.of(number), from_text)
+            text = self.draft(slot, int(most[number]), worth, masks.of(slot), from_text)
             counts[number], eos[number] = len(text.chain), text.expects_eos
             tokens[number, : len(text.chain)] = [draft[0] for draft in text.chain]
             ends[number, : len(text.ends)] = text.ends

@@ -150,7 +150,8 @@ def spawn(state: State, winner: Winner, window: Window | None = None) -> None:
     state.branches.copy_(branches).masked_fill_(state.done != 0, 0)
 
 
-CHAIN = ("drafts", "expects_eos", "branches")  # what the host knows of a chain
+CHAIN = ("branches", "drafts", "expects_eos")  # what the host knows of a chain: rows of `State.integers`
+FIRST = HostState._fields.index(CHAIN[0])
 
 
 def put_chains(
@@ -172,30 +173,31 @@ def put_chains(
         expects_eos: ``[n]`` whether an end-of-text is expected behind them.
         paths: of each sequence, further branches behind those that it has: drafts, as many as its chain has.
     """
-    at, tokens = slots, chains[np.arange(chains.shape[1]) < counts[:, None]]
-    slot, number = at.repeat(counts), ragged_arange(counts)
-    canvas_cells = slot * state.canvas.shape[1] + state.origin + host.complete[slot] + number
-    chain_cells = slot * state.chain_token.shape[1] + number
-    values = np.stack([counts, expects_eos.astype(np.int64), host.branches[at]])
+    number = np.arange(chains.shape[1])
+    drafted = number < counts[:, None]
+    canvas = (slots * state.canvas.shape[1] + state.origin + host.complete[slots])[:, None] + number
+    chain = (slots * state.chain_token.shape[1])[:, None] + number
+    tokens, chain_cells = chains[drafted], chain[drafted]
+    of_chains = tokens
+    known = np.stack([getattr(host, name) for name in CHAIN])
     if paths:
-        of, begin = np.array([len(some) for some in paths]), host.branches[at]  # numbers of the first further branch
+        of, begin = np.array([len(some) for some in paths]), host.branches[slots]  # numbers of the first further branch
         branch = begin.repeat(of) + ragged_arange(of)
-        cell = at.repeat(of) * state.chain_token.shape[1] + branch * state.config.max_drafts
+        cell = slots.repeat(of) * state.chain_token.shape[1] + branch * state.config.max_drafts
         lengths = counts.repeat(of)
         chain_cells = np.append(chain_cells, cell.repeat(lengths) + ragged_arange(lengths))
-        values[2] += of
-    further = np.array([token for some in paths for path in some for token in path], np.int64)
-    fields = np.array([HostState._fields.index(name) for name in CHAIN])
+        further = np.array([token for some in paths for path in some for token in path], np.int64)
+        of_chains = np.append(tokens, further)
+        known[0, slots] += of
+    known[1, slots], known[2, slots] = counts, expects_eos
     sent = together(
-        state.canvas.device, tokens=tokens, further=further, canvas=canvas_cells, chain=chain_cells,
-        places=(fields[:, None] * state.slots + at).ravel(), values=values.ravel(),
+        state.canvas.device, tokens=tokens, canvas=canvas[drafted], of_chains=of_chains, chain=chain_cells,
+        known=known.ravel(),
     )  # fmt: skip
     state.canvas.view(-1).index_copy_(0, sent["canvas"], sent["tokens"])
-    state.chain_token.view(-1).index_copy_(0, sent["chain"], torch.cat([sent["tokens"], sent["further"]]))
-    state.integers.view(-1).index_copy_(0, sent["places"], sent["values"])
-    known = np.stack([host.drafts, host.expects_eos, host.branches])
-    known[:, at] = values
-    return host._replace(drafts=known[0], expects_eos=known[1], branches=known[2])
+    state.chain_token.view(-1).index_copy_(0, sent["chain"], sent["of_chains"])
+    state.integers[FIRST : FIRST + len(CHAIN)] = sent["known"].view(len(CHAIN), -1)
+    return host._replace(**dict(zip(CHAIN, known, strict=True)))
 
 
 def in_words(config: DecodeConfig) -> str:

@@ -21,6 +21,10 @@ from tests.engine.test_causal import causal
 pytestmark = pytest.mark.skipif(c_drafter.fault() is not None, reason=f"no C here: {c_drafter.fault()}")
 
 
+SLOTS = 10
+NOBODY = 9  # a slot without a text, which takes part in steps as an idle one does
+
+
 class Both:
     """Two drafters that are told the same, and must do the same."""
 
@@ -30,6 +34,10 @@ class Both:
         self.one.table = NGrams(entries)
         self.works: dict[int, tuple[Work, Work]] = {}
         self.of_all = Work(), Work()
+        self.masks = [
+            Masks(np.zeros((SLOTS, most), np.int64), np.zeros((SLOTS, most)), np.zeros(SLOTS, np.int64))
+            for _ in range(2)
+        ]
 
     def tokens(self, count: int) -> list[int]:
         return [self.random.choice([1, 1, 2, 3, 4, 9, 10**5]) for _ in range(count)]
@@ -45,29 +53,33 @@ class Both:
         slots = np.array(sorted(self.random.sample(sorted(self.works), self.random.randint(1, len(self.works)))))
         count, wide = len(slots), self.most
         most = np.array([self.random.randint(0, self.most) for _ in slots])
-        masks = Masks(
-            np.array([self.tokens(wide) for _ in slots]),
-            np.array([[np.float32(self.random.random()) for _ in range(wide)] for _ in slots], np.float64),
-            np.array([self.random.randint(0, wide) for _ in slots]) * self.one.masks,
-        )
+        predicted = np.array([self.tokens(wide) for _ in slots])
+        predicted[np.arange(wide) >= np.array([[self.random.randint(0, wide)] for _ in slots])] = -1
+        chances = np.array([[self.random.random() for _ in range(wide)] for _ in slots], np.float32)
         worth, from_text = self.random.choice([0.0, 0.1, 0.4]), self.random.random() < 0.9
-        first, second = (d.draft_all(slots, most, worth, masks, from_text) for d in (self.one, self.other))
+        first, second = (
+            d.draft_all(slots, most, worth, masks, from_text)
+            for d, masks in zip((self.one, self.other), self.masks, strict=True)
+        )
         for mine, theirs in zip(first, second, strict=True):
             assert np.array_equal(mine, theirs)
-        for number, slot in enumerate(slots.tolist()):
+        for slot in slots.tolist():
             assert self.one.chain_of(slot) == self.other.chain_of(slot)
             assert self.one.tokens_of(slot) == self.other.tokens_of(slot)
             assert self.one.passage_of(slot) == self.other.passage_of(slot)
-            paths = [d.paths(slot, 3, masks.of(number)) for d in (self.one, self.other)]
+            paths = [d.paths(slot, 3, self.masks[0].of(slot)) for d in (self.one, self.other)]
             assert paths[0] == paths[1]
-        written, counts = np.full((count, self.most + 1), -1), np.zeros(count, np.int64)
+        written = np.full((count, self.most + 1), -1)
         for number in range(count):
             right = self.random.randint(0, int(first.counts[number]))
             written[number, :right] = first.tokens[number, :right]
             written[number, right] = self.random.choice([1, 2, 3, 9])
-            counts[number] = right + 1
-        for drafter in (self.one, self.other):
-            drafter.wrote_all(slots, written, counts)
+        for drafter, masks in zip((self.one, self.other), self.masks, strict=True):
+            heard = np.append(slots, NOBODY)
+            rows = [np.vstack([x, x[-1:]]) for x in (written, predicted, chances.view(np.int32).astype(np.int64))]
+            drafter.hear(heard, *rows, masks)
+        for mine, theirs in zip(*self.masks, strict=True):
+            assert np.array_equal(mine, theirs)
         assert self.one.verifying() == self.other.verifying()
         if self.random.random() < 0.3:  # a sequence may end before it is learned from
             slot = int(self.random.choice(slots))
@@ -92,7 +104,7 @@ def test_it_does_what_the_one_in_python_does(seed: int, most: int, masks: bool, 
     both = Both(seed, most, masks, entries)
     for _ in range(14):
         while len(both.works) < 4:
-            both.admit(next(slot for slot in range(9) if slot not in both.works))
+            both.admit(next(slot for slot in range(NOBODY) if slot not in both.works))
         both.step()
 
 
@@ -103,15 +115,15 @@ def test_a_table_is_inherited() -> None:
         old, new, fresh = kind([0], 4, True), kind([0], 4, True), kind([0], 4, True)
         old.remember([1, 2, 3, 4])
         old.admit(0, [1], Work())
-        masks = Masks(np.array([[2]]), np.array([[0.9]]), np.array([1]))
+        masks, bits = Masks(np.array([[2]]), np.array([[0.9]]), np.array([1])), np.array([[0x3F666666]])  # of 0.9
         for token in (2, 3, 5, 2, 3):
             old.draft_all(np.array([0]), np.array([2]), 0.0, masks)
-            old.wrote_all(np.array([0]), np.array([[token]]), np.array([1]))
+            old.hear(np.array([0]), np.array([[token]]), masks.token, bits, masks)
             old.learn()
         new.inherit(old)
         new.clear()
         new.admit(1, [1, 2])
-        none = Masks(np.zeros((1, 1), np.int64), np.zeros((1, 1)), np.zeros(1, np.int64))
+        none = Masks(np.zeros((2, 1), np.int64), np.zeros((2, 1)), np.zeros(2, np.int64))
         drafted = new.draft_all(np.array([1]), np.array([4]), 0.0, none)
         found.append([*(x.tolist() for x in drafted), list(new.chance)])
         assert np.array_equal(new.chance[OF_MASKS:], fresh.chance[OF_MASKS:])
