@@ -29,7 +29,7 @@ FUNCTIONS = {
     "drafter_dropped": (LONG, (P,)),
     "drafter_num_verified": (LONG, (P,)),
     "drafter_verifying": (LONG, (P, LONG, P, P)),
-    "drafter_learn": (None, (P, P)),
+    "drafter_learn": (None, (P, P, P)),
     "drafter_draft": (None, (P, P, P, LONG, DOUBLE, P, P, P, LONG, INT, P, P)),
     "drafter_length": (LONG, (P, LONG)),
     "drafter_tokens": (None, (P, LONG, P)),
@@ -67,8 +67,8 @@ class CDrafter(Drafter):
         # C reads and writes these
         self.tried, self.right = np.zeros(KINDS), np.zeros(KINDS)  # type: ignore[assignment]
         self.hope, self.chance = np.array(self.hope), np.array(self.chance)  # type: ignore[assignment]
-        self.works: dict[int, tuple[Work, ...]] = {}  # by slot
-        self.waiting: list[tuple[Work, ...]] = []  # of the chains that wait to be learned from
+        self.works: dict[int, Work] = {}  # by slot
+        self.left: list[Work] = []  # of the texts that have left since `learn`
         library = found()
         if isinstance(library, str):
             raise Unavailable(library)
@@ -85,7 +85,7 @@ class CDrafter(Drafter):
     def inherit(self, other: Drafter) -> None:
         """As of `Drafter`; the two change places, since what C has goes with its arrays."""
         assert isinstance(other, CDrafter)
-        for name in ("own", "hope", "tried", "right", "chance", "works", "waiting"):
+        for name in ("own", "hope", "tried", "right", "chance", "works", "left"):
             mine, theirs = getattr(self, name), getattr(other, name)
             setattr(self, name, theirs)
             setattr(other, name, mine)
@@ -109,16 +109,16 @@ class CDrafter(Drafter):
             self.dropped = True
             self.say_full(2 * self.entries * ENTRY_BYTES)
 
-    def admit(self, slot: int, prompt: Sequence[int], *works: Work) -> None:
+    def admit(self, slot: int, prompt: Sequence[int], work: Work) -> None:
         """As of `Drafter`."""
         tokens = numbers(prompt)
         self.library.drafter_admit(self.own, slot, tokens.ctypes.data, len(tokens), REMEMBERED)
-        self.works[slot] = works
+        self.works[slot] = work
 
     def leave(self, slot: int) -> None:
         """As of `Drafter`."""
         self.library.drafter_leave(self.own, slot)
-        del self.works[slot]
+        self.left.append(self.works.pop(slot))
 
     def hear(self, slots: Ints, written: Ints, token: Ints, bits: Ints, masks: Masks) -> None:
         """As of `Drafter`."""
@@ -128,8 +128,6 @@ class CDrafter(Drafter):
             bits.ctypes.data, token.shape[1] * self.masks, masks.token.ctypes.data, masks.probability.ctypes.data,
             masks.counts.ctypes.data, masks.token.shape[1],
         )  # fmt: skip
-        works = self.works
-        self.waiting += [works[slot] for slot in slots.tolist() if slot in works]
 
     def verifying(self) -> list[list[tuple[int, int]]]:
         """As of `Drafter`."""
@@ -140,18 +138,17 @@ class CDrafter(Drafter):
             found.append(list(zip(tokens[:count].tolist(), sources[:count].tolist(), strict=True)))
         return found
 
-    def learn(self) -> None:
+    def learn(self, total: Work) -> None:
         """As of `Drafter`."""
-        waiting, self.waiting = self.waiting, []
-        counts = np.zeros((len(waiting), 2, len(SOURCES)), np.int64)
-        self.library.drafter_learn(self.own, counts.ctypes.data)
-        for works, (verified, accepted) in zip(waiting, counts.tolist(), strict=True):
-            for work in works:
-                for source, (tried, right) in enumerate(zip(verified, accepted, strict=True)):
-                    if tried:
-                        work.verified_from[source] += tried
-                    if right:
-                        work.accepted_from[source] += right
+        works, self.left = [total, *self.left], []
+        counts = np.zeros((len(works), 2, len(SOURCES)), np.int64)
+        self.library.drafter_learn(self.own, counts[0].ctypes.data, counts[1:].ctypes.data)
+        for work, (verified, accepted) in zip(works, counts.tolist(), strict=True):
+            for source, (tried, right) in enumerate(zip(verified, accepted, strict=True)):
+                if tried:
+                    work.verified_from[source] += tried
+                if right:
+                    work.accepted_from[source] += right
         self.tell_of_room()
 
     def draft_all(self, slots: Ints, most: Ints, worth: float, masks: Masks, from_text: bool = True) -> Drafted:

@@ -44,9 +44,9 @@ class Chains:
         self.expected: Expected | None = None  # of the chains of text in the last `draft`
         self.predicted: Ints = np.zeros(slots, np.int64)  # places of each chain for which masks predicted a token
 
-    def admit(self, slot: int, prompt: Sequence[int], *works: Work) -> None:
-        """Draft for a sequence that begins in `slot`; its drafts are counted in `works`."""
-        self.drafter.admit(slot, prompt, *works)
+    def admit(self, slot: int, prompt: Sequence[int], work: Work) -> None:
+        """Draft for a sequence that begins in `slot`; its drafts are counted in `work`."""
+        self.drafter.admit(slot, prompt, work)
         self.due[slot], self.masks.counts[slot] = True, 0
 
     def leave(self, slot: int) -> None:

@@ -71,7 +71,8 @@ typedef struct {
     int64_t *tokens, length, room, counted;
     Map index; /* by two tokens: where the next one stands, lastly */
     Draft *chain;
-    int64_t drafts, users; /* users: its slot, and chains to learn from */
+    int64_t drafts, users;           /* users: its slot, and chains to learn from */
+    int64_t counts[2][SOURCES];      /* drafts by their source: verified, and of these accepted */
 } Text;
 
 typedef struct {
@@ -88,6 +89,8 @@ typedef struct {
     const double *hope;
     Text **texts; /* by slot; 0: none */
     Verified *verified;
+    Text **left; /* since the last time that was learned */
+    int64_t num_left, room_left;
 } Drafter;
 
 Drafter *drafter_new(int64_t most_entries, int64_t most_drafts, const int64_t *eos, int64_t num_eos, double *tried,
@@ -110,21 +113,25 @@ static void release(Text *text) {
 }
 
 void drafter_leave(Drafter *d, int64_t slot) {
-    if (slot < d->slots && d->texts[slot]) {
-        release(d->texts[slot]);
-        d->texts[slot] = 0;
+    if (d->num_left == d->room_left) {
+        d->room_left = 2 * d->room_left + 16;
+        d->left = checked(realloc(d->left, d->room_left * sizeof *d->left));
     }
+    d->left[d->num_left++] = d->texts[slot];
+    d->texts[slot] = 0;
 }
 
 void drafter_free(Drafter *d) {
-    for (int64_t slot = 0; slot < d->slots; slot++) drafter_leave(d, slot);
+    for (int64_t slot = 0; slot < d->slots; slot++)
+        if (d->texts[slot]) drafter_leave(d, slot);
+    for (int64_t i = 0; i < d->num_left; i++) release(d->left[i]);
     for (int64_t i = 0; i < d->num_verified; i++) {
         free(d->verified[i].chain);
         release(d->verified[i].text);
     }
     map_free(&d->young);
     map_free(&d->old);
-    free(d->eos), free(d->texts), free(d->verified), free(d);
+    free(d->eos), free(d->texts), free(d->verified), free(d->left), free(d);
 }
 
 static inline uint64_t pair(int64_t a, int64_t b) { return (uint64_t)a << 32 | (uint32_t)b; }
@@ -148,7 +155,6 @@ void drafter_admit(Drafter *d, int64_t slot, const int64_t *prompt, int64_t coun
         memset(d->texts + d->slots, 0, (slots - d->slots) * sizeof *d->texts);
         d->slots = slots;
     }
-    drafter_leave(d, slot);
     Text *text = d->texts[slot] = checked(calloc(1, sizeof *text));
     text->index = map_of(64), text->counted = count, text->users = 1;
     text->chain = checked(malloc((d->most_drafts + 1) * sizeof *text->chain));
@@ -271,21 +277,21 @@ int64_t drafter_verifying(const Drafter *d, int64_t number, int64_t *tokens, int
     return one->drafts;
 }
 
-/* counts [n, 2, SOURCES]: drafts of each chain that waits to be learned from, and how many were accepted, by source */
-void drafter_learn(Drafter *d, int64_t *counts) {
+/* Learn from the chains that wait. total [2, SOURCES]: their drafts, and of these the accepted ones, by source, to which
+they are added; of_left [n, 2, SOURCES]: all of the texts that have left since, in that order. */
+void drafter_learn(Drafter *d, int64_t *total, int64_t *of_left) {
     for (int64_t i = 0; i < d->num_verified; i++) {
         Verified *one = d->verified + i;
         Text *text = one->text;
-        int64_t *of = counts + i * 2 * SOURCES, left = text->length - one->begin;
-        memset(of, 0, 2 * SOURCES * sizeof *of);
-        for (int64_t j = 0; j < one->drafts; j++) of[one->chain[j].source]++;
+        int64_t left = text->length - one->begin;
+        for (int64_t j = 0; j < one->drafts; j++) text->counts[0][one->chain[j].source]++, total[one->chain[j].source]++;
         for (int64_t j = 0; j < one->drafts && j < left; j++) {
             Draft *draft = one->chain + j;
             int64_t token = text->tokens[one->begin + j];
             if (draft->text >= 0) count_one(d, draft->text_kind, draft->text == token);
             if (draft->mask >= 0) count_one(d, draft->mask_kind, draft->mask == token);
             if (draft->token != token) break;
-            of[SOURCES + draft->source]++;
+            text->counts[1][draft->source]++, total[SOURCES + draft->source]++;
         }
         drafter_remember(d, text->tokens, text->length, text->counted);
         text->counted = text->length;
@@ -293,6 +299,11 @@ void drafter_learn(Drafter *d, int64_t *counts) {
         release(text);
     }
     d->num_verified = 0;
+    for (int64_t i = 0; i < d->num_left; i++) {
+        memcpy(of_left + i * 2 * SOURCES, d->left[i]->counts, sizeof d->left[i]->counts);
+        release(d->left[i]);
+    }
+    d->num_left = 0;
 }
 
 /* where the passage goes on that stands lastly at the text's end, and its length; 0: nowhere */

@@ -97,7 +97,7 @@ class Text:
 
     tokens: list[int]  # of the prompt and the answer
     counted: int  # tokens that were counted in the table
-    works: tuple[Work, ...]  # in which its drafts are counted
+    work: Work  # in which its drafts are counted
     index: dict[tuple[int, int], int] = field(default_factory=dict)  # by two tokens: where the next one stands, lastly
     chain: list[Draft] = field(default_factory=list)  # that the next forward verifies, or the last one did
     ends: list[float] = field(default_factory=list)  # probabilities that what is accepted of it ends at each depth
@@ -154,9 +154,9 @@ class Drafter:
         for own, theirs in ((self.tried, other.tried), (self.right, other.right), (self.chance, other.chance)):
             own[:OF_MASKS] = theirs[:OF_MASKS]
 
-    def admit(self, slot: int, prompt: Sequence[int], *works: Work) -> None:
-        """Begin the text of a request, whose drafts are counted in `works`."""
-        text = Text([], len(prompt), works)
+    def admit(self, slot: int, prompt: Sequence[int], work: Work) -> None:
+        """Begin the text of a request, whose drafts are counted in `work` when it has left and was learned from."""
+        text = Text([], len(prompt), work)
         text.tokens.extend(prompt[: max(len(prompt) - REMEMBERED, 0)])
         text.extend(prompt[len(text.tokens) :])
         self.texts[slot] = text
@@ -190,8 +190,8 @@ class Drafter:
         text.chain = []
         text.extend(tokens)
 
-    def learn(self) -> None:
-        """Learn from the last step: how good its proposals were, and its text.
+    def learn(self, total: Work) -> None:
+        """Learn from the last step: how good its proposals were, and its text. Count its drafts in `total`, too.
 
         It may be called late, as while a device computes: no proposal needs it.
         """
@@ -208,7 +208,7 @@ class Drafter:
                 if draft != token:
                     break
                 right += 1
-            for work in text.works:
+            for work in (total, text.work):
                 work.verified_from.update(sources)
                 work.accepted_from.update(sources[:right])
             self.remember(tokens, text.counted)

@@ -228,7 +228,7 @@ class Engine:
         if ended is not None:
             self.account(ended)
             if self.drafter:
-                self.drafter.learn()
+                self.drafter.learn(self.statistics)
             yield from ended.finished
             for callback in self.meanwhile:
                 callback(self)

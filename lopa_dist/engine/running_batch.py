@@ -114,7 +114,7 @@ class RunningBatch:
             chunks = self.chunks.prefix_rules.chunks(int(self.pool.prefix_length[slot]))
             self.running[slot] = Admission(request, time.perf_counter(), chunks)
             if self.chains:
-                self.chains.admit(slot, request.prompt, self.statistics, self.running[slot].work)
+                self.chains.admit(slot, request.prompt, self.running[slot].work)
             self.statistics.admitted += 1
         if admitted:
             self.host = self.state.admit_all(admitted, self.host)

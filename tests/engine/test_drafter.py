@@ -126,17 +126,17 @@ def tokens(made: Drafter, slot: int = 0, masks: Sequence[tuple[int, float]] = ()
 
 def test_a_passage_of_the_prompt_goes_on() -> None:
     made = drafter()
-    made.admit(0, [5, 6, 7, 8, 9, 5, 6])
+    made.admit(0, [5, 6, 7, 8, 9, 5, 6], Work())
     assert tokens(made)[:3] == [7, 8, 9]
     assert {source for _, _, source, *_ in made.texts[0].chain} == {OWN}
-    made.admit(1, [5])  # nothing to go by
+    made.admit(1, [5], Work())  # nothing to go by
     assert tokens(made, 1) == []
 
 
 def test_the_end_of_a_text_is_expected_and_not_drafted() -> None:
     made = drafter()
     made.table.add([1, 2, 3, 0], 0)
-    made.admit(0, [1])
+    made.admit(0, [1], Work())
     text = made.draft(0, 8, WORTH)
     assert ([draft[0] for draft in text.chain], text.expects_eos) == ([2, 3], True)
     assert tokens(made, most=1) == [2]
@@ -145,17 +145,17 @@ def test_the_end_of_a_text_is_expected_and_not_drafted() -> None:
 def test_the_surer_source_drafts() -> None:
     """What was often wrong gives way, and comes back when it is right again."""
     made = drafter(masks=True)
-    made.admit(0, [1])
+    made.admit(0, [1], Work())
     made.table.add([1, 2], 0)
     for wrong in (2, 3):  # the text first, then the mask
         right = 5 - wrong
         for _ in range(200):
-            made.admit(0, [1])
+            made.admit(0, [1], Work())
             made.draft(0, 1, WORTH, [(3, 0.6)])
             made.wrote(0, [right])
             made.texts[0].counted += 1  # the table stays as it is
-            made.learn()
-        made.admit(0, [1])
+            made.learn(Work())
+        made.admit(0, [1], Work())
         [(token, chance, source, *_)] = made.draft(0, 1, WORTH, [(3, 0.6)]).chain
         assert (token, source) == ((3, MASKS) if wrong == 2 else (2, TEXT))
         assert chance > 0.5
@@ -164,7 +164,7 @@ def test_the_surer_source_drafts() -> None:
 def test_unlikely_drafts_are_not_worth_a_row() -> None:
     made = drafter()
     made.table.add([1, 2, 3, 4, 5, 6, 7, 8], 0)
-    made.admit(0, [1])
+    made.admit(0, [1], Work())
     chances = [chance for _, chance, *_ in made.draft(0, 8, 0.0).chain]
     assert len(chances) == 7
     assert len(made.draft(0, 8, 0.5 * chances[0]).chain) == 2
@@ -174,7 +174,7 @@ def test_unlikely_drafts_are_not_worth_a_row() -> None:
 def test_paths_leave_the_chain_where_another_source_would() -> None:
     made = drafter(masks=True)
     made.table.add([1, 2, 3, 4], 0)
-    made.admit(0, [1])
+    made.admit(0, [1], Work())
     masks = [(2, 0.9), (9, 0.1), (4, 0.1)]
     assert tokens(made, masks=masks) == [2, 3, 4]
     assert made.paths(0, 5, masks) == [[2, 9, 4]]
