@@ -29,6 +29,8 @@ DECAY = 0.998  # weight of a count of drafts, a step later
 REMEMBERED = 9  # steps of a size whose median time counts
 TRIAL = 1024  # rows of masks that are run before they may be found useless
 EXPLORE = 64  # every 64th step makes another choice, so that the times of other choices are known, too
+FAR = 0.8  # of the best choice's tokens a second, below which another one is made
+SELDOM = 8  # times as seldom
 RECONSIDER = 8  # steps after which all choices are compared again: that takes the host half a millisecond
 HOLD = 0.03  # by which share another choice must be faster to replace the best one so far
 SECOND = 0.15  # chance of a chain to end at a token from which on a second group stands there, if drafts are fixed
@@ -187,6 +189,7 @@ class LookaheadPolicy:
         self.mask_rows = self.from_masks = 0  # rows of masks, at most, and what they brought
         self.steps = 0
         self.ranked: list[Choice] = []  # the best first
+        self.speed: dict[Choice, float] = {}  # of each: tokens a second, as expected
         self.began: float | None = None  # when the last step began
         self.rows = 0  # of that step
         self.sequences = 1  # that were ranked for last
@@ -299,7 +302,9 @@ class LookaheadPolicy:
         if self.steps < len(FIRST):
             return self.first(self.steps)
         if self.steps % EXPLORE == 0 and (others := self.ranked[1:4]):
-            return others[self.steps // EXPLORE % len(others)]._replace(worth=self.worth)
+            other = others[self.steps // EXPLORE % len(others)]
+            if self.speed[other] > FAR * self.speed[self.ranked[0]] or self.steps % (SELDOM * EXPLORE) == 0:
+                return other._replace(worth=self.worth)
         early = self.steps & (self.steps - 1) == 0  # steps 1, 2, 4, 8
         if not self.ranked or early or self.steps % RECONSIDER == 0:
             self.rank(int((host.branches > 0).sum()))
@@ -309,7 +314,7 @@ class LookaheadPolicy:
         """Rank all choices anew. The best one so far stays the first unless another is better by more than noise."""
         self.times.fit()
         self.sequences = sequences
-        speed = {choice: self.tokens_a_second(choice, sequences) for choice in self.choices()}
+        self.speed = speed = {choice: self.tokens_a_second(choice, sequences) for choice in self.choices()}
         best = self.ranked[0] if self.ranked else None
         self.ranked = sorted(speed, key=lambda choice: -speed[choice] * (1 + HOLD * (choice == best)))
         if self.text:  # a row is worth what the same time brings otherwise
