@@ -6,6 +6,7 @@ import fcntl
 import os
 import sys
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,8 @@ if not GPU:  # hidden, and kernels are interpreted: Triton reads that when one i
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ["TRITON_INTERPRET"] = "1"
 
+AFTER_EACH = 3  # files of other tests behind one of system tests
+
 SMALL = ModelConfig(
     family="Dream", vocab_size=48, hidden_size=32, layers=2, heads=4, kv_heads=2, head_dim=8, intermediate_size=48,
     rms_eps=1e-6, rope_theta=10_000.0, qkv_bias=True, tied=False, shift=True, mask_id=47, eos_ids=(46,), pad_id=46,
@@ -49,8 +52,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One process more than there are cores: tests that start ranks wait for them half of their time."""
-    return (os.cpu_count() or 1) + 1
+    """Two processes more than there are cores: tests that start ranks wait for them half of their time."""
+    return (os.cpu_count() or 1) + 2
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -60,8 +63,17 @@ def pytest_runtest_setup() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """System tests first: their files take longest, and what comes last should be short."""
-    items.sort(key=lambda item: item.get_closest_marker("system") is None)
+    """Begin with the files of system tests, which take longest, and some others after each, which keep the cores busy.
+
+    System tests wait half of their time. What comes last should be short.
+    """
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    system = sorted((own for own in files.values() if own[0].get_closest_marker("system")), key=len, reverse=True)
+    others = iter([own for own in files.values() if not own[0].get_closest_marker("system")])
+    turns = [[own, *islice(others, AFTER_EACH)] for own in system]
+    items[:] = [item for turn in (*turns, others) for own in turn for item in own]
     if config.getoption("gpu"):
         items[:] = [item for item in items if item.get_closest_marker("gpu") and not item.get_closest_marker("no_gpu")]
 
