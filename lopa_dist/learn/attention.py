@@ -38,7 +38,7 @@ def group_attention(config: ModelConfig, starts: Tensor, rows: int, keys: list[T
         keys, values: ``[B, Hkv, T, D]`` a layer.
     """
     count, groups = starts.shape
-    heads, shared = config.kv_heads, config.heads // config.kv_heads
+    heads, shared = keys[0].shape[1], config.heads // config.kv_heads  # of a tensor rank, its own heads
     place = torch.arange(keys[0].shape[2], device=starts.device)
     unseen = torch.zeros(count, groups, 1, len(place), device=starts.device)
     unseen.masked_fill_((place > starts[..., None])[:, :, None], UNSEEN)

@@ -12,7 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lopa_dist.models.mask_rows import Pair, adapter_of
+from lopa_dist.models.tensor_gradients import read_by_all
+from lopa_dist.models.tensor_parallel import is_split, part
 from lopa_dist.models.transformer import Transformer
+from lopa_dist.parallel.communicator import Communicator, Solo
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -22,14 +25,18 @@ class DraftsAdapter(nn.Module):
 
     It begins as what the model drafts with: its own adapter on masks if it has one, else one that changes nothing.
 
+    Every rank has all of it, also where the model is split over tensor ranks: each then runs its own rows of B.
+
     Args:
-        model: whose weights stay as they are.
+        model: whose weights stay as they are; this rank's part of it.
         rank: r, of a new adapter.
         seed: of the random numbers that A begins with.
+        tensor: the group that the model is split over.
     """
 
-    def __init__(self, model: Transformer, rank: int, seed: int = 0) -> None:
+    def __init__(self, model: Transformer, rank: int, seed: int = 0, tensor: Communicator | None = None) -> None:
         super().__init__()
+        self.tensor = tensor or Solo()
         self.model = [model]  # in a list, so that its weights are not among this module's
         weight = model.model.embed_tokens.weight
         random = torch.Generator().manual_seed(seed)
@@ -38,10 +45,13 @@ class DraftsAdapter(nn.Module):
         for name, projection in projections(model):
             adapter = adapter_of(projection)
             pair = adapter.parts[0][1] if adapter is not None else None
+            split = self.tensor.size if is_split(name) else 1
             if pair is None:
                 rows, columns = projection.weight.shape
                 a = torch.empty(rank, columns).uniform_(-1, 1, generator=random) / math.sqrt(columns)
-                pair = a, torch.zeros(rows, rank)
+                pair = a, torch.zeros(rows * split, rank)
+            elif split > 1:
+                pair = pair[0], self.tensor.all_gather(pair[1].contiguous()).flatten(0, 1)
             self.names.append(name)
             for own, value in zip((self.a, self.b), pair, strict=True):
                 own.append(nn.Parameter(value.detach().float().to(weight.device, copy=True)))
@@ -61,9 +71,17 @@ class DraftsAdapter(nn.Module):
             for number in self.of_layer[layer]:
                 projection = model.get_submodule(self.names[number])
                 assert isinstance(projection, nn.Linear)
-                projection.forward = beside(projection, self.a[number], self.b[number])  # type: ignore[assignment,method-assign]
+                a, b, name = self.a[number], self.b[number], self.names[number]
+                of_all = self.tensor if is_split(name) else Solo()
+                b = b[part(len(b), of_all)]
+                projection.forward = beside(projection, a, b, of_all)  # type: ignore[assignment,method-assign]
                 stack.callback(projection.__dict__.pop, "forward")
             yield
+
+    def same_everywhere(self) -> list[nn.Parameter]:
+        """Return the parameters whose whole gradient every tensor rank finds; of the others, each finds a part."""
+        whole = [number for number, name in enumerate(self.names) if not is_split(name)]
+        return [self.mask, *(pair[number] for pair in (self.a, self.b) for number in whole)]
 
     def pairs(self) -> dict[str, Pair]:
         """Return A and B of each projection, by its name."""
@@ -78,8 +96,8 @@ def projections(model: Transformer) -> Iterator[tuple[str, nn.Linear]]:
             yield name, module
 
 
-def beside(projection: nn.Linear, a: Tensor, b: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return what a projection computes with A and B beside its weight.
+def beside(projection: nn.Linear, a: Tensor, b: Tensor, ranks: Communicator) -> Callable[[Tensor], Tensor]:
+    """Return what a projection computes with A and B beside its weight, of an input that all `ranks` read.
 
     The weight of a small model is added up with ``B A`` first: of one forward with many rows, that takes fewer
     operations than two narrow products for each row, and their sums.
@@ -88,6 +106,7 @@ def beside(projection: nn.Linear, a: Tensor, b: Tensor) -> Callable[[Tensor], Te
     if weight.numel() < 3 * len(a) * sum(weight.shape):
 
         def summed(x: Tensor) -> Tensor:
+            x = read_by_all(x, ranks)
             return F.linear(
                 x, torch.addmm(weight.to(b.dtype), b, a).to(x.dtype), None if bias is None else bias.to(x.dtype)
             )
@@ -95,6 +114,7 @@ def beside(projection: nn.Linear, a: Tensor, b: Tensor) -> Callable[[Tensor], Te
         return summed
 
     def narrow(x: Tensor) -> Tensor:
+        x = read_by_all(x, ranks)
         return F.linear(x, weight, bias) + F.linear(F.linear(x, a.to(x.dtype)), b.to(x.dtype))
 
     return narrow

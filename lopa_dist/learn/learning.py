@@ -31,10 +31,10 @@ MOST_TOKENS = 1 << 22  # of them, with their prompts
 
 def check_learnable(model: Transformer, tensor_ranks: int = 1) -> None:
     """Raise a ValueError if a model's drafts cannot be learned here."""
-    if tensor_ranks > 1:
+    if tensor_ranks > 1 and model.config.experts is not None:
         raise ValueError(
-            f"parallel.tensor={tensor_ranks}: drafts are learned by ranks with a whole model each; learn with "
-            "parallel.tensor=1"
+            f"parallel.tensor={tensor_ranks}: drafts of a mixture of experts are learned by ranks with a whole model "
+            "each; learn with parallel.tensor=1"
         )
     if any(isinstance(module, QuantizedLinear) for module in model.modules()):
         raise ValueError(
@@ -90,6 +90,7 @@ class Learning:
         ranks: all ranks of the job.
         watched: a context around what ranks wait for together.
         masks: of a group: as many as drafts that a chain may have.
+        tensor: the group that the model is split over.
 
     Raises:
         LearningFailed: there is no memory for it, on any rank.
@@ -103,12 +104,13 @@ class Learning:
         ranks: Communicator | None = None,
         watched: Watched = unwatched,
         masks: int = MASKS,
+        tensor: Communicator | None = None,
     ) -> None:
-        self.model, self.mask_id, self.ranks = model, mask_id, ranks or Solo()
+        self.model, self.mask_id, self.ranks, self.tensor = model, mask_id, ranks or Solo(), tensor or Solo()
         self.watched = watched
 
         def begin() -> None:
-            self.adapter = DraftsAdapter(model, rank)
+            self.adapter = DraftsAdapter(model, rank, tensor=self.tensor)
             self.trainer = Trainer(model, self.adapter, self.ranks, masks, watched)
 
         self.together(begin)
@@ -171,7 +173,7 @@ class Learning:
             f"{name}.weight": (a.to(weight.dtype, copy=True), b.to(weight.dtype, copy=True))
             for name, (a, b) in self.adapter.pairs().items()
         }
-        attach_pairs(self.model, pairs, Solo())
+        attach_pairs(self.model, pairs, self.tensor)
         embed_mask(self.model, self.adapter.mask.detach())
 
     def save(self, folder: Path, base: str, revision: str) -> None:

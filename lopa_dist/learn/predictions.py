@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from lopa_dist.models.tensor_gradients import gathered, read_by_all
+from lopa_dist.parallel.communicator import Communicator
+
 ROWS = 1024  # whose logits are in memory at once
 FLOOR = 0.05  # least weight of a mask
 
@@ -32,17 +35,24 @@ def targets_of(tokens: Tensor, starts: Tensor, counts: Tensor, masks: int) -> Ta
     return Targets(real, tokens.flatten()[position], position - 1)
 
 
-def losses_of(hidden: Tensor, head: Tensor, tokens: Tensor) -> Tensor:
+def logits_of(hidden: Tensor, head: Tensor, tensor: Communicator) -> Tensor:
+    """Return the logits of rows ``[M, V]``; the arguments are those of `losses_of`."""
+    own = F.linear(read_by_all(hidden, tensor), head.to(hidden.dtype))
+    return own if tensor.size == 1 else gathered(own, tensor)
+
+
+def losses_of(hidden: Tensor, head: Tensor, tokens: Tensor, tensor: Communicator) -> Tensor:
     """Return the cross-entropy of each row, ``[M]`` fp32.
 
     Args:
         hidden: ``[M, d]``.
-        head: ``[V, d]``.
+        head: ``[V, d]``, this rank's part of the vocabulary.
         tokens: ``[M]``.
+        tensor: the group that the model is split over.
     """
 
     def part(hidden: Tensor, tokens: Tensor) -> Tensor:
-        return F.cross_entropy(F.linear(hidden, head.to(hidden.dtype)).float(), tokens, reduction="none")
+        return F.cross_entropy(logits_of(hidden, head, tensor).float(), tokens, reduction="none")
 
     parts = zip(hidden.split(ROWS), tokens.split(ROWS), strict=True)
     if not torch.is_grad_enabled() or len(hidden) * len(head) < 2**24:
@@ -50,9 +60,9 @@ def losses_of(hidden: Tensor, head: Tensor, tokens: Tensor) -> Tensor:
     return torch.cat([checkpoint(part, *one, use_reentrant=False) for one in parts])
 
 
-def tokens_of(hidden: Tensor, head: Tensor) -> Tensor:
+def tokens_of(hidden: Tensor, head: Tensor, tensor: Communicator) -> Tensor:
     """Return what each row predicts, ``[M]``; the arguments are those of `losses_of`."""
-    return torch.cat([F.linear(part, head.to(part.dtype)).argmax(-1) for part in hidden.split(ROWS)])
+    return torch.cat([logits_of(part, head, tensor).argmax(-1) for part in hidden.split(ROWS)])
 
 
 def reach(losses: Tensor, real: Tensor) -> Tensor:

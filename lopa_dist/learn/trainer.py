@@ -63,6 +63,8 @@ class Trainer:
         masks: of a group.
         watched: a context around what ranks wait for together.
         seed: of this rank's random numbers.
+
+    The tensor ranks that a model is split over (`DraftsAdapter.tensor`) have the same answers, and share their work.
     """
 
     def __init__(
@@ -75,8 +77,9 @@ class Trainer:
         seed: int = 0,
     ) -> None:
         self.model, self.adapter, self.ranks, self.masks, self.watched = model, adapter, ranks, masks, watched
-        self.device = model.head_weight.device
-        self.rng = np.random.default_rng([seed, ranks.rank])
+        self.device, self.tensor = model.head_weight.device, adapter.tensor
+        first = self.tensor.broadcast(torch.tensor([ranks.rank], device=self.device), 0, counted=False)
+        self.rng = np.random.default_rng([seed, int(first)])  # the same on all ranks of a tensor group
         matrices = [p for p in adapter.parameters() if p.ndim == 2]
         others = [p for p in adapter.parameters() if p.ndim != 2]
         self.optimizers: list[tuple[torch.optim.Optimizer, float]] = [
@@ -138,10 +141,12 @@ class Trainer:
 
     def rows_of_step(self, longest: int) -> int:
         """Return how many masks this rank has in a step, with texts of at most `longest` tokens."""
-        most, least = max(ROWS // self.ranks.size, 4 * self.masks), 4 * self.masks
+        at_once = self.ranks.size // self.tensor.size
+        most, least = max(ROWS // at_once, 4 * self.masks), 4 * self.masks
         free = free_bytes(self.device)
         if free is None:
             return most
+        free = int(self.tensor.all_gather(torch.tensor([free], device=self.device)).min())
         rank, element = len(self.adapter.a[0]), self.model.head_weight.element_size()
         return rows_that_fit(self.model.config, free, rank, longest, element, most, least)
 
@@ -166,7 +171,10 @@ class Trainer:
                 loss, weight, rows = float(total.detach()), float(of_masks), batch.rows
         except Exception as error:  # the other ranks wait, whatever happened here
             failure = in_words(error)
-        gradients = [torch.zeros_like(p) if p.grad is None or failure else p.grad for p in parameters]
+        again = {id(p) for p in self.adapter.same_everywhere()} if self.tensor.rank else set()  # counted on the first
+        gradients = [torch.zeros_like(p) if p.grad is None or failure or id(p) in again else p.grad for p in parameters]
+        if self.tensor.rank:
+            loss, weight, rows = 0.0, 0.0, 0
         own = [bool(failure), share >= 1, loss, weight, rows, 0.0 if self.ranks.rank else share]
         said = torch.tensor(own, device=self.device, dtype=torch.float32)
         with self.watched(True):
@@ -195,7 +203,7 @@ class Trainer:
     def loss(self, batch: GroupBatch) -> tuple[Tensor, Tensor]:
         """Return the weighted sum of a batch's losses, and the sum of its weights."""
         hidden, target, real = self.predicted(batch)
-        losses = losses_of(hidden, self.model.head_weight, target)
+        losses = losses_of(hidden, self.model.head_weight, target, self.tensor)
         weights = reach(losses, real)
         return (losses * weights).sum(), weights.sum()
 
@@ -226,11 +234,11 @@ class Trainer:
         try:
             for batch in self.batches(answers, np.random.default_rng(0)):
                 hidden, target, real = self.predicted(batch)
-                found = reached(tokens_of(hidden, self.model.head_weight) == target, real)
+                found = reached(tokens_of(hidden, self.model.head_weight, self.tensor) == target, real)
                 total += np.stack([found.tried, found.accepted, np.full(self.masks, found.chains)])
         except Exception as error:  # the other ranks wait, whatever happened here
             failure = in_words(error)
-        flat = torch.tensor([*total.flatten(), float(bool(failure))], dtype=torch.float64)
+        flat = torch.tensor([*(total * (self.tensor.rank == 0)).flatten(), float(bool(failure))], dtype=torch.float64)
         with self.watched(True):
             *figures, failed = self.ranks.sum(flat.to(self.device)).tolist()
         if failed:

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from lopa_dist.kernels.record_head import SHARES, Shard
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.experts import SparseMLP
+from lopa_dist.models.tensor_gradients import gathered
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator
 
@@ -68,9 +69,12 @@ def check(config: ModelConfig, ranks: int) -> None:
 
 def rows(name: str, count: int, comm: Communicator) -> slice:
     """Return which of the `count` rows of the parameter `name` this rank has."""
-    if not matches(name.rpartition(".")[0], COLUMNS):
-        return slice(0, count)
-    return part(count, comm)
+    return part(count, comm) if is_split(name.rpartition(".")[0]) else slice(0, count)
+
+
+def is_split(module: str) -> bool:
+    """Return whether a module has its part of the outputs on each rank, by its name."""
+    return matches(module, COLUMNS)
 
 
 def part(count: int, comm: Communicator) -> slice:
@@ -87,7 +91,7 @@ def split(model: Transformer, comm: Communicator) -> None:
 
     def gather(x: Tensor) -> Tensor:
         """``[..., part]`` of every rank -> ``[..., whole]``."""
-        return comm.all_gather(x).movedim(0, -2).flatten(-2)
+        return gathered(x, comm)
 
     for name, module in model.named_modules():
         for key, parameter in module.named_parameters(name, recurse=False):

@@ -22,6 +22,7 @@ from lopa_dist.learn.learning import Answers, Learning, answers_of, check_learna
 from lopa_dist.learn.trainer import LearningFailed
 from lopa_dist.models.adapter import load_adapter
 from lopa_dist.models.checkpoint import load_model
+from lopa_dist.models.config import Experts
 from lopa_dist.models.files import CheckpointError
 from lopa_dist.models.tokenizer import unused_token
 from lopa_dist.models.transformer import Transformer
@@ -150,8 +151,11 @@ def test_no_answers_are_nothing_to_learn_from(tmp_path: Path) -> None:
 def test_what_cannot_be_learned_is_refused(tmp_path: Path) -> None:
     kind = CAUSAL_KINDS["qwen3"]
     folder = write(tmp_path / "base", kind, weights_of(kind, reference(kind)))
-    with pytest.raises(ValueError, match=r"parallel\.tensor=1"):
-        check_learnable(load_model(folder, torch.float32, CPU), 2)
+    model = load_model(folder, torch.float32, CPU)
+    check_learnable(model, 2)
+    model.config = replace(model.config, experts=Experts(4, 2, 8, "softmax", False))
+    with pytest.raises(ValueError, match=r"a mixture of experts .* parallel\.tensor=1"):
+        check_learnable(model, 2)
     eight = load_model(folder, torch.float32, CPU, quantization="int8")
     with pytest.raises(ValueError, match="quantization=none"):
         check_learnable(eight)

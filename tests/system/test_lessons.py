@@ -44,7 +44,7 @@ def results(folder: Path) -> Lines:
 ENVIRONMENT: dict[str, Any] = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-@pytest.mark.parametrize(("launcher", "mesh"), [("torchrun", "parallel.branch=2"), ("mpirun", "parallel.data=2")])
+@pytest.mark.parametrize(("launcher", "mesh"), [("torchrun", "parallel.tensor=2"), ("mpirun", "parallel.branch=2")])
 def test_two_ranks_learn_together(tmp_path: Path, never: Lines, launcher: str, mesh: str) -> None:
     if launcher == "mpirun" and not (BIN / "mpirun").exists():
         pytest.skip("there is no mpirun beside this interpreter")

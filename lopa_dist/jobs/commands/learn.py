@@ -132,13 +132,15 @@ class Student:
         """Learn, measure, and write; returns what `learn.json` has."""
         group, world, builder = self.group, self.group.world, self.builder
         model = builder.load(tensor=group.tensor)
-        own = self.answered[world.rank :: world.size]
+        own = self.answered[group.data_rank :: group.mesh.data]
         answers = answers_of((one.request.prompt, one.tokens) for one in own)
-        held_out = [one for one in own if is_held_out(one.request.prompt)][: -(-TRIED // world.size)]
+        held_out = [one for one in own if is_held_out(one.request.prompt)][: -(-TRIED // group.mesh.data)]
         before = self.measured("before", held_out, own)
         mask_id = mask_token(model.config, builder.tokenizer)
         masks = masks_of(self.config.decode)
-        learning = Learning(model, mask_id, self.config.learn.rank, group.everyone, group.failures.watched, masks)
+        learning = Learning(
+            model, mask_id, self.config.learn.rank, group.everyone, group.failures.watched, masks, group.tensor
+        )
         drafts = self.folder / FOLDER
         again = learning.load(drafts, builder.revision)
         self.say(f"{len(self.answered)} answers{', goes on with the drafts that are there' if again else ''}")
@@ -181,7 +183,7 @@ class Student:
         for drafts in (0, *DRAFTS):
             decode = replace(self.config.decode, drafts=drafts, draft_from="auto")
             options = EngineConfig(min(self.config.engine.max_sequences, max(len(requests), 1)))
-            engine = self.builder.engine(decode, options)
+            engine = self.builder.engine(decode, options, self.group)
             engine.take_adapter()
             if engine.drafter:
                 for one in own:

@@ -209,11 +209,12 @@ class Lessons:
     def begun(self) -> Learning:
         """Return the adapter in training, made when it is first needed."""
         if self.learning is None:
-            config, everyone = self.config, self.group.everyone
+            config, group = self.config, self.group
             mask_id = mask_token(self.model.config, self.tokenizer)
             self.learning = Learning(
-                self.model, mask_id, config.learn.rank, everyone, self.group.failures.watched, masks_of(config.decode)
-            )
+                self.model, mask_id, config.learn.rank, group.everyone, group.failures.watched,
+                masks_of(config.decode), group.tensor,
+            )  # fmt: skip
         return self.learning
 
     def take(self) -> None:
