@@ -27,7 +27,7 @@ from lopa_dist.tasks.batch_line import (
 )
 from lopa_dist.tasks.prompt_template import names_in, template_of
 from lopa_dist.tasks.response_format import TRIES, ResponseFormat
-from lopa_dist.tasks.rows import Row, is_table, kind_of, rows
+from lopa_dist.tasks.rows import Row, is_table, kind_of, not_read, rows
 from lopa_dist.tasks.task import CannotJudge, Item, Score
 
 log = logging.getLogger("lopa_dist")
@@ -88,11 +88,13 @@ class Batch:
         for row in islice(rows(self.source), self.limit):
             if (self.fields.named or self.table) and row.value is not None:
                 fields.update(key for key, value in row.value.items() if value is not None)
-            yield from self.unique(self.read(row), row.number, seen)
+            yield from (placed(item, row) for item in self.unique(self.read(row), row.number, seen))
         self.tell(fields)
 
     def tell(self, fields: Mapping[str, int]) -> None:
-        """Say which fields are options, and which look like one beside a prompt that is not called so."""
+        """Say which fields are options, which only look like one, and what of the source is not read."""
+        for note in not_read(self.source):
+            log.warning("WARNING: task.input=%s: %s", self.source, note)
         if options := [f"{key} ({fields[key]:,} lines)" for key in OPTIONS if key in fields]:
             log.info("options of a line: %s. Rename columns that are only to pass through", ", ".join(options))
         for key in fields if self.fields.named else ():
@@ -119,7 +121,9 @@ class Batch:
         if self.table:
             value = {key: read_cell(key, content) for key, content in value.items()}
         if self.texts:  # an empty text of a .csv is one, as it is in Parquet
-            value |= {key: "" for key in (*self.needed, self.fields.column) if key and value[key] is None}
+            plain = None if self.needed or "messages" in value else "prompt"
+            asked = (*self.needed, self.fields.column or plain)
+            value |= {key: "" for key in asked if key and value.get(key, "") is None}
         return [self.configured(item, row.number) for item in items_of(value, row.number, self.fields, **self.defaults)]
 
     def lacks(self, value: dict[str, Any]) -> str:
@@ -184,6 +188,13 @@ class Batch:
         return Score(bool(right), None if extracted is None else str(extracted), expected=expected)
 
 
+def placed(item: Item, row: Row) -> Item:
+    """Return an item whose error also says in which of several files its line is."""
+    if not item.error or not row.where:
+        return item
+    return replace(item, error=item.error.replace(f"line {row.number}: ", f"line {row.number} ({row.where}): ", 1))
+
+
 def exact(text: str, fields: dict[str, Any]) -> bool:
     """Return whether a text equals the reference, apart from spaces around it."""
     return text.strip() == str(fields["reference"]).strip()
@@ -191,6 +202,8 @@ def exact(text: str, fields: dict[str, Any]) -> bool:
 
 def read_cell(column: str, value: Any) -> Any:
     """The value that a text in a table stands for: a number, a flag, or JSON (messages, formats, several stops)."""
+    if isinstance(value, float) and column in NUMBERS and value.is_integer():
+        return int(value)  # a column of integers with empty cells holds floats
     if not isinstance(value, str):
         return value
     if column == "logprobs" and value.lower() in ("true", "false"):  # spreadsheets write TRUE

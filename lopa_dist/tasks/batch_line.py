@@ -169,7 +169,7 @@ def prompt_of(raw: dict[str, Any], fields: Fields) -> dict[str, Any]:
     """Return the prompt of a line, or its messages, where these have another name; else nothing."""
     if fields.template is not None:
         names = names_in(fields.template)
-        none = [name for name in names if raw.get(name) is None]
+        none = [name for name in names if is_nothing(raw.get(name))]
         if none or all(is_blank(raw[name]) for name in names):
             empty = how_empty(raw, none[0]) if none else f"{names[0]} is empty"
             raise BadLine(f"{empty}, and task.prompt asks for it; give it a value, or leave the line out")
@@ -184,7 +184,12 @@ def prompt_of(raw: dict[str, Any], fields: Fields) -> dict[str, Any]:
 
 def how_empty(raw: dict[str, Any], name: str) -> str:
     """Return in words how a line has no value of a field."""
-    return f"{name} is {'null' if name in raw else 'missing'}"
+    return f"{name} is {'missing' if name not in raw else 'null' if raw[name] is None else 'not a number'}"
+
+
+def is_nothing(value: Any) -> bool:
+    """Return whether a value is null, or NaN, which stands for it in tables of numbers."""
+    return value is None or (isinstance(value, float) and value != value)
 
 
 def is_blank(value: Any) -> bool:
@@ -252,12 +257,16 @@ def refuse_unsupported(fields: dict[str, Any]) -> None:
 def read_request(request: dict[str, Any], column: str = "prompt") -> dict[str, Any]:
     """Return the fields of an item that a request gives, and `samples`; a bad prompt is named by its `column`."""
     prompt, messages = request.get("prompt"), request.get("messages")
+    if "prompt" in request and prompt == "":
+        raise BadLine(f"{column} is empty; give it a text, or leave the line out")
     if prompt is None and messages is None:
         raise BadLine("no prompt or messages in it; if the field of the prompt has another name, give task.column=NAME")
     if prompt is not None and messages is not None:
         raise BadLine("give either prompt or messages, not both")
-    if prompt is not None and (not isinstance(prompt, str) or is_blank(prompt)):
-        raise BadLine(f"{column} must be a non-empty string; one line for each prompt")
+    if prompt is not None and not isinstance(prompt, str):
+        raise BadLine(f"{column} must be a text; write one line for each prompt")
+    if is_blank(prompt):
+        raise BadLine(f"{column} has nothing but white space; give it a text, or leave the line out")
     if all(key in request for key in LIMITS):
         raise BadLine("give either max_tokens or max_completion_tokens")
     limit = integer(request, LIMITS[0], 1) or integer(request, LIMITS[1], 1)

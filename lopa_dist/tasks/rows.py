@@ -44,6 +44,7 @@ class Row:
     number: int
     value: dict[str, Any] | None = None
     error: str | None = None
+    where: str = ""  # of several files: which one, and which line of it
 
 
 def check(source: str, key: str = "task.input") -> None:
@@ -109,6 +110,24 @@ def files_of(source: str, key: str = "task.input") -> list[Path]:
     return files
 
 
+def not_read(source: str) -> list[str]:
+    """Return what of a folder, or of a pattern's folders, is not read, in words and with what to do."""
+    path = Path(source).expanduser()
+    if is_dataset(source) or is_remote(source) or source == "-":
+        return []
+    files, notes = files_of(source), []
+    if path.is_dir() and ending(files[0]) != ".json":
+        inside = (file.relative_to(path) for file in path.rglob("*.json"))
+        others = sorted(str(file) for file in inside if not hidden(file))
+        if others:
+            names = ", ".join(others[:3]) + (f" and {len(others) - 3:,} more" if len(others) > 3 else "")
+            notes.append(f".json files beside others are not read: {names}; to read them, name '{path / '*.json'}'")
+    folders = {part for file in files for part in file.parts[:-1] if "=" in part and part not in path.parts}
+    if folders:
+        notes.append(f"what names of folders say is no column of the files in them ({sorted(folders)[0]})")
+    return notes
+
+
 def hidden(path: Path) -> bool:
     """Return whether a file, or a folder that it is in, is no data."""
     return any(part.startswith((".", "_")) for part in path.parts)
@@ -160,12 +179,13 @@ def file_rows(source: str, key: str) -> Iterator[Row]:
 
 
 def rows_of_all(files: Sequence[Path], key: str) -> Iterator[Row]:
-    """Yield the rows of files, one behind the other, numbered through; what is wrong with one names its file."""
+    """Yield the rows of files, one behind the other, numbered through; each knows its file."""
     numbers = count(1)
     for file in files:
         for row in file_rows(str(file), key):
             number = next(numbers)
-            yield Row(number, row.value, row.error and f"line {number}: {file.name}, {row.error}")
+            error = row.error and row.error.replace(f"line {row.number}: ", f"line {number}: ", 1)
+            yield Row(number, row.value, error, f"{file.name}, line {row.number}")
 
 
 def refuse_utf_16(file: Path, key: str) -> None:
@@ -215,12 +235,16 @@ def json_rows(source: str) -> Iterator[Row]:
 def csv_rows(source: str, key: str) -> Iterator[Row]:
     """Yield the rows behind the line of names; every value is a text, and an empty one is None.
 
-    A `.tsv` has tabs between its columns. A `.csv` has commas, or semicolons if its first line has no comma.
+    A `.tsv` has tabs between its columns. A `.csv` has what a line ``sep=;`` in front says. Else it has commas, or
+    semicolons if its first line has no comma.
     """
     csv.field_size_limit(2**31 - 1)  # else 128 KiB
     with open_lines(source, newline="") as file:
         head = file.readline()
-        delimiter = "\t" if ending(Path(source)) == ".tsv" else "," if "," in head or ";" not in head else ";"
+        told = head.strip()[4:] if head.lower().startswith("sep=") else ""  # as spreadsheets begin a table
+        head = file.readline() if told else head
+        usual = "\t" if ending(Path(source)) == ".tsv" else "," if "," in head or ";" not in head else ";"
+        delimiter = told if len(told) == 1 else usual
         lines = csv.reader(chain([head], file), delimiter=delimiter, strict=True)
         begin = 1  # line of the next row, which may have several
         try:

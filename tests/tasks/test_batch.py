@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -280,7 +281,7 @@ def test_options_beside_a_prompt_of_another_name_are_obeyed(
     (bad,) = read(tmp_path, {name: "x", "presence_penalty": 1}, **options)
     assert bad.error == "line 1: presence_penalty is not supported; remove it"
     (bad,) = read(tmp_path, {name: " "}, **options)
-    wanted = "must be a non-empty string; one line for each prompt"
+    wanted = "has nothing but white space; give it a text, or leave the line out"
     if "prompt" in options:
         wanted = "is empty, and task.prompt asks for it; give it a value, or leave the line out"
     assert bad.error == f"line 1: {name} {wanted}"
@@ -346,6 +347,46 @@ def test_a_prompt_of_several_columns(tmp_path: Path) -> None:
             Batch("x.csv", prompt=wrong)
 
 
+def test_what_stands_for_nothing_in_tables_of_numbers(tmp_path: Path) -> None:
+    """NaN is a null; integers beside empty cells are floats, as pandas writes both."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = {"title": ["a", "b"], "weight": [1.5, math.nan], "n": [2.0, None], "seed": [7.0, math.nan]}
+    pq.write_table(pa.table(table), tmp_path / "t.parquet")
+    first, *same, bad = Batch(str(tmp_path / "t.parquet"), prompt="{title}: {weight}").items()
+    assert (first.prompt, len(same)) == ("a: 1.5", 1)
+    assert first.sampling is not None
+    assert first.sampling.seed == 7
+    assert (
+        bad.error
+        == "line 2: weight is not a number, and task.prompt asks for it; give it a value, or leave the line out"
+    )
+    [item] = items_of({"prompt": "x", "n": 2.5}, 1)
+    assert "n=2.5 must be an integer" in str(item.error)
+
+
+def test_an_empty_cell_of_the_prompt_is_called_that(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("sep=;\nid;prompt\n1;one, and two\n2;\n")
+    one, two = Batch(str(tmp_path / "t.csv")).items()
+    assert one.prompt == "one, and two"
+    assert two.error == "line 2: prompt is empty; give it a text, or leave the line out"
+
+
+def test_what_of_a_folder_is_not_read_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "kind=lamp").mkdir()
+    (tmp_path / "kind=lamp" / "a.jsonl").write_text('{"prompt": "x"}\n{"prompt": 5}\n')
+    (tmp_path / "b.json").write_text('[{"prompt": "y"}]')
+    (tmp_path / "c.jsonl").write_text('{"prompt": "z"}\n')
+    with caplog.at_level("INFO", "lopa_dist"):
+        items = list(Batch(str(tmp_path)).items())
+    assert [item.prompt for item in items] == ["z", "x", None]
+    assert str(items[2].error).startswith("line 3 (a.jsonl, line 2): prompt must be a text")
+    assert ".json files beside others are not read: b.json; to read them, name" in caplog.text
+    assert "what names of folders say is no column of the files in them (kind=lamp)" in caplog.text
+    caplog.clear()
+    list(Batch(str(tmp_path / "c.jsonl")).items())
+    assert not caplog.messages
+
+
 def test_an_empty_text_is_one_in_every_table(tmp_path: Path) -> None:
     """CSV has no null: an empty cell is an empty text there, as in Parquet."""
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
@@ -357,12 +398,13 @@ def test_an_empty_text_is_one_in_every_table(tmp_path: Path) -> None:
     for name in ("t.parquet", "t.csv", "parts"):
         items = list(Batch(str(tmp_path / name), prompt="{title}: {text}").items())
         assert (items[0].prompt, items[1].prompt) == ("Fine: ", None)
-        assert str(items[1].error).startswith("line 2: title is empty, and task.prompt asks for it")
+        where = " (0.csv, line 2)" if name == "parts" else ""
+        assert str(items[1].error).startswith(f"line 2{where}: title is empty, and task.prompt asks for it")
         found[name] = items[2]
     assert str(found["t.parquet"].error).startswith("line 3: title is null, and task.prompt asks for it")
     assert [found[name].prompt for name in ("t.csv", "parts")] == [": x"] * 2
     one = [list(Batch(str(tmp_path / name), column="text").items()) for name in ("t.parquet", "t.csv")]
-    assert one[0][0].error == one[1][0].error == "line 1: text must be a non-empty string; one line for each prompt"
+    assert one[0][0].error == one[1][0].error == "line 1: text is empty; give it a text, or leave the line out"
 
 
 def test_every_column_of_a_table_passes_through(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

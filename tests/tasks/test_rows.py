@@ -113,7 +113,7 @@ def test_the_files_of_a_folder_and_of_a_pattern_are_read_one_behind_the_other(tm
         assert {item.sampling.temperature for item in good} == {0.5}
         if kind == ".jsonl":
             assert [item.custom_id for item in items] == [f"line-{i}" for i in range(1, 7)]
-            assert "line 6: part-1.jsonl, line 3: not JSON" in str(items[5].error)
+            assert "line 6 (part-1.jsonl, line 3): not JSON" in str(items[5].error)
     (tmp_path / "more.tsv").write_text("prompt\nx\n")
     with pytest.raises(ValueError, match=r"has files of several kinds .*\.tsv.*; name one: task\.input="):
         list(rows(str(tmp_path)))

@@ -83,7 +83,12 @@ def write_output(folder: Path, report: dict[str, Any]) -> None:
             with to_be_written(out, KEY) as file:
                 shutil.copyfile(folder / "results.jsonl", file)
         else:
-            write_table(folder, out, KEY)
+            _, _, missing = write_table(folder, out, KEY)
+            if missing:
+                log.warning(
+                    "WARNING: %s is written %s. If the input can be had as it was, this writes it with them: %s",
+                    out, missing.strip(), output_again(folder, out),
+                )  # fmt: skip
     except (ValueError, OSError) as error:
         raise UserError(
             f"{error}. The results are in {folder}; {output_again(folder, out)} writes them there"

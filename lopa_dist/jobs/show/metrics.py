@@ -178,7 +178,7 @@ def counted(config: Config, merged: Merged, errors: int, decode_s: float, wall_s
 def failures(lines: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """Return how many requests failed for which reason, the most frequent first; a reason is told without its line."""
     reasons = Counter(
-        re.sub(r"\d+", "N", re.sub(r"^line \d+: ", "", str(line["error"])))[:LONGEST_REASON]
+        re.sub(r"\d+", "N", re.sub(r"^line \d+( \(.*?, line \d+\))?: ", "", str(line["error"])))[:LONGEST_REASON]
         for line in lines
         if line["finish_reason"] == "error"
     )

@@ -89,7 +89,7 @@ def test_texts_stay_texts(hostile: Path) -> None:
     assert page.needs_nothing()
     assert page.count("script") == 0
     assert page.text.count(HOSTILE) == 3, "as custom_id, question and answer"
-    assert "prompt must be a non-empty string" in page.text
+    assert "prompt is empty" in page.text
 
 
 def test_settings_that_differ_come_first_and_all_are_there(judged: Path) -> None:
@@ -171,7 +171,7 @@ def test_half_a_surrogate_pair_does_no_harm(judged: Path, tmp_path: Path) -> Non
 def test_a_stopped_batch_says_so_first(hostile: Path, tmp_path: Path) -> None:
     """How much is done of how many, failures by reason, and the time of all attempts."""
     report = read_report(hostile / "report.json")
-    assert report["failures"] == {"prompt must be a non-empty string; one line for each prompt": 1}
+    assert report["failures"] == {"prompt is empty; give it a text, or leave the line out": 1}
     assert {"date", "host", "device", "load"} == report["made"].keys()
     assert "STOPPED" not in Page(hostile / "report.html").text
     report |= {"requests": 226, "errors": 34, "expected": 3000, "attempts": 5, "decode_s": 691.2, "wall_s": 3.6}

@@ -15,7 +15,7 @@ import pytest
 from lopa_dist.checks import UserError
 from lopa_dist.config import TaskConfig, check_files
 from lopa_dist.jobs.run.job import run
-from lopa_dist.jobs.run.output import check_output, warnings_of
+from lopa_dist.jobs.run.output import check_output, warnings_of, write_output
 from lopa_dist.jobs.show.table import write_table
 from lopa_dist.parallel.launcher import World
 from tests.jobs.run.test_job import config
@@ -75,7 +75,7 @@ def test_a_row_a_result(folder: Path, tmp_path: Path, ending: str) -> None:
     assert rows[0]["forwards"] == str(lines[0]["usage"]["forwards"])
     assert float(rows[0]["tokens_per_forward"]) == lines[0]["tpf"]
     assert (rows[0]["expected"], rows[0]["input.text"], rows[3]["tags"]) == ("12", "t", '["a"]')
-    assert rows[2]["error"].startswith("line 2: prompt must be a non-empty string")
+    assert rows[2]["error"].startswith("line 2: prompt has nothing but white space")
 
 
 def test_a_column_of_the_input_has_one_name_in_all_rows(folder: Path, tmp_path: Path) -> None:
@@ -98,6 +98,23 @@ def test_without_its_input_a_table_has_no_prompts(folder: Path, tmp_path: Path) 
     (folder / "in.jsonl").write_text(text)
     assert "prompt" not in columns
     assert "the input has changed since the run" in missing
+
+
+def test_a_job_whose_input_changes_meanwhile_says_what_its_output_lacks(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "Sam has 3 books ."}\n{"prompt": "Olga has 3 books ."}\n')
+    out = tmp_path / "answers.csv"
+    task = TaskConfig("batch", input=str(file), output=str(out))
+    report = run(config(task, max_new_tokens=8), tmp_path / "run", World("python"))
+    assert "WARNING" not in caplog.text
+    assert "prompt" in out.read_text().splitlines()[0]
+    file.write_text('{"id": "other", "prompt": "Sam has 4 books ."}\n')
+    write_output(tmp_path / "run", report | {"task": report["task"] | {"output": str(out)}})
+    assert f"WARNING: {out} is written without prompts: the input has changed since the run" in caplog.text
+    assert f"lopa-dist table {tmp_path / 'run'} --out {out}" in caplog.text
+    assert "prompt" not in out.read_text().splitlines()[0].split(",")
 
 
 def test_what_is_no_run_or_no_table_is_refused(folder: Path, tmp_path: Path) -> None:
