@@ -16,11 +16,18 @@ DRY=0 DOCTOR=()
 
 say() { echo "[$(date +%H:%M:%S)] $*"; }
 
-# The value of KEY= among overrides, or nothing.
+# The value of KEY= among overrides, or nothing; without the quotes around it, in which Hydra takes a text as it is.
 value_of() {
-    local key=$1 argument
+    local key=$1 argument value
     shift
-    for argument; do case $argument in "$key="*) echo "${argument#*=}"; return ;; esac; done
+    for argument; do
+        case $argument in "$key="* | "+$key="* | "++$key="*)
+            value=${argument#*=}
+            case $value in \'*\' | \"*\") value=${value#?} value=${value%?} ;; esac
+            echo "$value"
+            return ;;
+        esac
+    done
 }
 
 # Whether a port of this machine is free is known only when it is bound: so it is chosen by the machine itself.
@@ -58,7 +65,7 @@ place() {
         find_share "$@"
         say "shard $SHARD of $SHARDS, counted from 0"
         for argument in "${WORK[@]}"; do
-            case $argument in hydra.run.dir=* | task.shards=*) ;; *) others+=("$argument") ;; esac
+            case $argument in hydra.run.dir=* | task.shards=* | +hydra.run.dir=* | ++hydra.run.dir=*) ;; *) others+=("$argument") ;; esac
         done
         # a folder of its own for each, also in a folder that the user names
         WORK=("${others[@]}" "task.shard=$SHARD" "task.shards=$SHARDS" "hydra.run.dir=${own:-$folder}/shard-$SHARD")
@@ -253,5 +260,7 @@ lopa_launch() {
         say "not finished: back into the queue"
         scontrol requeue "$(own_job)" && sleep 60 # Slurm ends this shell
     fi
+    [ "$status" = 0 ] || [ "${#DOCTOR[@]}" = 0 ] ||
+        say "doctor: a job would not run here as it is; the lines that say 'broken' above say what to mend"
     return "$status"
 }

@@ -39,6 +39,19 @@ def test_a_dry_run_prints_the_command(script: Path, tmp_path: Path) -> None:
     assert "model.path=m task.input=p.jsonl" in ran.stdout
 
 
+@pytest.mark.parametrize(
+    "given", ["hydra.run.dir='/tmp/my runs/x'", 'hydra.run.dir="/tmp/my runs/x"', "hydra.run.dir=/tmp/my runs/x"]
+)
+def test_a_folder_may_be_quoted_for_hydra(given: str) -> None:
+    """The script looks into the folder into which the job writes."""
+    program = f'source {ROOT / "slurm" / "prolog.sh"}; value_of hydra.run.dir a=b "$1"'
+    said = subprocess.run(
+        ["bash", "-c", program, "bash", given], env=OUTSIDE | {"SLURM_SUBMIT_DIR": str(ROOT)}, capture_output=True,
+        text=True, check=True,
+    )  # fmt: skip
+    assert said.stdout == "/tmp/my runs/x\n"
+
+
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
 def test_with_doctor_the_command_asks_whether_the_job_would_run(script: Path, tmp_path: Path) -> None:
     ran = dry_run(script, tmp_path, "--doctor", SLURM_JOB_ID="17", SLURM_SUBMIT_DIR=str(ROOT))

@@ -72,7 +72,7 @@ def runs_in_words(runs: Sequence[RunState]) -> list[str]:
     lines = [f"{complete} of {len(runs)} runs are complete"] if len(runs) > 1 else []
     for run in stopped:
         ends = f"the log of {run.folder} ends with: {last}\n" if (last := last_line(run.folder)) else ""
-        lines.append(f"{ends}{run.folder} goes on{unless_queued([run])} with:\n{go_on(run)}")
+        lines.append(f"{ends}{run.folder} goes on{unless_queued([run])} with:\n{go_on(run)}{not_repeated([run])}")
     lines += [
         f"{run.folder} is complete, but task.output={run.unwritten} is not there; this writes it:\n"
         f"{output_again(run.folder, run.unwritten)}"
@@ -80,6 +80,16 @@ def runs_in_words(runs: Sequence[RunState]) -> list[str]:
     ]  # fmt: skip
     waiting = [run.folder for run in runs if run.state == "not begun"]
     return lines + [f"{folder} has not begun: if squeue does not list it, {LOGS} in it says why" for folder in waiting]
+
+
+def not_repeated(runs: Sequence[RunState]) -> str:
+    """Return what a command for Slurm does not repeat; empty for other launchers."""
+    if not any(run.record and run.record.submission and run.record.submission.options for run in runs):
+        return ""
+    return (
+        "\n(with the job's time, cores, memory, partition, account and QOS; add what else sbatch was given, such as "
+        "--exclusive, --constraint or %8, and the environment, such as RESTARTS, SCRATCH or OMP_NUM_THREADS)"
+    )
 
 
 def last_line(folder: Path) -> str:
@@ -126,7 +136,7 @@ def shards_in_words(runs: Sequence[RunState]) -> list[str]:
     )
     if parts := [in_words(*kind) for kind in kinds if kind[0]]:
         again = shards_again(runs, sorted(left | by_state["not begun"] | by_state["stopped"]))
-        lines.append(f"{' and '.join(parts)}; run the rest{unless_queued(runs)} with:\n{again}")
+        lines.append(f"{' and '.join(parts)}; run the rest{unless_queued(runs)} with:\n{again}{not_repeated(runs)}")
     return lines
 
 

@@ -84,8 +84,9 @@ class WandbLog:
         from wandb import env
 
         options, folder = config.logging.wandb, self.folder
-        if not can_be_written(Path(env.get_cache_dir())):
-            # without one, its service writes its own log to standard error
+        found = "HOME" in os.environ or "XDG_CACHE_HOME" in os.environ  # which its service looks for
+        if not found or not can_be_written(Path(env.get_cache_dir())):
+            # without one, it writes its own log to standard error
             os.environ["WANDB_CACHE_DIR"] = str(folder / "wandb" / "cache")
         return wandb.init(
             id=self.id,

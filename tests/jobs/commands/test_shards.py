@@ -17,6 +17,7 @@ from lopa_dist.jobs.commands.trace import trace
 from lopa_dist.jobs.folder.results import FIGURES
 from lopa_dist.jobs.run.job import run
 from lopa_dist.jobs.show.report import figures
+from lopa_dist.jobs.show.run_page import job_s
 from lopa_dist.parallel.launcher import World
 from tests.jobs.run.test_job import config, lines
 
@@ -161,7 +162,21 @@ def test_the_input_s_digest_tells_what_other_shards_have(tmp_path: Path) -> None
     assert len(set(found)) == 3
 
 
-OF_ONE_JOB = {"step_ms", "steps", "comm_bytes_per_step", "world", "attempts", "input"}
+def test_the_speed_of_shards_that_were_stopped_counts_all_attempts(tmp_path: Path) -> None:
+    """The wall time of the last attempt at the slowest shard is not the job's."""
+    for shard in range(2):
+        folder = tmp_path / str(shard)
+        run(config(TaskConfig(limit=4, shard=shard, shards=2), max_new_tokens=8), folder, World("python"))
+        report = json.loads((folder / "report.json").read_text())
+        (folder / "report.json").write_text(json.dumps(report | {"attempts": shard + 1, "decode_s": 90.0 + shard}))
+    merged = merge_shards(tmp_path)
+    assert (merged["attempts"], merged["decode_s"]) == (2, 91.0)
+    assert merged["wall_s"] < 91.0
+    assert job_s(merged) == 91.0
+    assert "decoding took 91.0 s in all of them" in dict(figures(merged))["wall time"]
+
+
+OF_ONE_JOB = {"step_ms", "steps", "comm_bytes_per_step", "world", "input"}
 TIMES = {"made", "tokens_per_s", "latency_s", "decode_s", "wall_s"}
 
 

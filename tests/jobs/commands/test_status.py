@@ -131,11 +131,9 @@ def test_a_batch_script_s_array_is_continued_by_one(
     assert said(folder).splitlines()[-1].startswith("sbatch --array=1-2 --nodes=2 --gpus-per-node=8 launch/job.sh ")
     given = "--time=8:00:00 --cpus-per-task=64 --mem-per-gpu=65536M"
     replace(by_torchrun, submission=Submission(1, 8, 4, given)).write(folder / "shard-0" / "journal")
-    assert (
-        said(folder)
-        .splitlines()[-1]
-        .startswith(f"LAUNCH=torchrun sbatch --array=1-2 --gpus-per-node=8 {given} launch/")
-    )
+    *_, command, what = said(folder).splitlines()
+    assert command.startswith(f"LAUNCH=torchrun sbatch --array=1-2 --gpus-per-node=8 {given} launch/")
+    assert "add what else sbatch was given" in what
 
 
 def test_a_job_of_slurm_that_was_refused_is_shown(array: Path, tmp_path: Path) -> None:
