@@ -2,7 +2,7 @@
 
 Behind a gather, all ranks compute the same, so each has the whole gradient of what was gathered, and keeps that of its
 own part. A projection that is split by columns reads a whole input, of whose gradient each rank finds the part that its
-own columns give: there they are added up. Megatron-LM (arXiv 1909.08053, section 3) names the two g and f.
+own columns give: there they are added up: f of Megatron-LM (arXiv 1909.08053, section 3).
 """
 
 from __future__ import annotations
