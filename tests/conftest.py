@@ -67,9 +67,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     System tests wait half of their time. What comes last should be short.
     """
-    files: dict[Path, list[pytest.Item]] = {}
+    files: dict[str, list[pytest.Item]] = {}
     for item in items:
-        files.setdefault(item.path, []).append(item)
+        files.setdefault(item.nodeid.partition("::")[0], []).append(item)
     system = sorted((own for own in files.values() if own[0].get_closest_marker("system")), key=len, reverse=True)
     others = iter([own for own in files.values() if not own[0].get_closest_marker("system")])
     turns = [[own, *islice(others, AFTER_EACH)] for own in system]

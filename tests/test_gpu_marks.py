@@ -18,7 +18,8 @@ def config(gpu: bool) -> Any:
 
 
 def item(*marks: str) -> Any:
-    return SimpleNamespace(get_closest_marker=lambda name: name if name in marks else None)
+    file = "_".join(("test", *marks))
+    return SimpleNamespace(nodeid=f"{file}.py::one", get_closest_marker=lambda name: name if name in marks else None)
 
 
 def test_there_is_no_gpu_here() -> None:

@@ -230,7 +230,7 @@ def test_no_prompts_give_no_outputs(llm: LLM) -> None:
     [
         ("one", {}, "give a list"),
         ([{"role": "user", "content": "x"}], {}, r"prompts\[0\]: the prompt is a single message"),
-        (["x", " "], {}, r"prompts\[1\]: prompt must be a non-empty string"),
+        (["x", " "], {}, r"prompts\[1\]: prompt has nothing but white space"),
         (["x", [{"role": "user"}]], {}, r"prompts\[1\]: messages must be"),
         (["Tom " * 600, "x", "Tom " * 700], {}, r"prompts\[0\]: the prompt has .* positions.* \(and 1 more\)"),
         (["x"], {"sampling": SamplingParams(temperature=-1)}, r"prompts\[0\]: temperature=-1 must be a number of at"),
@@ -368,7 +368,7 @@ def test_bad_prompts_are_returned_beside_the_answers_of_the_others() -> None:
     assert found[0].text == found[3].text == alone[0].text
     assert [output.id for output in found] == [f"line-{i}" for i in range(1, 7)]
     assert found[1].error.startswith("the prompt is of type NoneType: a prompt is a text")
-    assert found[2].error.startswith("prompt must be a non-empty string")
+    assert found[2].error.startswith("prompt has nothing but white space")
     assert "positions" in found[4].error
     assert not found[0].error
     assert [output.finish_reason for output in llm.generate([""], errors="return")] == ["error"]

@@ -183,7 +183,7 @@ def test_index_and_custom_id_name_the_same(folder: Path, found: Trace) -> None:
     [
         ("nobody", "no request 'nobody'"),
         ("two", "two has 2 answers; name one: two#0 to two#1"),
-        ("bad", "has no answer to trace: line 3: prompt must be"),
+        ("bad", "has no answer to trace: line 3: prompt is empty"),
     ],
 )
 def test_what_cannot_be_traced_says_why(folder: Path, which: str, message: str) -> None:

@@ -242,7 +242,7 @@ def test_own_prompts_bad_lines_and_gzip(tmp_path: Path) -> None:
     words = [
         "not JSON",
         "object",
-        "non-empty",
+        "white space",
         "used in line 1",
         "temprature",
         "positions",
