@@ -67,7 +67,12 @@ def checked(verify: Callable[[State, Records], Winner], text: str) -> Callable[[
     """
 
     def checking(state: State, records: Records) -> Winner:
-        winner = verify(state, records)
+        try:
+            winner = verify(state, records)
+        except UserError:
+            raise
+        except ValueError as error:  # else a mistake in the user's code is shown in one line, without its place
+            raise RuntimeError(f"decode.rule={text}: verify failed") from error
         wrong = f"decode.rule={text}: verify returned"
         if not isinstance(winner, Winner):
             raise UserError(f"{wrong} a {type(winner).__name__}: return a lopa_dist.decode.Winner")
@@ -76,11 +81,25 @@ def checked(verify: Callable[[State, Records], Winner], text: str) -> Callable[[
             value = getattr(winner, name)
             if value.dtype != torch.int64 or list(value.shape) != shape:
                 found = f"a {name} of shape {list(value.shape)} and dtype {str(value.dtype).removeprefix('torch.')}"
-                raise UserError(f"{wrong} {found}: must be int64 of shape {shape}; .long() converts it")
+                convert = "; .long() converts it" if list(value.shape) == shape else ""
+                raise UserError(f"{wrong} {found}: must be int64 of shape {shape}{convert}")
         if len(tokens) != 2 or tokens[0] != state.slots:
             raise UserError(f"{wrong} a position of shape {tokens}: it must be [{state.slots}, tokens], -1 for nothing")
         if winner.accepted is not None and winner.probability is None:
             raise UserError(f"{wrong} accepted without probability: give the tokens' probabilities, too (bits of fp32)")
+        if winner.probability is not None and (
+            winner.probability.dtype != torch.int32 or list(winner.probability.shape) != tokens
+        ):
+            found = f"{list(winner.probability.shape)} and dtype {str(winner.probability.dtype).removeprefix('torch.')}"
+            raise UserError(
+                f"{wrong} a probability of shape {found}: must be int32 of shape {tokens}, the bits of fp32; "
+                "probability.view(torch.int32) returns them"
+            )
+        if list(winner.records.packed.shape) != [len(records.packed), state.slots, records.packed.shape[-1]]:
+            raise UserError(
+                f"{wrong} records of shape {list(winner.records.token.shape)}: must be those of the branch that wins, "
+                f"[{state.slots}, {records.packed.shape[-1]}], such as Records(records.packed[:, :, 0])"
+            )
         return winner
 
     return checking

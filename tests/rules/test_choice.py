@@ -87,6 +87,8 @@ def test_what_cannot_decode_is_refused(tmp_path: Path, name: str, options: dict[
         ("winner._replace(token=winner.token.int())", r"a token of shape \[4, 1\] and dtype int32: must be int64"),
         ("winner._replace(position=winner.position[:, 0], token=winner.token[:, 0])", r"position of shape \[4\]: it"),
         ("winner._replace(accepted=winner.branch)", "accepted without probability"),
+        ("winner._replace(accepted=winner.branch, probability=winner.position.float())", "float32: must be int32"),
+        ("winner._replace(records=records)", r"records of shape .*: must be those of the branch that wins"),
     ],
 )
 def test_a_winner_that_cannot_be_read_is_told(
