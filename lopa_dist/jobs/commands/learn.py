@@ -40,6 +40,7 @@ from lopa_dist.tasks.registry import make_task
 SECTIONS = ("learn", "parallel", "model.device", "model.path", "task.input")
 DRAFTS = (2, 4, 8, 16)  # for which tokens a forward are measured
 TRIED = 200  # held-out requests, at most, with which they are
+FEW = 20  # held-out answers, with fewer of which figures say little
 SAVE_EVERY_S = 60.0
 PAGE = "learn.html"
 
@@ -148,7 +149,8 @@ class Student:
         lesson = self.lesson(learning, answers, drafts)
         learning.adopt()
         after = self.measured("after", held_out, own)
-        learned = figures(lesson, before, after, len(self.answered))
+        measured = sum(is_held_out(one.request.prompt) for one in self.answered)
+        learned = figures(lesson, before, after, len(self.answered), measured)
         if world.rank == 0:
             learning.save(drafts, self.config.model.path, builder.revision)
             write_lines(drafts / "learn.json", [json.dumps(learned, indent=1) + "\n"])
@@ -205,7 +207,11 @@ class Student:
 
 
 def figures(
-    lesson: Lesson, before: dict[str, dict[str, float]], after: dict[str, dict[str, float]], answers: int
+    lesson: Lesson,
+    before: dict[str, dict[str, float]],
+    after: dict[str, dict[str, float]],
+    answers: int,
+    measured: int,
 ) -> dict[str, Any]:
     """Return what `learn.json` has.
 
@@ -220,6 +226,7 @@ def figures(
         "steps": lesson.steps,
         "rows": lesson.rows,
         "held_out": {
+            "answers": measured,
             "acceptance_before": lesson.before.shares,
             "acceptance": lesson.after.shares,
             "accepted_before": round(lesson.before.length, 3),
@@ -245,7 +252,8 @@ def in_words(learned: dict[str, Any], drafts: Path) -> str:
     pays = learned["break_even_answers"]
     return (
         f"{learned['minutes']:.1f} minutes; of a chain of drafts, {held_out['accepted']:.2f} are accepted instead of "
-        f"{held_out['accepted_before']:.2f} (held-out answers)\n"
+        f"{held_out['accepted_before']:.2f} ({held_out['answers']} held-out answers"
+        f"{', too few to tell' if held_out['answers'] < FEW else ''})\n"
         f"tokens a forward by drafts: {by_drafts}; "
         f"{'answers are not made faster on this machine' if pays is None else f'it pays after {pays} more answers'}\n"
         f"draft with it: {typed('model.lora', drafts)} model.lora_rows=masks decode.drafts=8 (figures: {drafts / PAGE})"

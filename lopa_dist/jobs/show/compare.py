@@ -20,6 +20,7 @@ from lopa_dist.atomic import naming, no_room
 from lopa_dist.checks import UserError
 from lopa_dist.encodable import encodable
 from lopa_dist.jobs.setup.settings import shown
+from lopa_dist.jobs.show.equal_texts import EqualTexts
 from lopa_dist.jobs.show.made_on import made_sentence
 from lopa_dist.jobs.show.page import Point, Scatter, write_page
 from lopa_dist.jobs.show.paired import Paired
@@ -34,6 +35,7 @@ from lopa_dist.jobs.show.seed_groups import (
     grouped,
     in_words,
     load_reports,
+    same_texts,
     settings_by_name,
     unfinished,
 )
@@ -180,10 +182,12 @@ class Comparison:
     ) -> None:
         self.folder, self.groups, self.failed, self.baseline = folder, groups, failed, baseline
         self.reports = [group.report for group in groups]
-        pairs = [None] * len(groups) if baseline is None else differences(groups, find_baseline(groups, baseline))
+        base = None if baseline is None else find_baseline(groups, baseline)
+        pairs = [None] * len(groups) if base is None else differences(groups, base)
+        same = [None] * len(groups) if base is None else same_texts(groups, base)
         words = words_of(groups)
         self.names = names_of(groups, words)
-        self.cells = [cells_of(name, group, pair) for name, group, pair in zip(self.names, groups, pairs, strict=True)]
+        self.cells = [cells_of(*point) for point in zip(self.names, groups, pairs, same, strict=True)]
         self.title = title_of(self.reports[0])
         self.headline, self.notes = headline(groups), notes_of(groups, pairs)
         self.head = [name for name in self.cells[0] if any(row[name][1] for row in self.cells)]
@@ -280,17 +284,18 @@ def differing(reports: Sequence[dict[str, Any]]) -> list[str]:
     return [k for k in runs[0] if len({json.dumps(settings.get(k)) for settings in runs}) > 1]
 
 
-def cells_of(name: str, group: SeedGroup, pair: Paired | None) -> Cells:
+def cells_of(name: str, group: SeedGroup, pair: Paired | None, same: EqualTexts | None) -> Cells:
     """Return a point's row.
 
     Args:
         name: of the point.
         group: the point.
         pair: compared with a baseline, if there is one.
+        same: how many texts are the baseline's.
     """
     report = group.report
     cells: Cells = {"run": (name, {"name": name})}
-    cells |= dict.fromkeys(("accuracy %", "seeds", "difference", "p"), ("-", {}))
+    cells |= dict.fromkeys(("accuracy %", "seeds", "difference", "p", "equal texts"), ("-", {}))
     if "accuracy" in report:
         low, high = accuracy_interval(report)
         numbers = {"accuracy": report["accuracy"], "accuracy_low": low, "accuracy_high": high}
@@ -311,6 +316,8 @@ def cells_of(name: str, group: SeedGroup, pair: Paired | None) -> Cells:
         text = f"{100 * pair.difference:+.1f} ({100 * pair.low:+.1f},{100 * pair.high:+.1f})"
         cells["difference"] = text, numbers | {"better": pair.better, "worse": pair.worse}
         cells["p"] = f"{pair.p:.2g}", {"mcnemar_p": pair.p}
+    if same:
+        cells["equal texts"] = f"{same.equal:,} of {same.requests:,}", same._asdict()
     rows, speed = report.get("rows_per_token"), report["tokens_per_s"]["job"]
     cells["TPF"] = f"{report['tpf']:.2f}", {"tpf": report["tpf"]}
     cells["rows/token"] = f"{rows:.1f}" if rows else "-", {"rows_per_token": rows}
@@ -460,7 +467,7 @@ def notes_of(groups: Sequence[SeedGroup], pairs: Sequence[Paired | None]) -> lis
         low, high = report.get("tokens_per_s_range", (1, 1))
         if high > SCATTER * low:
             notes.append(
-                f"Tokens a second of run {number} were from {low:.0f} to {high:.0f}: other work took its time."
+                f"Tokens a second of run {number} were from {low:.0f} to {high:.0f}: probably other work took its time."
             )
     warned: dict[str, list[int]] = {}
     for number, report in numbered:

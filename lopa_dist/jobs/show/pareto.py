@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,14 @@ def pareto(axes: Any, chart: Scatter, curves: Sequence[str]) -> None:
         speeds, accuracies = [p.speed for p in points], [p.accuracy for p in points]
         errors = [[p.accuracy - p.low for p in points], [p.high - p.accuracy for p in points]]
         color, line = COLORS[number % len(COLORS)], "-" if len(points) > 2 else ""  # two points make no curve
-        style = {"color": color, "linestyle": line, "marker": MARKERS[number % len(MARKERS)], "label": name}
+        style: dict[str, Any] = {
+            "color": color,
+            "linestyle": line,
+            "marker": MARKERS[number % len(MARKERS)],
+            "label": name,
+        }
+        if number >= len(COLORS):  # a colour's second curve has open markers
+            style |= {"markerfacecolor": "white", "markeredgewidth": 0.8}
         axes.errorbar(speeds, accuracies, errors, markersize=3.5, linewidth=0.8, elinewidth=0.4, **style)
     axes.margins(0.12)
     axes.set(xlabel=chart.title.replace("Rows of the model computed", "Rows computed"))
@@ -113,6 +121,16 @@ def pareto(axes: Any, chart: Scatter, curves: Sequence[str]) -> None:
     slow, low = axes.get_xlim()[chart.sign < 0], axes.get_ylim()[0]
     stair = [(slow, chart.front[0][1]), *chart.front, (chart.front[-1][0], low)]
     axes.step(*zip(*stair, strict=True), color="#cbd5e1", linewidth=3, zorder=0, label=FRONT, solid_joinstyle="miter")
+
+
+def in_order(dots: Sequence[tuple[float, ...]], places: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the places, of which two are changed that stand side by side the other way round than their points."""
+    found = list(places)
+    for i, j in combinations(range(len(dots)), 2):
+        (x, y), (other_x, other_y) = found[i], found[j]
+        if abs(y - other_y) < 1 and (dots[i][0] - dots[j][0]) * (x - other_x) < 0:
+            found[i], found[j] = found[j], found[i]
+    return found
 
 
 def annotate(axes: Any, points: Sequence[Point], all_points: Sequence[Point]) -> None:
@@ -124,7 +142,10 @@ def annotate(axes: Any, points: Sequence[Point], all_points: Sequence[Point]) ->
     if len(all_points) > MOST_LABELS:  # they would cover one another; the page has a number at each
         return
     places = place_labels(dots, [3.4 * len(p.label.partition("=")[2]) for p in points], left, right, 6.0)
+    places = in_order(dots, places)
     for point, dot, place in zip(points, dots, places, strict=True):
         where, offset = (point.speed, point.accuracy), (place[0] - dot[0], place[1] - dot[1])
-        style = {"fontsize": 6, "ha": "center", "va": "center", "color": COLORS[point.curve % len(COLORS)]}
+        color = COLORS[point.curve % len(COLORS)]
+        line = {"arrowstyle": "-", "linewidth": 0.3, "color": color, "shrinkA": 0, "shrinkB": 1}
+        style = {"fontsize": 6, "ha": "center", "va": "center", "color": color, "arrowprops": line}
         axes.annotate(point.label.partition("=")[2], where, offset, textcoords="offset points", **style)

@@ -12,6 +12,7 @@ from typing import Any
 
 from lopa_dist.checks import UserError
 from lopa_dist.jobs.setup.settings import shown
+from lopa_dist.jobs.show.equal_texts import EqualTexts, equal_texts
 from lopa_dist.jobs.show.paired import Paired, Verdicts, compared, verdicts
 from lopa_dist.jobs.show.report import judged, read_report, typed_words, why_no_results
 
@@ -176,6 +177,17 @@ def differences(groups: Sequence[SeedGroup], baseline: SeedGroup) -> list[Paired
         return compared(verdicts_of(group), of)
 
     return [None if group is baseline else difference(group) for group in groups]
+
+
+def same_texts(groups: Sequence[SeedGroup], baseline: SeedGroup) -> list[EqualTexts | None]:
+    """Return how many texts of each point are the baseline's; None for itself, and where the input is another one."""
+    whole = baseline.report.get("whole_input")
+    return [
+        equal_texts(group.folders, baseline.folders)
+        if group is not baseline and group.report.get("whole_input") == whole and "masks" not in group.report
+        else None
+        for group in groups
+    ]
 
 
 def verdicts_of(group: SeedGroup) -> Verdicts:

@@ -37,6 +37,7 @@ def test_a_run_is_learned_from(
     perform("learn", [str(folder), *QUICK])
     said = capsys.readouterr().out
     assert "tokens a forward by drafts: 2: " in said
+    assert "held-out answers, too few to tell)" in said
     assert f"model.lora={folder}/drafts model.lora_rows=masks" in said
     drafts = folder / "drafts"
     learned: dict[str, Any] = json.loads((drafts / "learn.json").read_text())

@@ -18,6 +18,7 @@ from lopa_dist.config import TaskConfig
 from lopa_dist.jobs.run.job import run
 from lopa_dist.jobs.show.compare import compare, curves_of
 from lopa_dist.jobs.show.metrics import wilson
+from lopa_dist.jobs.show.pareto import in_order
 from lopa_dist.jobs.show.seed_groups import SeedGroup, load_reports
 from lopa_dist.parallel.launcher import World
 from tests.jobs.run.test_job import config
@@ -242,6 +243,38 @@ def test_streams_of_problems_are_pooled(tmp_path: Path, report: dict[str, Any]) 
         assert re.search(r"38\.5 \(\d\d\.\d-\d\d\.\d\) .*-\d\d\.\d \(-\d\d\.\d,-\d\.\d\)", shown)
         assert ("left out for want of room, and in comparison.csv: " in shown) == bool(gone)
         assert gone in shown
+
+
+def test_equal_texts_are_counted_seed_by_seed(tmp_path: Path, report: dict[str, Any]) -> None:
+    """Also where nothing is judged: that is what a comparison of lossless decoding asks."""
+    for name, texts in (
+        ("base,seed=0", "abc"),
+        ("base,seed=1", "def"),
+        ("other,seed=0", "abx"),
+        ("other,seed=1", "def"),
+    ):
+        make(tmp_path, name, report, "+++", **({"drafts": 8} if "other" in name else {}))
+        file = tmp_path / name / "results.jsonl"
+        lines = [
+            json.loads(line) | {"text": text} for line, text in zip(file.read_text().splitlines(), texts, strict=True)
+        ]
+        file.write_text("".join(json.dumps({k: v for k, v in line.items() if k != "correct"}) + "\n" for line in lines))
+        (tmp_path / name / "report.json").write_text(
+            json.dumps(
+                {k: v for k, v in json.loads((tmp_path / name / "report.json").read_text()).items() if k != "accuracy"}
+            )
+        )
+    console = Console(record=True, width=200)
+    compare(tmp_path, console, baseline="base")
+    assert "equal texts" in (said := console.export_text())
+    assert "5 of 6" in said
+    rows = list(csv.DictReader((tmp_path / "comparison.csv").read_text().splitlines()))
+    assert [row["equal"] for row in rows] == ["", "5"]
+
+
+def test_labels_side_by_side_stand_as_their_points() -> None:
+    assert in_order([(1, 0), (2, 0)], [(5, 9), (3, 9)]) == [(3, 9), (5, 9)]
+    assert in_order([(1, 0), (2, 0)], [(5, 9), (3, 0)]) == [(5, 9), (3, 0)]
 
 
 def test_equal_runs_are_no_spread(tmp_path: Path, report: dict[str, Any]) -> None:
