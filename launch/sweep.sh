@@ -3,7 +3,8 @@
 #
 #   launch/sweep.sh decode.drafts=4,8,12,16 decode.tau_conf=0.8,0.9,0.95
 #   launch/sweep.sh launcher=slurm hydra.launcher.partition=gpu hydra.launcher.gpus_per_node=8 \
-#       hydra.launcher.tasks_per_node=8 hydra.launcher.cpus_per_task=8 hydra.launcher.mem_per_gpu=64G model=d2f_dream_base task=gsm8k decode=lopa decode.branches=0,3,7,15
+#       hydra.launcher.tasks_per_node=8 hydra.launcher.cpus_per_task=8 hydra.launcher.mem_per_gpu=64G \
+#       model=d2f_dream_base task=gsm8k decode=lopa decode.branches=0,3,7,15
 #   launch/sweep.sh --dry-run ...
 #
 # Every point's settings are checked before the first starts. Where a cluster answers, jobs go through Slurm

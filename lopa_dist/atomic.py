@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -42,6 +42,14 @@ def write_lines(file: Path, lines: Iterable[str]) -> None:
     """Write texts, which bring their line ends, into a file that is complete or not there (`atomic`)."""
     with atomic(file) as partial, partial.open("w", encoding="utf-8") as out:
         out.writelines(lines)
+
+
+def can_be_written(folder: Path) -> bool:
+    """Return whether a folder, made if need be, can be written."""
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        return os.access(folder, os.W_OK)
+    return False
 
 
 def no_room(error: OSError, then: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import hashlib
 import os
@@ -15,6 +14,8 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
+
+from lopa_dist.atomic import can_be_written
 
 # no operation is contracted or put in another order, whatever a compiler's defaults are
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fopenmp", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared")
@@ -64,10 +65,8 @@ def writable(folder: Path) -> Path:
     Raises:
         Unavailable: others could put their code into the one in the temporary directory.
     """
-    with contextlib.suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK):
-            return folder
+    if can_be_written(folder):
+        return folder
     own = Path(gettempdir()) / f"lopa_dist-{os.getuid()}"
     own.mkdir(mode=0o700, exist_ok=True)
     entry = own.lstat()

@@ -106,11 +106,11 @@ class Learning:
         masks: int = MASKS,
         tensor: Communicator | None = None,
     ) -> None:
-        self.model, self.mask_id, self.ranks, self.tensor = model, mask_id, ranks or Solo(), tensor or Solo()
+        self.model, self.mask_id, self.ranks = model, mask_id, ranks or Solo()
         self.watched = watched
 
         def begin() -> None:
-            self.adapter = DraftsAdapter(model, rank, tensor=self.tensor)
+            self.adapter = DraftsAdapter(model, rank, tensor=tensor)
             self.trainer = Trainer(model, self.adapter, self.ranks, masks, watched)
 
         self.together(begin)
@@ -173,7 +173,7 @@ class Learning:
             f"{name}.weight": (a.to(weight.dtype, copy=True), b.to(weight.dtype, copy=True))
             for name, (a, b) in self.adapter.pairs().items()
         }
-        attach_pairs(self.model, pairs, self.tensor)
+        attach_pairs(self.model, pairs, self.adapter.tensor)
         embed_mask(self.model, self.adapter.mask.detach())
 
     def save(self, folder: Path, base: str, revision: str) -> None:

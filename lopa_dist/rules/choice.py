@@ -77,24 +77,24 @@ def checked(verify: Callable[[State, Records], Winner], text: str) -> Callable[[
         if not isinstance(winner, Winner):
             raise UserError(f"{wrong} a {type(winner).__name__}: return a lopa_dist.decode.Winner")
         tokens = list(winner.position.shape)
-        for name, shape in (("branch", [state.slots]), ("position", tokens), ("token", tokens)):
+        tensors = [
+            ("branch", torch.int64, [state.slots], ".long() converts it"),
+            ("position", torch.int64, tokens, ".long() converts it"),
+            ("token", torch.int64, tokens, ".long() converts it"),
+        ]
+        if winner.probability is not None:
+            tensors.append(("probability", torch.int32, tokens, ".view(torch.int32) returns the bits of fp32"))
+        for name, dtype, shape, how in tensors:
             value = getattr(winner, name)
-            if value.dtype != torch.int64 or list(value.shape) != shape:
-                found = f"a {name} of shape {list(value.shape)} and dtype {str(value.dtype).removeprefix('torch.')}"
-                convert = "; .long() converts it" if list(value.shape) == shape else ""
-                raise UserError(f"{wrong} {found}: must be int64 of shape {shape}{convert}")
+            right = list(value.shape) == shape
+            if value.dtype != dtype or not right:
+                found = f"a {name} of shape {list(value.shape)} and dtype {name_of(value.dtype)}"
+                remedy = f"; {how}" if right else ""
+                raise UserError(f"{wrong} {found}: must be {name_of(dtype)} of shape {shape}{remedy}")
         if len(tokens) != 2 or tokens[0] != state.slots:
             raise UserError(f"{wrong} a position of shape {tokens}: it must be [{state.slots}, tokens], -1 for nothing")
         if winner.accepted is not None and winner.probability is None:
             raise UserError(f"{wrong} accepted without probability: give the tokens' probabilities, too (bits of fp32)")
-        if winner.probability is not None and (
-            winner.probability.dtype != torch.int32 or list(winner.probability.shape) != tokens
-        ):
-            found = f"{list(winner.probability.shape)} and dtype {str(winner.probability.dtype).removeprefix('torch.')}"
-            raise UserError(
-                f"{wrong} a probability of shape {found}: must be int32 of shape {tokens}, the bits of fp32; "
-                "probability.view(torch.int32) returns them"
-            )
         if list(winner.records.packed.shape) != [len(records.packed), state.slots, records.packed.shape[-1]]:
             raise UserError(
                 f"{wrong} records of shape {list(winner.records.token.shape)}: must be those of the branch that wins, "
@@ -103,3 +103,8 @@ def checked(verify: Callable[[State, Records], Winner], text: str) -> Callable[[
         return winner
 
     return checking
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """Return a dtype's name."""
+    return str(dtype).removeprefix("torch.")

@@ -257,7 +257,7 @@ def refuse_unsupported(fields: dict[str, Any]) -> None:
 def read_request(request: dict[str, Any], column: str = "prompt") -> dict[str, Any]:
     """Return the fields of an item that a request gives, and `samples`; a bad prompt is named by its `column`."""
     prompt, messages = request.get("prompt"), request.get("messages")
-    if "prompt" in request and prompt == "":
+    if prompt == "":
         raise BadLine(f"{column} is empty; give it a text, or leave the line out")
     if prompt is None and messages is None:
         raise BadLine("no prompt or messages in it; if the field of the prompt has another name, give task.column=NAME")

@@ -97,11 +97,12 @@ def by_pattern(config: Config) -> Resolved:
 
 def explanations(overrides: list[str]) -> Iterator[tuple[Setting, str, str]]:
     """Each setting, its value, and where the value came from, for a job with these overrides."""
-    needed = "task=batch" in overrides and not any(a.startswith("task.input=") for a in overrides)
-    config = composed(
-        [*overrides, "task.input=FILE"] if needed else overrides
-    )  # a job needs one, an explanation does not
-    set_by = sources(overrides) | ({"task.input": "you, when you start the job"} if needed else {})
+    missing: list[str] = []
+    if "task=batch" in overrides and not any(a.startswith("task.input=") for a in overrides):
+        missing = ["task.input=FILE"]  # which a job needs, and an explanation does not
+    config, set_by = composed([*overrides, *missing]), sources(overrides)
+    if missing:
+        set_by["task.input"] = "you, when you start the job"
     automatic = resolved(config)
     for setting in settings_of():
         value, origin = attrgetter(setting.key)(config), set_by.get(setting.key, "default")

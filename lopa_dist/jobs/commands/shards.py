@@ -127,7 +127,10 @@ def report_of(reports: list[dict[str, Any]], merged: Merged, errors: int) -> dic
     if all("made" in one for one in reports):
         kept["made"] = made_together([one["made"] for one in reports])
     versions = {name: ", ".join(dict.fromkeys(r["versions"][name] for r in reports)) for name in first["versions"]}
-    attempts = max(one.get("attempts", 1) for one in reports)  # of several, the job's time is that of generation
-    own = {"shards": len(reports), "expected": sum(r["expected"] for r in reports), "versions": versions}
-    own |= {"attempts": attempts}
+    own = {
+        "shards": len(reports),
+        "expected": sum(one["expected"] for one in reports),
+        "attempts": max(one.get("attempts", 1) for one in reports),  # of several, the time is that of generation
+        "versions": versions,
+    }
     return report | own | kept | settings(first)

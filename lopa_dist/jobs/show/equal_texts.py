@@ -18,15 +18,20 @@ class EqualTexts(NamedTuple):
 
 
 def equal_texts(runs: Sequence[Path], baseline: Sequence[Path]) -> EqualTexts | None:
-    """Compare runs with those of a baseline, seed by seed; None where they have no seed or no request in common."""
-    theirs = {seeds_of(folder): folder for folder in baseline}
+    """Compare runs with those of a baseline, seed by seed; None where they have no seed or no request in common.
+
+    Requests that ended with an error in both have no texts to compare.
+    """
+    counterparts = {seeds_of(folder): folder for folder in baseline}
     equal = requests = 0
     for folder in runs:
-        if other := theirs.get(seeds_of(folder)):
-            texts = {line["custom_id"]: hash(line.get("text")) for line in results(other)}
-            own = [line for line in results(folder) if line["custom_id"] in texts]
-            requests += len(own)
-            equal += sum(hash(line.get("text")) == texts[line["custom_id"]] for line in own)
+        if other := counterparts.get(seeds_of(folder)):
+            texts = {line["custom_id"]: line.get("text") for line in results(other)}
+            for line in results(folder):
+                name, text = line["custom_id"], line.get("text")
+                if name in texts and (text, texts[name]) != (None, None):
+                    requests += 1
+                    equal += text == texts[name]
     return EqualTexts(equal, requests) if requests else None
 
 

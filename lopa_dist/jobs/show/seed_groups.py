@@ -164,12 +164,12 @@ def in_words(report: dict[str, Any]) -> dict[str, str]:
 def differences(groups: Sequence[SeedGroup], baseline: SeedGroup) -> list[Paired | None]:
     """Each point compared with the baseline on the same problems; None for the baseline and where nothing is judged.
 
-    Nor is a point compared whose input is another one: names of problems, often their numbers, do not tell.
+    Nor is a point compared whose input is another one.
     """
     of: Verdicts = verdicts_of(baseline)
 
     def difference(group: SeedGroup) -> Paired | None:
-        if group.report.get("whole_input") != baseline.report.get("whole_input"):
+        if not of_one_input(group, baseline):
             log.warning(
                 "%s is not compared with %s problem by problem: its input is another", group.name, baseline.name
             )
@@ -181,13 +181,17 @@ def differences(groups: Sequence[SeedGroup], baseline: SeedGroup) -> list[Paired
 
 def same_texts(groups: Sequence[SeedGroup], baseline: SeedGroup) -> list[EqualTexts | None]:
     """Return how many texts of each point are the baseline's; None for itself, and where the input is another one."""
-    whole = baseline.report.get("whole_input")
     return [
         equal_texts(group.folders, baseline.folders)
-        if group is not baseline and group.report.get("whole_input") == whole and "masks" not in group.report
+        if group is not baseline and of_one_input(group, baseline) and "masks" not in group.report
         else None
         for group in groups
     ]
+
+
+def of_one_input(group: SeedGroup, other: SeedGroup) -> bool:
+    """Return whether two points have the same input: names of problems, often their numbers, do not tell."""
+    return bool(group.report.get("whole_input") == other.report.get("whole_input"))
 
 
 def verdicts_of(group: SeedGroup) -> Verdicts:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lopa_dist.atomic import write_lines
+from lopa_dist.atomic import can_be_written, write_lines
 from lopa_dist.config import Config
 from lopa_dist.engine.drafter import SOURCES
 from lopa_dist.engine.loop import Engine
@@ -236,14 +236,6 @@ def chosen_mode(config: Config) -> str:
     """Return the mode of W&B; ``auto`` is online where there is a key."""
     mode = config.logging.wandb.mode
     return mode if mode != "auto" else "online" if os.environ.get("WANDB_API_KEY") else "offline"
-
-
-def can_be_written(folder: Path) -> bool:
-    """Return whether a folder, made if need be, can be written."""
-    with contextlib.suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-        return os.access(folder, os.W_OK)
-    return False
 
 
 def abandon_service() -> None:
