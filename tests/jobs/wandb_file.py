@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from pathlib import Path
 from typing import Any
 
 from wandb.proto import wandb_internal_pb2
 
 BLOCK = 32768
+WHOLE_S = 60.0  # that a finished run may take until its file is written
 
 
 def records(path: Path) -> list[Any]:
-    """The protobuf records of a .wandb file."""
+    """Return the protobuf records of a finished run's .wandb file.
+
+    W&B's service writes it after `finish` has returned: it is whole when its last record, the exit, is there.
+    """
+    end = time.monotonic() + WHOLE_S
+    while not (found := written(path)) or found[-1].WhichOneof("record_type") != "exit":
+        assert time.monotonic() < end, f"{path}: no end after {WHOLE_S:g} s"
+        time.sleep(0.01)
+    return found
+
+
+def written(path: Path) -> list[Any]:
+    """Return the records that are in the file by now."""
     data = path.read_bytes()
     found, whole, at = [], b"", 7
     while at + 7 <= len(data):
@@ -22,6 +36,8 @@ def records(path: Path) -> list[Any]:
             at += left
             continue
         _, length, kind = struct.unpack("<IHB", data[at : at + 7])
+        if at + 7 + length > len(data):  # it is being written
+            break
         whole += data[at + 7 : at + 7 + length]
         at += 7 + length
         if kind in (1, 4):  # a full record, or its last part
@@ -33,7 +49,7 @@ def records(path: Path) -> list[Any]:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Config, history rows and summary of the one offline run below `folder`."""
+    """Return the config, history rows, summary and artifacts of the one offline run below `folder`."""
     (path,) = folder.glob("wandb/offline-run-*/*.wandb")
     config, history, summary, artifacts = {}, [], {}, []
     for record in records(path):
