@@ -361,9 +361,12 @@ class State:
 
     def to_host_with(self, *extra: Tensor) -> tuple[HostState, list[Ints]]:
         """Copy what the host must know and each of `extra`, integers of one dimension, still in one transfer."""
-        parts = [self.integers.view(-1), *extra]
-        host, *others = np.split(torch.cat(parts).cpu().numpy(), np.cumsum([part.numel() for part in parts[:-1]]))
-        return HostState._make(host.reshape(self.integers.shape)), others
+        sent = torch.cat([self.integers.view(-1), *extra]).cpu().numpy()
+        others, begin = [], self.integers.numel()
+        for part in extra:
+            others.append(sent[begin : begin + len(part)])
+            begin += len(part)
+        return HostState._make(sent[: self.integers.numel()].reshape(self.integers.shape)), others
 
 
 def of_branch(values: Tensor, branch: Tensor, dimension: int = 0) -> Tensor:

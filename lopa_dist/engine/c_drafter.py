@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lopa_dist.c_library import DOUBLE, INT, LONG, P, Unavailable, load
-from lopa_dist.engine.drafter import KINDS, OF_MASKS, REMEMBERED, SOURCES, Drafted, Drafter, Masks
+from lopa_dist.engine.drafter import KINDS, NOTHING, OF_MASKS, REMEMBERED, SOURCES, Drafted, Drafter, Masks
 from lopa_dist.engine.ngrams import COUNT, LONGEST, MOST
 from lopa_dist.engine.work import Work
 from lopa_dist.ragged import Ints
@@ -120,7 +120,7 @@ class CDrafter(Drafter):
         self.library.drafter_leave(self.own, slot)
         self.left.append(self.works.pop(slot))
 
-    def hear(self, slots: Ints, written: Ints, token: Ints, bits: Ints, masks: Masks) -> None:
+    def hear(self, slots: Ints, written: Ints, masks: Masks, token: Ints = NOTHING, bits: Ints = NOTHING) -> None:
         """As of `Drafter`."""
         slots, written, token, bits = (np.ascontiguousarray(x, np.int64) for x in (slots, written, token, bits))
         self.library.drafter_hear(

@@ -54,22 +54,20 @@ class Chains:
         self.drafter.leave(slot)
         self.due[slot] = False
 
-    def told(self, winner: Winner) -> tuple[Tensor, Tensor]:
-        """Return what the host must know of a step, for its one copy: ``[S x D]`` and ``[2 x S x n]``.
+    def told(self, winner: Winner) -> list[Tensor]:
+        """Return what the host must know of a step, for its one copy: ``[S x D]`` and, if masks draft, ``[2 x S x n]``.
 
         These are the tokens that the step has written, -1 for none, and what masks predicted behind them: tokens, -1
         for none, and the bits of their probabilities.
         """
-        written, proposed = brought(winner), proposals(winner).packed[:2]
-        self.shapes = written.shape, proposed.shape
-        return written.flatten(), proposed.flatten()
+        told = [brought(winner), *([proposals(winner).packed[:2]] if self.drafter.masks else [])]
+        self.shapes = [one.shape for one in told]
+        return [one.flatten() for one in told]
 
-    def heard(self, slots: Ints, written: Ints, proposed: Ints) -> None:
+    def heard(self, slots: Ints, *told: Ints) -> None:
         """Take what `told` has sent, for the sequences in `slots`."""
-        written, (token, bits) = (
-            sent.reshape(shape) for sent, shape in zip([written, proposed], self.shapes, strict=True)
-        )
-        self.drafter.hear(slots, written, token, bits, self.masks)
+        written, *proposed = (sent.reshape(shape) for sent, shape in zip(told, self.shapes, strict=True))
+        self.drafter.hear(slots, written, self.masks, *(proposed[0] if proposed else ()))
         self.due[slots] = True
 
     def draft(
@@ -83,7 +81,7 @@ class Chains:
             foresee: whether to tell what text would bring, where it does not draft (`expected`).
         """
         drafter = self.drafter
-        slots = np.flatnonzero(self.due & (host.done == 0))
+        slots = (self.due & (host.done == 0)).nonzero()[0]
         self.due[:], self.expected = False, None
         if not len(slots):
             return host
@@ -93,7 +91,9 @@ class Chains:
             of_text = drafter.draft_all(slots, most, worth, masks._replace(counts=np.zeros_like(masks.counts)))
             self.expected = Expected(of_text.ends, of_text.counts, most)
         drafted = drafter.draft_all(slots, most, worth, masks, from_text)
-        if from_text and (bare := predicted == 0).any():
+        if from_text and not drafter.masks:
+            self.expected = Expected(drafted.ends, drafted.counts, most)
+        elif from_text and (bare := predicted == 0).any():
             self.expected = Expected(drafted.ends[bare], drafted.counts[bare], most[bare])
         paths: list[list[list[int]]] = []
         if state.config.branches:

@@ -51,6 +51,8 @@ OF_BOTH = OF_MASKS + 2 * DEPTHS * LEVELS  # a mask and the text propose the same
 KINDS = OF_BOTH + 2 * LEVELS
 
 
+NOTHING: Ints = np.zeros((0, 0), np.int64)  # predicted by masks
+
 Draft: TypeAlias = tuple[int, float, int, int, int, int, int]
 """A draft of a chain: its token, the chance that the model writes it if it wrote those before it, and its source; what
 the texts proposed at its place, token and kind, and what a mask did. A token of -1: nothing."""
@@ -165,13 +167,14 @@ class Drafter:
         """Forget the text of a slot that becomes free, once it was learned from."""
         del self.texts[slot]
 
-    def hear(self, slots: Ints, written: Ints, token: Ints, bits: Ints, masks: Masks) -> None:
-        """Append what a step has written, and note in `masks` what masks predicted behind it.
+    def hear(self, slots: Ints, written: Ints, masks: Masks, token: Ints = NOTHING, bits: Ints = NOTHING) -> None:
+        """Append what a step has written, and note in `masks` what masks predicted behind it, if they draft.
 
         Args:
             slots: ``[n]`` of the step; those of no text are left out.
             written: ``[n, D]`` tokens, -1 behind the last one.
-            token, bits, masks: as of `Masks.note`.
+            masks: of all slots.
+            token, bits: as of `Masks.note`.
         """
         for slot, tokens in zip(slots.tolist(), written.tolist(), strict=True):
             if slot in self.texts:

@@ -19,9 +19,7 @@ from numpy.typing import NDArray
 from lopa_dist.decode.config import MOST_DRAFTS, DecodeConfig
 from lopa_dist.decode.state import HostState
 from lopa_dist.ragged import Ints
-from lopa_dist.rows.causal_rows import prompt_rows, rows_on_rank
 from lopa_dist.rows.lookahead import Lookahead
-from lopa_dist.rows.prefill import SharedPrefixes
 from lopa_dist.rows.share import ALONE, Share
 
 MASKS = (0, 1, 2, 3, 4, 6, 8, 12, 16)  # of a group, as auto may choose
@@ -58,6 +56,7 @@ class Acceptance:
         self.hope = hope  # probability that a draft is accepted, before any was
         self.tried, self.accepted, self.drafted, self.room = np.zeros((4, deepest))
         self.asked: dict[int, list[float]] = {}  # what `ends` returned since the last count
+        self.expected: list[tuple[NDArray[np.float64], Ints, Ints]] = []  # steps, until they are taken into account
 
     def count(self, drafts: Ints, accepted: Ints, room: Ints | None = None) -> None:
         """Count a step.
@@ -77,20 +76,30 @@ class Acceptance:
         self.room = DECAY * self.room + open_.sum(0)
 
     def expect(self, ends: NDArray[np.float64], drafts: Ints, room: Ints) -> None:
-        """Count a step as it is expected to end, whether or not it is made.
+        """Count a step as it is expected to end, whether or not it is made: at once with others, when `ends` is asked.
 
         Args:
             ends: ``[S, D + 1]`` probabilities that what is accepted of each sequence's chain ends at each depth.
             drafts, room: as of `count`.
         """
         self.asked.clear()
+        self.expected.append((ends, drafts, room))
+
+    def take_expected(self) -> None:
+        """Take the expected steps into account."""
+        if not self.expected:
+            return
+        age = np.arange(len(self.expected))[::-1].repeat([len(drafts) for _, drafts, _ in self.expected])
+        keep, weight = DECAY ** len(self.expected), DECAY ** age[:, None]
+        ends, drafts, room = (np.concatenate(parts) for parts in zip(*self.expected, strict=True))
+        self.expected.clear()
         reached = ends[:, ::-1].cumsum(1)[:, ::-1]
         depth = np.arange(len(self.tried))
         open_ = depth < room[:, None]
-        self.tried = DECAY * self.tried + (open_ * reached[:, :-1]).sum(0)
-        self.accepted = DECAY * self.accepted + reached[:, 1:].sum(0)
-        self.drafted = DECAY * self.drafted + (depth < drafts[:, None]).sum(0)
-        self.room = DECAY * self.room + open_.sum(0)
+        self.tried = keep * self.tried + (weight * open_ * reached[:, :-1]).sum(0)
+        self.accepted = keep * self.accepted + (weight * reached[:, 1:]).sum(0)
+        self.drafted = keep * self.drafted + (weight * (depth < drafts[:, None])).sum(0)
+        self.room = keep * self.room + (weight * open_).sum(0)
 
     def ends(self, drafts: int) -> list[float]:
         """Return the probabilities that what is accepted of a chain ends at each depth; ``[drafts + 1]``.
@@ -100,6 +109,7 @@ class Acceptance:
         """
         if drafts in self.asked:
             return self.asked[drafts]
+        self.take_expected()
         tried = self.tried.sum()
         share = self.accepted.sum() / tried if tried else self.hope  # what to expect if few were tried
         rates = (self.accepted + share) / (self.tried + 1)
@@ -109,6 +119,7 @@ class Acceptance:
 
     def length(self, room: int) -> float:
         """Return how many drafts a chain has on the average that has room for `room` of them."""
+        self.take_expected()
         return float(((self.drafted + 1) / (self.room + 1))[:room].sum())
 
 
@@ -209,7 +220,7 @@ class LookaheadPolicy:
         if self.text and not self.auto and self.useless() and sum(self.chosen.values()) % EXPLORE:
             masks = 0
         most = None if branches >= self.branches else 1
-        if ends is not None:
+        if ends is not None and masks:
             behind = np.zeros(ends.shape, bool)
             likely = np.argsort(-ends, 1, kind="stable")
             np.put_along_axis(behind, likely[:, :groups], True, 1)
@@ -236,32 +247,31 @@ class LookaheadPolicy:
         if self.auto:
             self.bare.expect(ends, drafts, room)
 
-    def begin(self, ahead: Lookahead, host: HostState, prefixes: SharedPrefixes | None, chunk: bool) -> None:
+    def begin(self, ahead: Lookahead, host: HostState, chunk: bool) -> None:
         """Begin a step, whose time is measured.
 
         Args:
             ahead: from `lookahead`.
             host: of the step's sequences.
-            prefixes: what prompts share; None if no prompt waits.
             chunk: whether a chunk of a prompt was computed since the last step, whose time then does not count.
         """
         self.chosen[ahead.masks] = self.chosen.get(ahead.masks, 0) + 1
-        running = host.branches > 0
-        groups = running if ahead.behind is None else ahead.behind[running]
-        self.mask_rows += ahead.masks * int(groups.sum())
+        if ahead.masks:
+            running = host.branches > 0
+            groups = running if ahead.behind is None else ahead.behind[running]
+            self.mask_rows += ahead.masks * int(groups.sum())
         if self.auto:
             now = self.clock()
             if self.began is not None and not chunk:
                 self.times.measured(self.rows, now - self.began)
-            self.began, self.rows = now, int(rows_on_rank(host, ahead, self.share).sum())
-            if prefixes is not None:
-                self.rows += prompt_rows(host, prefixes)
+            self.began = now
 
     def stepped(
         self,
         before: HostState,
         after: HostState,
         choice: Choice,
+        rows: int,
         masks: Ints | None = None,
         accepted_with: Ints | None = None,
         from_masks: int = 0,
@@ -271,11 +281,12 @@ class LookaheadPolicy:
         Args:
             before, after: what the host knew before the step and knows after it.
             choice: of the next step.
+            rows: of the step's forward on this rank.
             masks: ``[S]`` for how many places of each chain masks had predicted a token; None: for all drafts.
             accepted_with: as of `Winner`.
             from_masks: drafts that masks predicted and that were accepted, of all steps so far.
         """
-        self.choice, self.from_masks = choice, from_masks
+        self.choice, self.rows, self.from_masks = choice, rows, from_masks
         if not self.causal:
             return
         running = (before.done == 0) & (after.done == 0)  # a text that ends accepts nothing behind its end

@@ -213,7 +213,7 @@ class Engine:
         """Store the step until the next one is under way (`hand_out`), and call `on_step`."""
         self.statistics.lap("commit")
         self.lookahead.stepped(
-            step.before, step.after, self.lockstep.choice, step.masks, step.accepted_with,
+            step.before, step.after, self.lockstep.choice, len(rows.table.hi), step.masks, step.accepted_with,
             self.statistics.accepted_from[MASKS],
         )  # fmt: skip
         self.ended = EndedStep(step, rows, finished, dict(self.statistics.seconds))

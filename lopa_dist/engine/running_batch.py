@@ -142,7 +142,7 @@ class RunningBatch:
         running = {slot: admission.work for slot, admission in self.running.items()}
         works = [running.get(slot) for slot in (range(self.state.slots) if slots is None else slots.tolist())]
         prefixes = self.shared_prefixes(slots, before, works)
-        self.lookahead.begin(ahead, before, prefixes, chunk)
+        self.lookahead.begin(ahead, before, chunk)
         masks = None
         if self.chains:
             masks = self.chains.predicted.copy() if slots is None else self.chains.predicted[slots]
@@ -168,7 +168,7 @@ class RunningBatch:
         if step.slots is not None:
             self.state.put(step.slots, step.state)
         accepted_with = extra.new_empty(0) if winner.accepted_with is None else winner.accepted_with
-        told = self.chains.told(winner) if self.chains else []
+        told = self.chains.told(winner) if self.chains else ()
         self.host, (own, of_branches, *of_chains) = self.state.to_host_with(extra, accepted_with.view(-1), *told)
         if winner.accepted_with is not None:
             step.accepted_with = of_branches.reshape(accepted_with.shape)

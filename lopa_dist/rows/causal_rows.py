@@ -101,13 +101,6 @@ def rows_on_rank(host: HostState, lookahead: Lookahead, share: Share) -> Ints:
     return counts.common + counts.path * share.most(host.branches)
 
 
-def prompt_rows(host: HostState, prefixes: SharedPrefixes) -> int:
-    """Return how many rows of prompts run in the next forward."""
-    waiting = (host.committed < 0) & (host.branches > 0)
-    computed = prefixes.source == np.arange(len(waiting))
-    return int((host.prompt - prefixes.length)[waiting].sum() + prefixes.length[waiting & computed].sum())
-
-
 PROMPT, CHAIN, GROUP, PATH = range(4)
 """Kinds of segments, in their order. Rows of the last two have their K/V in scratch."""
 

@@ -168,30 +168,28 @@ def put_chains(
     Args:
         state, host: of all slots, of the same step.
         slots: ``[n]`` of the sequences.
-        chains: ``[n, m]`` their drafts.
+        chains: ``[n, m]`` their drafts; what stands behind the last one of each is written, too, and read by nobody.
         counts: ``[n]`` how many they have; no row could verify more than stand before the answer's limit.
         expects_eos: ``[n]`` whether an end-of-text is expected behind them.
         paths: of each sequence, further branches behind those that it has: drafts, as many as its chain has.
     """
-    number = np.arange(chains.shape[1])
-    drafted = number < counts[:, None]
+    tokens, number = chains.ravel(), np.arange(chains.shape[1])
     canvas = (slots * state.canvas.shape[1] + state.origin + host.complete[slots])[:, None] + number
-    chain = (slots * state.chain_token.shape[1])[:, None] + number
-    tokens, chain_cells = chains[drafted], chain[drafted]
+    chain = ((slots * state.chain_token.shape[1])[:, None] + number).ravel()
     of_chains = tokens
-    known = np.stack([getattr(host, name) for name in CHAIN])
+    known = np.array(host[FIRST : FIRST + len(CHAIN)])
     if paths:
         of, begin = np.array([len(some) for some in paths]), host.branches[slots]  # numbers of the first further branch
         branch = begin.repeat(of) + ragged_arange(of)
         cell = slots.repeat(of) * state.chain_token.shape[1] + branch * state.config.max_drafts
         lengths = counts.repeat(of)
-        chain_cells = np.append(chain_cells, cell.repeat(lengths) + ragged_arange(lengths))
+        chain = np.append(chain, cell.repeat(lengths) + ragged_arange(lengths))
         further = np.array([token for some in paths for path in some for token in path], np.int64)
         of_chains = np.append(tokens, further)
         known[0, slots] += of
     known[1, slots], known[2, slots] = counts, expects_eos
     sent = together(
-        state.canvas.device, tokens=tokens, canvas=canvas[drafted], of_chains=of_chains, chain=chain_cells,
+        state.canvas.device, tokens=tokens, canvas=canvas.ravel(), of_chains=of_chains, chain=chain,
         known=known.ravel(),
     )  # fmt: skip
     state.canvas.view(-1).index_copy_(0, sent["canvas"], sent["tokens"])

@@ -78,7 +78,7 @@ class Both:
         for drafter, masks in zip((self.one, self.other), self.masks, strict=True):
             heard = np.append(slots, NOBODY)
             rows = [np.vstack([x, x[-1:]]) for x in (written, predicted, chances.view(np.int32).astype(np.int64))]
-            drafter.hear(heard, *rows, masks)
+            drafter.hear(heard, rows[0], masks, *(rows[1:] if drafter.masks else ()))
         for mine, theirs in zip(*self.masks, strict=True):
             assert np.array_equal(mine, theirs)
         assert self.one.verifying() == self.other.verifying()
@@ -120,7 +120,7 @@ def test_a_table_is_inherited() -> None:
         masks, bits = Masks(np.array([[2]]), np.array([[0.9]]), np.array([1])), np.array([[0x3F666666]])  # of 0.9
         for token in (2, 3, 5, 2, 3):
             old.draft_all(np.array([0]), np.array([2]), 0.0, masks)
-            old.hear(np.array([0]), np.array([[token]]), masks.token, bits, masks)
+            old.hear(np.array([0]), np.array([[token]]), masks, masks.token, bits)
             old.learn(Work())
         new.inherit(old)
         new.clear()
