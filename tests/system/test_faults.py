@@ -86,8 +86,9 @@ def end(process: subprocess.Popen[str], folder: Path) -> None:
 @pytest.mark.parametrize(
     ("how", "mesh"),
     [
-        *((how, "branch") for how in ("kill", "stop", "raise")),
-        *(("kill", mesh) for mesh in ("data", "tensor")),
+        ("kill", "branch"),
+        ("stop", "tensor"),
+        ("raise", "data"),
     ],
 )
 def test_torchrun_names_the_lost_rank(tmp_path: Path, how: str, mesh: str) -> None:

@@ -38,8 +38,7 @@ def job(folder: Path, ranks: int, *overrides: str) -> list[str]:
 @pytest.mark.parametrize(
     ("mesh", "backend"),
     [
-        ("parallel.branch=2", "mpi"), ("parallel.data=2", "mpi"), ("parallel.tensor=2", "mpi"),
-        ("parallel.branch=2", "gloo"),
+        ("parallel.branch=2", "mpi"), ("parallel.tensor=2", "mpi"), ("parallel.data=2", "gloo"),
     ],
 )  # fmt: skip
 def test_two_ranks(tmp_path: Path, one_process: list[str], mesh: str, backend: str) -> None:
