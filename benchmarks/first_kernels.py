@@ -16,7 +16,7 @@ from benchmarks.first_facts import Fact, compared
 from benchmarks.gpu_shapes import dtype_of, has_fp8, models, noise, plan_of, toy
 from lopa_dist.kernels.attention import attend_tiles
 from lopa_dist.kernels.dispatch import KERNELS
-from lopa_dist.kernels.preflight import Widths, faults
+from lopa_dist.kernels.preflight import VARIANTS, Widths, faults
 from lopa_dist.kernels.quantized import fp8_linear, int8_linear, quantize_fp8, quantize_int8, quantize_rows
 from lopa_dist.kernels.random import gumbel
 from lopa_dist.kernels.record_head import record_head
@@ -32,7 +32,6 @@ from lopa_dist.ragged import UNBOUNDED
 BOUND = {torch.bfloat16: 4e-3, torch.float16: 1e-3, torch.float32: 1e-5}  # relative norm of an error
 FAST_BOUND = 1e-2  # with fast accumulation, which keeps fewer bits of partial sums
 FAR = (1 << 31) + 4096  # numbers of a pool that 32 bits do not count
-BOUNDED = ("attention", "rotation")  # kernels that have a variant for causal models
 TIED = 0.05  # between two preferences, of which rounding may choose either
 TRITON_FILES = (
     "meta_kernels", "rope_triton", "rows_triton", "record_head_triton", "virtual_gemm_triton", "experts_triton",
@@ -44,27 +43,32 @@ def preflight(device: torch.device) -> Iterator[Fact]:
     if device.type == "cpu":
         yield "not on a CPU", dict
         return
-    widths: dict[str, Widths] = {}
-    experts = (dtype_of(device), torch.int8)
-    for name, s in models(device).items():
-        sizes = Widths(s.hidden_size, s.intermediate_size, s.heads, s.kv_heads, s.head_dim, 1, experts=experts)
-        group = s.heads // s.kv_heads
-        for rows in sorted({max(1, height // group) for height in (16, 64, 128)}):
-            widths[f"{name}, tiles of {rows}"] = sizes._replace(tile_rows=rows)
-        causal = sizes._replace(tile_rows=64 // group, bounded=True, qk_norm=True, rope_fp32=True)
-        widths[f"{name}, causal"] = causal
-        widths[f"{name}, causal, reproducible"] = causal._replace(whole=False)
 
     def check(kernel: str, sizes: Widths) -> dict[str, Any]:
         found = faults(sizes, torch.bfloat16, device, (kernel,))
         return {"ok": not found, "fault": str(found.get(kernel, ""))}
 
-    for name, sizes in widths.items():
-        for kernel in (kernel for kernel in KERNELS if kernel != "fp8" or has_fp8(device)):
-            if sizes.bounded and kernel not in BOUNDED:
-                continue  # as above
-            yield f"{kernel}, {name}", partial(check, kernel, sizes)
+    for name, shape in models(device).items():
+        for kernel, variant, sizes in tried(shape, dtype_of(device)):
+            if kernel != "fp8" or has_fp8(device):
+                yield f"{kernel}, {name}, {variant}", partial(check, kernel, sizes)
     yield "compiled", lambda: {"kernels": compiled()}
+
+
+def tried(shape: ModelConfig, dtype: torch.dtype) -> Iterator[tuple[str, str, Widths]]:
+    """Yield each kernel that preflight launches at a model's widths, in which variant, and what that is compiled for.
+
+    All kernels run with tiles of three heights; those that are others in a model of another kind, as that kind, too.
+    """
+    group, kinds = shape.heads // shape.kv_heads, (dtype, torch.int8)
+    hidden, intermediate, dim = shape.hidden_size, shape.intermediate_size, shape.head_dim
+    sizes = Widths(hidden, intermediate, shape.heads, shape.kv_heads, dim, max(1, 64 // group), experts=kinds)
+    for rows in sorted({max(1, height // group) for height in (16, 64, 128)}):
+        for kernel in KERNELS:
+            yield kernel, f"tiles of {rows}", sizes._replace(tile_rows=rows)
+    for name, variant in VARIANTS.items():
+        for kernel in variant.kernels:
+            yield kernel, name, variant.of(sizes)
 
 
 def compiled() -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -368,3 +368,28 @@ def eight_bits(result: Sequence[Tensor], x: Tensor) -> Iterator[Comparison]:
 TRIALS: dict[str, Trial] = dict(
     zip(KERNELS, (attention, rotation, norm, swiglu, head, vgemm, experts, fp8), strict=True)
 )
+
+
+class Variant(NamedTuple):
+    """A variant of some kernels, which other models run."""
+
+    changes: dict[str, Any]  # of `Widths`
+    kernels: tuple[str, ...]  # that are other ones then
+
+    def of(self, widths: Widths) -> Widths:
+        """Return what the variant is compiled for, at the sizes of `widths`."""
+        return widths._replace(**self.changes)
+
+
+VARIANTS = {
+    "causal": Variant({"bounded": True, "qk_norm": True, "rope_fp32": True}, ("attention", "rotation")),
+    "causal, reproducible": Variant({"bounded": True, "whole": False}, ("attention",)),
+    "reproducible": Variant({"whole": False}, ("attention",)),
+    "rotation in fp32": Variant({"rope_fp32": True}, ("rotation",)),
+    "sigmoids": Variant(
+        {"router": Router(5, True, sigmoid=True, scale=2.5, groups=8, chosen_groups=4), "routed": 32, "experts": ()},
+        ("experts",),
+    ),
+    "softmax": Variant({"router": Router(3, True), "routed": 12, "experts": ()}, ("experts",)),
+}
+"""What tests and `benchmarks.gpu_first` try beside the kernels of a masked model: all that some model runs."""

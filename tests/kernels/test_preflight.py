@@ -21,25 +21,13 @@ from lopa_dist.kernels import (
     virtual_gemm_triton,
 )
 from lopa_dist.kernels.dispatch import KERNELS, by_torch, fused
-from lopa_dist.kernels.preflight import Widths, explained, faults, refused
-from lopa_dist.kernels.routing import Router
+from lopa_dist.kernels.preflight import VARIANTS, Widths, explained, faults, refused
 
 pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 WIDTHS = Widths(
     hidden=64, intermediate=96, heads=4, kv_heads=2, head_dim=16, tile_rows=8, experts=(torch.float32, torch.int8)
 )
-# of other models: a causal one with Qwen3's norms, one that is reproducible, and one that rotates in fp32
-VARIANTS = {
-    "causal": WIDTHS._replace(bounded=True, qk_norm=True),
-    "reproducible": WIDTHS._replace(bounded=True, whole=False),
-    "reproducible, masked": WIDTHS._replace(whole=False),
-    "sigmoids": WIDTHS._replace(
-        router=Router(5, True, sigmoid=True, scale=2.5, groups=8, chosen_groups=4), routed=32, experts=()
-    ),
-    "softmax": WIDTHS._replace(router=Router(3, True), routed=12, experts=()),
-    "rotation in fp32": WIDTHS._replace(rope_fp32=True),
-}
 WHERE: dict[str, tuple[Any, str]] = {
     "attention": (preflight, "attend_meta"),
     "rotation": (rope_triton, "rope_and_store"),
@@ -67,9 +55,7 @@ def test_kernels_that_agree_have_no_fault(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", preflight.TOLERANCE, ids=str)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variants_that_agree_have_no_fault(variant: str, dtype: torch.dtype) -> None:
-    widths = VARIANTS[variant]
-    kernels = ("attention", "rotation") if widths.router is None else ("experts",)
-    assert check(*kernels, dtype=dtype, widths=widths) == {}
+    assert check(*VARIANTS[variant].kernels, dtype=dtype, widths=VARIANTS[variant].of(WIDTHS)) == {}
 
 
 def test_the_variants_are_those_that_the_model_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,9 +73,9 @@ def test_the_variants_are_those_that_the_model_runs(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(preflight, "attend_meta", attended)
     monkeypatch.setattr(rope_triton, "rope_and_store", rotated)
-    assert check("attention", "rotation", dtype=torch.float16, widths=VARIANTS["causal"]) == {}
-    assert check("attention", widths=VARIANTS["reproducible"]) == {}
-    assert check("rotation", dtype=torch.bfloat16, widths=VARIANTS["rotation in fp32"]) == {}
+    assert check("attention", "rotation", dtype=torch.float16, widths=VARIANTS["causal"].of(WIDTHS)) == {}
+    assert check("attention", widths=VARIANTS["causal, reproducible"].of(WIDTHS)) == {}
+    assert check("rotation", dtype=torch.bfloat16, widths=VARIANTS["rotation in fp32"].of(WIDTHS)) == {}
     whole, split, rotation, reproducible, plain = launched
     assert (whole, split) == tuple({"bounded": True, "whole": True, "parts": parts} for parts in (False, True))
     launched.clear()
@@ -106,7 +92,7 @@ def test_a_choice_of_other_experts_is_found(name: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(
         routing_triton, "routed", lambda logits, *given: right(torch.where(logits == logits.max(), 0, logits), *given)
     )
-    assert "experts" in check("experts", widths=VARIANTS[name])
+    assert "experts" in check("experts", widths=VARIANTS[name].of(WIDTHS))
 
 
 @pytest.mark.parametrize("wrong", ["bounds", "places", "norms", "infinities"])
@@ -126,7 +112,7 @@ def test_a_fault_in_a_variant_is_found(wrong: str, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(preflight, "attend_meta", attended)
     else:
         monkeypatch.setattr(rope_triton, "rope_and_store", rotated)
-    widths = VARIANTS["causal"]
+    widths = VARIANTS["causal"].of(WIDTHS)
     assert [*check("attention", "rotation", dtype=torch.float16, widths=widths)] == [
         "attention" if wrong == "bounds" else "rotation"
     ]

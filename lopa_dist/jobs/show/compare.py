@@ -115,8 +115,8 @@ def compare(folder: Path, console: Console | None = None, baseline: str | None =
             baseline=baseline,
             made=list(dict.fromkeys(filter(None, (made_sentence(group.report) for group in groups))))[:MOST_MADE],
         )
-    what = "Table and figure" if any(part.drawn for part in parts) else "Table"
-    console.print(f"{what}: {folder}\nTo pass on: {page}")
+    files = [file.name, *(name for part in parts for name in part.drawn)]
+    console.print(escape(f"In {folder}: {', '.join(files)}\nTo pass on: {page}"))
 
 
 def sections_of(groups: Sequence[SeedGroup]) -> list[list[SeedGroup]]:
@@ -194,7 +194,7 @@ class Comparison:
         self.rows = [[row[column][0] for column in self.head] for row in self.cells]
         self.curves = curves_of(groups)
         self.along = growing(words) if any(len(runs) > 1 for runs in self.curves.values()) else None
-        self.drawn = False  # whether there is a figure
+        self.drawn: list[str] = []  # files of figures
         self.least_name = min(LONGEST_WORD, max(len(word) for name in self.names for word in name.split()))
         self.numbered = [[str(number), *row] for number, row in enumerate(self.rows, 1)]
 
@@ -267,9 +267,9 @@ class Comparison:
 
             name = f"pareto{re.sub(r'[^A-Za-z0-9.]+', '-', which)}"
             curves = [curve or self.title for curve in self.curves]
-            draw_pareto(self.folder / f"{name}.pdf", charts, curves, WIDE)
-            draw_pareto(self.folder / f"{name}-column.pdf", charts[:1], curves, COLUMN)
-            self.drawn = True
+            self.drawn = [f"{name}.pdf", f"{name}-column.pdf"]
+            draw_pareto(self.folder / self.drawn[0], charts, curves, WIDE)
+            draw_pareto(self.folder / self.drawn[1], charts[:1], curves, COLUMN)
 
     def commands(self) -> list[tuple[str, str]]:
         """Return the number and folder of each run, and its command; without runs that Hydra did not start."""

@@ -396,9 +396,12 @@ def test_each_task_and_model_has_a_section(tmp_path: Path, report: dict[str, Any
     page = Page(tmp_path / "comparison.html")
     assert page.count("svg") == 2 * 3
     assert page.text.count("They have judged different numbers of answers") == 2
-    assert {file.name for file in tmp_path.glob("*.pdf")} == {
+    figures = {
         f"pareto-{task}-with-embedded{column}.pdf" for task in ("arithmetic", "lists") for column in ("", "-column")
     }
+    assert {file.name for file in tmp_path.glob("*.pdf")} == figures
+    told = re.sub(r"\s+", " ", shown.partition("comparison.csv")[2])
+    assert all(name in told for name in figures), told
     assert len((tmp_path / "comparison.csv").read_text().splitlines()) == 5
 
 
