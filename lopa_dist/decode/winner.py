@@ -21,6 +21,7 @@ class Winner(NamedTuple):
     accepted: Tensor | None = None
     accepted_with: Tensor | None = None  # [S, K] drafts that the first 1 .. K branches alone would have brought
     probability: Tensor | None = None  # [S, F] bits of the tokens' fp32 probabilities; where there is `accepted`
+    ended: Tensor | None = None  # [S] bool, whether an end-of-text is among the tokens (causal); None: none ends a text
 
 
 def anchor_alone(state: State, records: Records) -> Winner:

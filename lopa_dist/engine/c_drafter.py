@@ -23,7 +23,7 @@ FUNCTIONS = {
     "drafter_free": (None, (P,)),
     "drafter_admit": (None, (P, LONG, P, LONG, LONG)),
     "drafter_leave": (None, (P, LONG)),
-    "drafter_hear": (None, (P, P, LONG, P, LONG, P, P, LONG, P, P, P, LONG)),
+    "drafter_hear": (None, (P, P, LONG, P, P, LONG, P, P, LONG, P, P, P, LONG)),
     "drafter_remember": (None, (P, P, LONG, LONG)),
     "drafter_after": (None, (P, P, LONG, P)),
     "drafter_dropped": (LONG, (P,)),
@@ -120,11 +120,15 @@ class CDrafter(Drafter):
         self.library.drafter_leave(self.own, slot)
         self.left.append(self.works.pop(slot))
 
-    def hear(self, slots: Ints, written: Ints, masks: Masks, token: Ints = NOTHING, bits: Ints = NOTHING) -> None:
+    def hear(
+        self, slots: Ints, written: Ints, counts: Ints, masks: Masks, token: Ints = NOTHING, bits: Ints = NOTHING
+    ) -> None:
         """As of `Drafter`."""
-        slots, written, token, bits = (np.ascontiguousarray(x, np.int64) for x in (slots, written, token, bits))
+        given = (slots, written, counts, token, bits)
+        slots, written, counts, token, bits = (np.ascontiguousarray(x, np.int64) for x in given)
         self.library.drafter_hear(
-            self.own, slots.ctypes.data, len(slots), written.ctypes.data, written.shape[1], token.ctypes.data,
+            self.own, slots.ctypes.data, len(slots), written.ctypes.data, counts.ctypes.data, written.shape[1],
+            token.ctypes.data,
             bits.ctypes.data, token.shape[1] * self.masks, masks.token.ctypes.data, masks.probability.ctypes.data,
             masks.counts.ctypes.data, masks.token.shape[1],
         )  # fmt: skip

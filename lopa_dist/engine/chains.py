@@ -14,7 +14,7 @@ from lopa_dist.decode.winner import Winner
 from lopa_dist.engine.drafter import Drafter, Masks
 from lopa_dist.engine.work import Work
 from lopa_dist.ragged import Ints
-from lopa_dist.rules.causal import brought, proposals, put_chains
+from lopa_dist.rules.causal import proposals, put_chains
 
 
 class Expected(NamedTuple):
@@ -57,17 +57,17 @@ class Chains:
     def told(self, winner: Winner) -> list[Tensor]:
         """Return what the host must know of a step, for its one copy: ``[S x D]`` and, if masks draft, ``[2 x S x n]``.
 
-        These are the tokens that the step has written, -1 for none, and what masks predicted behind them: tokens, -1
-        for none, and the bits of their probabilities.
+        These are the tokens that the step has written, with others behind them, and what masks predicted behind them:
+        tokens, -1 for none, and the bits of their probabilities.
         """
-        told = [brought(winner), *([proposals(winner).packed[:2]] if self.drafter.masks else [])]
+        told = [winner.token, *([proposals(winner).packed[:2]] if self.drafter.masks else [])]
         self.shapes = [one.shape for one in told]
         return [one.flatten() for one in told]
 
-    def heard(self, slots: Ints, *told: Ints) -> None:
-        """Take what `told` has sent, for the sequences in `slots`."""
+    def heard(self, slots: Ints, counts: Ints, *told: Ints) -> None:
+        """Take what `told` has sent, for the sequences in `slots`, which have `counts` new tokens."""
         written, *proposed = (sent.reshape(shape) for sent, shape in zip(told, self.shapes, strict=True))
-        self.drafter.hear(slots, written, self.masks, *(proposed[0] if proposed else ()))
+        self.drafter.hear(slots, written, counts, self.masks, *(proposed[0] if proposed else ()))
         self.due[slots] = True
 
     def draft(

@@ -163,11 +163,11 @@ void drafter_admit(Drafter *d, int64_t slot, const int64_t *prompt, int64_t coun
     extend(text, prompt + skipped, count - skipped, 1);
 }
 
-/* What a step wrote to slots[i], one without a text apart: row i of written [n, wide] up to the first -1. What masks
+/* What a step wrote to slots[i], one without a text apart: the first counts[i] of row i of written [n, wide]. What masks
 predicted behind it, row i of token and bits [n, width] of which -1 ends the first, becomes row slots[i] of the tables
 mask_token and mask_probability [S, reach], and its length mask_counts[slots[i]]; nothing if width is 0. */
-void drafter_hear(Drafter *d, const int64_t *slots, int64_t n, const int64_t *written, int64_t wide, const int64_t *token,
-                  const int64_t *bits, int64_t width, int64_t *mask_token, double *mask_probability,
+void drafter_hear(Drafter *d, const int64_t *slots, int64_t n, const int64_t *written, const int64_t *counts, int64_t wide,
+                  const int64_t *token, const int64_t *bits, int64_t width, int64_t *mask_token, double *mask_probability,
                   int64_t *mask_counts, int64_t reach) {
     for (int64_t i = 0; i < n; i++) {
         int64_t count = 0, at = slots[i] * reach, least = width < reach ? width : reach;
@@ -189,9 +189,7 @@ void drafter_hear(Drafter *d, const int64_t *slots, int64_t n, const int64_t *wr
         text->users++;
         text->chain = checked(malloc((d->most_drafts + 1) * sizeof *text->chain));
         text->drafts = 0;
-        int64_t tokens = 0;
-        while (tokens < wide && written[i * wide + tokens] >= 0) tokens++;
-        extend(text, written + i * wide, tokens, 1);
+        extend(text, written + i * wide, counts[i], 1);
     }
 }
 

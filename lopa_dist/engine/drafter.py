@@ -167,18 +167,21 @@ class Drafter:
         """Forget the text of a slot that becomes free, once it was learned from."""
         del self.texts[slot]
 
-    def hear(self, slots: Ints, written: Ints, masks: Masks, token: Ints = NOTHING, bits: Ints = NOTHING) -> None:
+    def hear(
+        self, slots: Ints, written: Ints, counts: Ints, masks: Masks, token: Ints = NOTHING, bits: Ints = NOTHING
+    ) -> None:
         """Append what a step has written, and note in `masks` what masks predicted behind it, if they draft.
 
         Args:
             slots: ``[n]`` of the step; those of no text are left out.
-            written: ``[n, D]`` tokens, -1 behind the last one.
+            written: ``[n, D]`` tokens, of each sequence as many as `counts` ``[n]`` says.
+            counts: new tokens.
             masks: of all slots.
             token, bits: as of `Masks.note`.
         """
-        for slot, tokens in zip(slots.tolist(), written.tolist(), strict=True):
+        for slot, tokens, count in zip(slots.tolist(), written.tolist(), counts.tolist(), strict=True):
             if slot in self.texts:
-                self.wrote(slot, [one for one in tokens if one >= 0])
+                self.wrote(slot, tokens[:count])
         if self.masks:
             masks.note(slots, token, bits)
 

@@ -172,9 +172,10 @@ class RunningBatch:
         self.host, (own, of_branches, *of_chains) = self.state.to_host_with(extra, accepted_with.view(-1), *told)
         if winner.accepted_with is not None:
             step.accepted_with = of_branches.reshape(accepted_with.shape)
-        if self.chains:
-            self.chains.heard(np.arange(self.state.slots) if step.slots is None else step.slots, *of_chains)
         step.after = self.host if step.slots is None else self.host.take(step.slots)
+        if self.chains:
+            slots = np.arange(self.state.slots) if step.slots is None else step.slots
+            self.chains.heard(slots, step.after.complete - step.before.complete, *of_chains)
         self.statistics.lap("host", waited=True)
         return own
 

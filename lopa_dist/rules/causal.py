@@ -59,13 +59,15 @@ def verify(state: State, records: Records) -> Winner:
     assert records.drafts is not None
     records = Records(of_branch(records.packed, branch, 1), Records(of_branch(records.drafts.packed, branch, 1)))
     brought = (depth <= accepted[:, None]) & (position < state.limit[:, None]) & (state.done == 0)[:, None]
+    ended = None
     if state.config.stop_at_eos:
         ends = state.is_eos(records.token) & brought
         brought &= ends.cumsum(1) <= ends  # what stands behind an end has one more than it is itself
+        ended = ends.any(1)
     position = torch.where(brought, position, -1)
     return Winner(
         branch, records, position, records.token.long(),
-        accepted=accepted, accepted_with=accepted_with, probability=records.packed[1],
+        accepted=accepted, accepted_with=accepted_with, probability=records.packed[1], ended=ended,
     )  # fmt: skip
 
 
@@ -75,19 +77,22 @@ def chains(state: State) -> Tensor:
 
 
 def advance(state: State, winner: Winner) -> None:
-    """Write the verified tokens, and move the frontiers behind them, in place."""
+    """Write the verified tokens, and move the frontiers behind them, in place.
+
+    Predictions behind the last verified token are written, too: nobody reads what stands behind the frontier.
+    """
     records, running = winner.records, state.done == 0
     brought = winner.position >= 0
     count = brought.sum(1)
     failed = ((records.probability + records.confidence).isnan() & brought).any(1)
     position = state.complete[:, None] + arange(brought.shape[1], brought.device)
-    state.answers.scatter_(1, position, torch.where(brought, winner.token, state.answers.gather(1, position)))
-    state.eos |= (state.is_eos(winner.token) & brought).any(1)
+    state.answers.scatter_(1, position, winner.token)
     state.complete += count
     torch.where(running, state.complete - 1, state.committed, out=state.committed)
     state.end.copy_(state.complete)
-    done = state.complete >= state.limit
-    state.done |= (done | state.eos) if state.config.stop_at_eos else done
+    state.done |= state.complete >= state.limit
+    if winner.ended is not None:
+        state.done |= winner.ended
     state.done.masked_fill_(failed, FAILED)
     state.step += running
     assert winner.accepted is not None
@@ -102,11 +107,6 @@ def proposals(winner: Winner) -> Records:
     assert groups is not None
     assert accepted is not None
     return Records(groups.packed[:, arange(len(accepted), accepted.device), accepted])
-
-
-def brought(winner: Winner) -> Tensor:
-    """Return the tokens that a step has written, ``[S, D]``; -1 for none."""
-    return torch.where(winner.position >= 0, winner.token, -1)
 
 
 def spawn(state: State, winner: Winner, window: Window | None = None) -> None:

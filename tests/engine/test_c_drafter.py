@@ -70,15 +70,16 @@ class Both:
             assert self.one.passage_of(slot) == self.other.passage_of(slot)
             paths = [d.paths(slot, 3, self.masks[0].of(slot)) for d in (self.one, self.other)]
             assert paths[0] == paths[1]
-        written = np.full((count, self.most + 1), -1)
+        written, counts = np.full((count, self.most + 1), -1), np.zeros(count, np.int64)
         for number in range(count):
             right = self.random.randint(0, int(first.counts[number]))
             written[number, :right] = first.tokens[number, :right]
             written[number, right] = self.random.choice([1, 2, 3, 9])
+            counts[number] = right + 1
         for drafter, masks in zip((self.one, self.other), self.masks, strict=True):
             heard = np.append(slots, NOBODY)
             rows = [np.vstack([x, x[-1:]]) for x in (written, predicted, chances.view(np.int32).astype(np.int64))]
-            drafter.hear(heard, rows[0], masks, *(rows[1:] if drafter.masks else ()))
+            drafter.hear(heard, rows[0], np.append(counts, 1), masks, *(rows[1:] if drafter.masks else ()))
         for mine, theirs in zip(*self.masks, strict=True):
             assert np.array_equal(mine, theirs)
         assert self.one.verifying() == self.other.verifying()
@@ -120,7 +121,7 @@ def test_a_table_is_inherited() -> None:
         masks, bits = Masks(np.array([[2]]), np.array([[0.9]]), np.array([1])), np.array([[0x3F666666]])  # of 0.9
         for token in (2, 3, 5, 2, 3):
             old.draft_all(np.array([0]), np.array([2]), 0.0, masks)
-            old.hear(np.array([0]), np.array([[token]]), masks, masks.token, bits)
+            old.hear(np.array([0]), np.array([[token]]), np.array([1]), masks, masks.token, bits)
             old.learn(Work())
         new.inherit(old)
         new.clear()
