@@ -58,8 +58,8 @@ def marked(mark: bytes) -> dict[int, str]:
 
 @pytest.fixture(scope="session")
 def lookahead(tmp_path_factory: pytest.TempPathFactory) -> Lines:
-    """20 requests with 3 branches; those of fewer requests are the first of them."""
-    return alone(tmp_path_factory.mktemp("lookahead"), "task.limit=20", "decode.branches=3")
+    """12 requests with 3 branches; those of fewer requests are the first of them."""
+    return alone(tmp_path_factory.mktemp("lookahead"), "task.limit=12", "decode.branches=3")
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,7 @@ pytestmark = [
 
 def job(folder: Path, ranks: int, *overrides: str) -> list[str]:
     start = [str(MPIRUN), "-n", str(ranks)]
-    fixed = ["task.limit=20", "decode.branches=3", "logging.wandb.mode=disabled"]
+    fixed = ["task.limit=8", "decode.branches=3", "logging.wandb.mode=disabled"]
     command = [*start, sys.executable, "-m", "lopa_dist", *fixed, f"hydra.run.dir={folder}", *overrides]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -42,7 +42,7 @@ def job(folder: Path, ranks: int, *overrides: str) -> list[str]:
     ],
 )  # fmt: skip
 def test_two_ranks(tmp_path: Path, one_process: list[str], mesh: str, backend: str) -> None:
-    assert job(tmp_path, 2, mesh, f"parallel.backend={backend}") == one_process
+    assert job(tmp_path, 2, mesh, f"parallel.backend={backend}") == one_process[:8]
     world = json.loads((tmp_path / "report.json").read_text())["world"]
     assert (world["launcher"], world["backend"]) == ("mpirun", backend)
 

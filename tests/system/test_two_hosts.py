@@ -94,9 +94,9 @@ def entries(folder: Path) -> int:
 
 def test_same_text_as_one_process(hosts: list[str], one_process: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "two"
-    jobs = [start(host, n, folder, "task.limit=20", "parallel.branch=2") for n, host in enumerate(hosts)]
+    jobs = [start(host, n, folder, "task.limit=8", "parallel.branch=2") for n, host in enumerate(hosts)]
     assert [job.wait(120) for job in jobs] == [0, 0], printed(folder, 0)[-3000:] + printed(folder, 1)[-3000:]
-    assert texts(folder) == one_process
+    assert texts(folder) == one_process[:8]
     assert json.loads((folder / "report.json").read_text())["comm_bytes_per_step"]["all_gather"] > 0
 
 
