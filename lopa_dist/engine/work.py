@@ -6,6 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+ENOUGH, VAIN = 2000, 0.02  # drafts after which one may say that they are accepted too seldom: in a smaller share
+
 
 @dataclass
 class Work:
@@ -57,6 +59,17 @@ class Work:
     def accepted_share(self) -> float:
         """Return how many of all drafts that were verified were accepted, as a share; 0 if there were none."""
         return self.drafts_accepted / self.drafts_verified if self.drafts_verified else 0.0
+
+    def in_vain(self) -> str:
+        """Return what to say of drafts that were next to never accepted; empty where they were, or few were tried."""
+        tried, share = self.drafts_verified, self.accepted_share()
+        if tried < ENOUGH or share >= VAIN:
+            return ""
+        return (
+            f"of {tried:,} drafts {share:.1%} were accepted: they took time and brought next to nothing. Was this "
+            "checkpoint trained to draft (docs/lossless.md)? decode.drafts=0 runs without; causal models draft from "
+            "text with decode.draft_from=text"
+        )
 
     def accepted_per_forward(self) -> float:
         """Return the mean number of accepted drafts of the sequence forwards that had drafts; 0 if none had."""

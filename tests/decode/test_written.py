@@ -69,7 +69,7 @@ def asking(requests: list[Request]) -> list[Request]:
     return [replace(request, token_steps=True) for request in requests]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(config=engine_configs(BASE), seed=st.integers(0, 10**6))
 def test_masked_as_the_naive_engine_saw_it(small_model: Transformer, config: DecodeConfig, seed: int) -> None:
     requests = asking(random_requests(seed, 3, 18))

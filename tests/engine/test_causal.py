@@ -126,7 +126,7 @@ SAMPLINGS = [
 ]  # fmt: skip
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ahead=lookaheads(), engine=engines(), sampling=st.sampled_from(SAMPLINGS), seed=st.integers(0, 10**6))
 def test_any_lookahead_writes_the_oracle_s_text(
     small_model: Transformer, ahead: dict[str, Any], engine: dict[str, Any], sampling: dict[str, Any], seed: int
@@ -149,7 +149,7 @@ def test_fixed_buffers(small_model: Transformer, ahead: dict[str, Any], seed: in
 
 
 @pytest.mark.skipif(isinstance(native.found(torch.bfloat16), str), reason="no C here")
-@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ahead=lookaheads(), engine=engines(), sampling=st.sampled_from(SAMPLINGS), seed=st.integers(0, 10**6))
 def test_in_bf16_on_a_cpu(
     small_model: Transformer, ahead: dict[str, Any], engine: dict[str, Any], sampling: dict[str, Any], seed: int

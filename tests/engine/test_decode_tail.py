@@ -53,21 +53,21 @@ class Tail(TorchDispatchMode):
         self.begun = False
 
 
-@pytest.mark.parametrize("sequences", [1, 64])
+@pytest.mark.parametrize("sequences", [1, 16])
 @pytest.mark.parametrize(
     ("knobs", "most"),
     [
         ({}, 148),
         ({"branches": 7, "verify": "confidence", "drafts": 0}, 112),
-        ({"context": "causal", "branches": 0, "drafts": "auto"}, 62),
-        ({"context": "causal", "branches": 0, "drafts": 8}, 62),
+        ({"context": "causal", "branches": 0, "drafts": "auto"}, 54),
+        ({"context": "causal", "branches": 0, "drafts": 8}, 54),
     ],
     ids=str,
 )
 def test_a_step_has_few_operations_behind_its_forward(
     small_model: Transformer, monkeypatch: pytest.MonkeyPatch, knobs: dict[str, Any], most: int, sequences: int
 ) -> None:
-    """With 64 sequences they were 171, 117 and 76; another version of torch may take one or two more."""
+    """They were 171, 117 and 76; another version of torch may take one or two more."""
     tail, run = Tail(), StaticRunner.run
 
     def noted(runner: StaticRunner, prepared: Prepared) -> Tensor:

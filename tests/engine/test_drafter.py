@@ -38,7 +38,7 @@ class Adversary(NGrams):
         return self.random.choice([None, self.random.randrange(self.tokens) << 8 | 3])
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seed=st.integers(0, 10**6),
     drafts=st.sampled_from([1, 3, 16, "auto"]),

@@ -67,7 +67,7 @@ def test_agreement_without_drafts_is_plain_decoding(small_model: Transformer) ->
     assert texts(small_model, replace(BASE, verify="agreement", branches=0, drafts=0), requests) == plain
 
 
-@settings(max_examples=70, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(config=engine_configs(BASE), seed=st.integers(0, 10**6))
 def test_same_as_naive(small_model: Transformer, config: DecodeConfig, seed: int) -> None:
     requests = random_requests(seed, 3, 18, config)

@@ -143,7 +143,7 @@ def watched(
 
 @pytest.mark.parametrize("graphs", ["always", "never"])
 @given(config=engine_configs(replace(BASE, tau_conf=0.95)), ahead=st.sampled_from([0, 3, 7]))
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_step_outgrows_the_plan(
     small_model: Transformer, monkeypatch: pytest.MonkeyPatch, graphs: str, config: DecodeConfig, ahead: int
 ) -> None:

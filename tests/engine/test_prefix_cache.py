@@ -22,7 +22,7 @@ from tests.engine.ranks import on_ranks
 from tests.engine.test_loop import BASE
 from tests.strategies import engine_configs
 
-QUICK = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUICK = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 cached = engine_configs(BASE).filter(lambda config: config.scope.keeps_kv)
 
 

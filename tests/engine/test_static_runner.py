@@ -138,7 +138,7 @@ def static_texts(
 
 
 @given(config=engine_configs(BASE), seed=st.integers(0, 10**6), temperature=st.sampled_from([0.0, 0.8]))
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_same_text_as_the_eager_path_among_nan(
     small_model: Transformer, config: DecodeConfig, seed: int, temperature: float
 ) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from lopa_dist.engine.statistics import Statistics
+from lopa_dist.engine.work import Work
 
 
 @dataclass
@@ -70,3 +71,15 @@ def test_phases_get_the_time_of_the_device(monkeypatch: pytest.MonkeyPatch, on_d
     else:
         assert statistics.seconds["forward"] == pytest.approx(1)
         assert statistics.seconds["decode"] == pytest.approx(4)
+
+
+@pytest.mark.parametrize(
+    ("accepted", "steps", "said"), [(0, 300, True), (1, 299, True), (8, 300, False), (0, 200, False)]
+)
+def test_drafts_in_vain_are_named(accepted: int, steps: int, said: bool) -> None:
+    """As of masks that were never trained; not where few were tried."""
+    work = Work()
+    work.proposed[8], work.accepted[accepted] = steps, min(steps, 20)
+    work.accepted[0] += steps - min(steps, 20)
+    assert work.in_vain().startswith("of 2,") == said
+    assert ("decode.draft_from=text" in work.in_vain()) == said

@@ -52,8 +52,11 @@ def test_kernels_that_agree_have_no_fault(dtype: torch.dtype) -> None:
     assert check(*wanted, dtype=dtype) == {}
 
 
-@pytest.mark.parametrize("dtype", preflight.TOLERANCE, ids=str)
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    ("variant", "dtype"),
+    [*((name, torch.float32) for name in VARIANTS), ("causal", torch.float16), ("causal", torch.bfloat16)],
+    ids=str,
+)
 def test_variants_that_agree_have_no_fault(variant: str, dtype: torch.dtype) -> None:
     assert check(*VARIANTS[variant].kernels, dtype=dtype, widths=VARIANTS[variant].of(WIDTHS)) == {}
 

@@ -16,8 +16,8 @@ from tests.system.conftest import QUIET, Lines, alone
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
-JOB = ["model=causal", "task.limit=40", "decode.drafts=4", "engine.max_sequences=8"]
-LEARNING = [*JOB, "job.learn=16", "learn.minutes=0.03", "learn.rank=4", "parallel.timeout_s=20"]
+JOB = ["model=causal", "task.limit=24", "decode.drafts=4", "engine.max_sequences=8"]
+LEARNING = [*JOB, "job.learn=8", "learn.minutes=0.03", "learn.rank=4", "parallel.timeout_s=20"]
 BIN = Path(sys.executable).parent
 
 

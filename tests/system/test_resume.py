@@ -20,7 +20,7 @@ import pytest
 from tests.system.conftest import REQUESTS, Lines
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
-KILLS = int(os.environ.get("LOPA_KILLS", "2"))
+KILLS = int(os.environ.get("LOPA_KILLS", "1"))
 
 
 def start(folder: Path, *extra: str, ranks: int = 2) -> subprocess.Popen[str]:

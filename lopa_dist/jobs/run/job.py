@@ -388,6 +388,9 @@ class Job:
             "made": self.made,
             "chat_template": wraps(self.builder.tokenizer, config.model.chat_template),
         }
+        if in_vain := statistics.in_vain():
+            log.warning("WARNING: %s", in_vain)
+            self.input.warnings.append(in_vain)
         if self.input.warnings:
             report["warnings"] = self.input.warnings
         if lessons := self.lessons.report():
