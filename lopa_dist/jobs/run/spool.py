@@ -16,8 +16,8 @@ from typing import Any, BinaryIO, TypeVar
 from lopa_dist.atomic import naming
 
 Value = TypeVar("Value")
-BLOCK = 256  # values that are written and read together: a block has each class's name once
-KEPT = 8  # blocks in memory: most values are read soon after their neighbours
+BLOCK = 16  # values that are written and read together: requests that run by their length lie far apart
+KEPT = 128  # blocks in memory: most values are read soon after their neighbours
 
 
 class Packer(pickle.Pickler):
