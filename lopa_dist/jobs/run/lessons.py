@@ -41,6 +41,8 @@ MOST_SHARE = 0.15  # of the remaining time, in all slices of a lesson
 FEWEST_MASKS, MOST_MASKS = 4, 16
 MORE, TAKE, LEAVE = "more", "take", "leave"  # what comes after a slice
 PAYS = 1.03  # as many times as fast the rest must be expected to become
+WELL = 0.75  # share of drafts accepted at each depth after minutes of learning: chains of three
+WORTH = 2  # times the time of a slice must be saved, if all goes well, for a lesson to begin
 
 
 @dataclass
@@ -147,17 +149,25 @@ class Lessons:
         """Learn when `done` requests have been generated, on all ranks, and set when to learn next."""
         began, seconds = self.counted
         rate = (time.perf_counter() - seconds) / max(done - began, 1)
-        remaining = float(self.group.store.broadcast(f"remaining {done}", str(rate * (self.total - done))))
+        hoped = gain(self.engine.lookahead, [WELL], 1.0) if self.auto else 1.0
+        said = self.group.store.broadcast(f"remaining {done}", f"{rate * (self.total - done)} {hoped}")
+        remaining, hoped = map(float, said.split())
         self.next = done * AGAIN if self.auto else self.total
         limit = 60 * self.config.learn.minutes
         if self.auto:
             limit = min(limit, MOST_SHARE * remaining)
-            if SLICE * remaining < LEAST_S:
+            too_short = SLICE * remaining < LEAST_S
+            if too_short or 1 - 1 / hoped < WORTH * SLICE:
                 self.ended = True
-                if not self.told:
+                if too_short and not self.told:
                     self.say(
                         "drafts are not learned: what is left takes some %.0f s, too little to gain by it", remaining
                     )
+                elif not self.told:
+                    self.say(
+                        "drafts are not learned: with well-learned ones what is left would be %.2f times as fast, by "
+                        "this job's steps", hoped,
+                    )  # fmt: skip
                 return
         self.group.store.barrier(keys.LESSON.format(done))  # a replica may have decoded for minutes longer
         with self.without_harm():

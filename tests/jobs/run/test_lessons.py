@@ -130,12 +130,31 @@ def test_auto_leaves_a_short_job_alone(tmp_path: Path, plain: list[str]) -> None
     assert texts(tmp_path / "run") == plain
 
 
+@pytest.mark.parametrize(("hoped", "learns"), [(1.05, False), (1.1, True)])
+def test_auto_does_not_begin_where_even_good_drafts_would_hardly_pay(
+    tmp_path: Path,
+    plain: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    hoped: float,
+    learns: bool,
+) -> None:
+    for key, value in {"FEWEST": 4, "LEAST_S": 0.0}.items():
+        monkeypatch.setattr(lessons, key, value)
+    monkeypatch.setattr(lessons, "gain", lambda policy, shares, chains: hoped if shares == [lessons.WELL] else 1.0)
+    with caplog.at_level("INFO"):
+        report = run(learning(tmp_path, "auto"), tmp_path / "run", ONE)
+    assert ("lessons" in report) == learns
+    assert ("with well-learned ones what is left would be 1.05 times as fast" in caplog.text) != learns
+    assert texts(tmp_path / "run") == plain
+
+
 def test_auto_goes_on_as_long_as_it_promises_to_pay(
     tmp_path: Path, plain: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for key, value in {"FEWEST": 4, "LEAST_S": 0.0, "SLICE": 0.3, "MOST_SHARE": 1000.0}.items():
         monkeypatch.setattr(lessons, key, value)
-    gains = iter([1.2, 9.0, 1.5, 1.5])
+    gains = iter([9.0, 1.2, 9.0, 1.5, 1.5])
     monkeypatch.setattr(lessons, "gain", lambda *_: next(gains))
     asked = replace(learning(tmp_path, "auto"), learn=LearnConfig(minutes=2.0, rank=4))
     report = run(asked, tmp_path / "run", ONE)
