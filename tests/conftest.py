@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hydra.core.hydra_config import HydraConfig
 from hypothesis import settings
 from transformers import PreTrainedTokenizerFast
 
@@ -58,8 +59,12 @@ def pytest_xdist_auto_num_workers() -> int:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """Seed what draws without a generator, as new layers do, before each test and the fixtures that it makes."""
+    """Seed what draws without a generator, as new layers do, before each test and the fixtures that it makes.
+
+    And forget a run that an earlier test had Hydra start in this process: jobs write down what such a one was given.
+    """
     torch.manual_seed(0)
+    HydraConfig.instance().cfg = None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -43,7 +43,7 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Lines:
 
 def test_four_ranks_greedy(tmp_path: Path, lookahead: Lines) -> None:
     """Full windows, whose K/V the winner's rank sends; a few sequences at a time, so that others have to wait."""
-    few = ["task.limit=10", "decode.branches=3", "engine.max_sequences=4"]
+    few = ["task.limit=12", "decode.branches=3", "engine.max_sequences=6"]
     compare(tmp_path, lookahead, 1, 4, 1, *few)
 
 
