@@ -406,7 +406,7 @@ def test_help_names_every_command(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 LONG = [
     f"decode.{setting}"
     for setting in (
-        "branches=0", "block_size=16", "max_new_tokens=16", "max_active_blocks=1", "tau_conf=0.9", "tau_add=0.1",
+        "branches=0", "block_size=16", "max_new_tokens=16", "max_active_blocks=1", "tau_conf=0.9",
         "temperature=0.0", "context=d2f", "top_p=1.0", "top_k=0", "sub_block_size=null", "tau_look=0.0",
         "verify=agreement",
     )

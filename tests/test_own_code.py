@@ -284,3 +284,18 @@ def test_the_examples_do_what_they_say() -> None:
     masked = torch.tensor([[True, True, True, False], [True, True, True, True]])
     # errors of 0.05 and 0.1 fit into 0.2, that of 0.5 does not, and what is not masked is not filled again
     assert budget(probability, probability, masked).tolist() == [[True, False, True, False], [False] * 4]
+
+
+def test_items_of_one_name_are_refused(tmp_path: Path) -> None:
+    """Also if they ask for different things: results and verdicts are found by their names."""
+    (tmp_path / "twins.py").write_text(
+        "from lopa_dist.tasks.task import Item, Score\n"
+        "class Twins:\n"
+        "    name = 'twins'\n"
+        "    def __init__(self, limit):\n        pass\n"
+        "    def items(self):\n        return (Item('same', prompt=f'Tom has {n} apples .') for n in (2, 3))\n"
+        "    def score(self, item, text):\n        return Score(True)\n"
+    )
+    job = config(TaskConfig(f"{tmp_path}/twins.py:Twins"))
+    with pytest.raises(ValueError, match="same: two requests of this task have this name; make it unique"):
+        run(job, tmp_path / "run", World("python"))

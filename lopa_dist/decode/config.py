@@ -117,8 +117,8 @@ class DecodeConfig:
     )
     stop_at_eos: bool = option(True, "end a sequence at its first end-of-text token; false fills the whole answer")
     temperature: float = option(0.0, "of sampling; 0 takes the most probable token")
-    top_p: float = option(1.0, "sample among the most probable tokens of this share; 1: all")
-    top_k: int = option(0, "sample among the k most probable tokens; 0: all")
+    top_p: float = option(1.0, "with temperature > 0, sample among the most probable tokens of this share; 1: all")
+    top_k: int = option(0, "with temperature > 0, sample among the k most probable tokens; 0: all")
 
     def __post_init__(self) -> None:
         check_options("decode", self)

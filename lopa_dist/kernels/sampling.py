@@ -23,5 +23,8 @@ class Sampling:
 
     @property
     def filtered(self) -> bool:
-        """Whether the whole distribution of a row is needed at once."""
-        return self.top_p < 1 or self.top_k > 0
+        """Whether tokens are drawn from a part of the distribution, for which a whole row is needed at once.
+
+        Greedy decoding takes the best token, and how sure the model is of it must not depend on what is left out.
+        """
+        return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0)

@@ -253,6 +253,15 @@ def test_samples_follow_the_distribution(rules: dict[str, Any], tile: int, monke
     assert not torch.equal(halves[0], halves[1])
 
 
+@pytest.mark.parametrize("filters", [{"top_k": 1}, {"top_p": 0.5}], ids=str)
+def test_without_a_temperature_filters_make_no_token_surer(filters: dict[str, Any]) -> None:
+    """A threshold compares the probability: of one token that is left it would be 1."""
+    hidden, weight = inputs(21)
+    assert torch.equal(
+        record_head(hidden, weight, 50, None, Sampling(**filters)), record_head(hidden, weight, 50, None, Sampling())
+    )
+
+
 def test_a_sample_follows_from_its_key_alone() -> None:
     hidden, weight = inputs(1)
     sampling = Sampling(temperature=2.0)

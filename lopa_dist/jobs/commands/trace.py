@@ -39,7 +39,10 @@ LOOKAHEAD, BONUS, RECORD, EDIT = "lookahead", "bonus", "record", "edit"
 """How a token came to be written: brought by the winner; predicted instead of a rejected draft; from the records, at a
 mask or instead of what was there."""
 COLOURS = {LOOKAHEAD: "green", BONUS: "cyan", RECORD: "yellow", EDIT: "magenta"}
-OTHER = "This is not the text of the run: another version, machine or device made it."
+OTHER = (
+    "This is not the text of the run: another version, machine or device made it, or a rule of your own looks at the "
+    "sequences beside it."
+)
 END = "\u00b6"  # shown for an end-of-text token
 
 

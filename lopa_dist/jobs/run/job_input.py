@@ -65,7 +65,7 @@ class JobInput:
         self.limits = array("i")  # tokens of each answer at most; 0 for rejected items
         self.ids = RequestIds()
         self.questions: dict[str, str] = {}  # by custom_id, of the first items: for the page
-        items = iter(items)
+        items, names = iter(items), RequestIds()
         while some := [encoder.choose(item) for item in islice(items, AT_ONCE)]:
             self.questions = self.questions or questions_of(some)
             for item, request in zip(some, encoder.encode_all(len(self.items), some), strict=True):
@@ -77,8 +77,10 @@ class JobInput:
                 self.limits.append(0 if isinstance(request, Rejection) else request.max_new_tokens)
                 if named:
                     self.ids.append(request_id(item, request))
+                    name = hashlib.sha256(item.custom_id.encode()).hexdigest()[:24]
+                    names.append(None if isinstance(request, Rejection) else name)
         self.warnings = encoder.warnings()  # what to say of the requests before they run, and on the page
-        if (again := self.ids.repeated()) is not None:
+        if (again := names.repeated()) is not None:
             raise ValueError(f"{self.items[again].custom_id}: two requests of this task have this name; make it unique")
 
     def __len__(self) -> int:

@@ -73,6 +73,7 @@ class Encoder:
         self.bounded = False  # whether the model's positions bound an answer below `decode.max_new_tokens`
         self.cut = set[int]()  # indices of prompts that were too long, by `task.truncate`
         self.greedy_formats = 0  # answers of a format, of which another try would be the same text
+        self.draws = False  # whether some request draws its tokens
         self.greedy_samples = 0  # further answers to a prompt, which are the first one again
         self.tokens = lru_cache(8)(lambda text, special: tokenizer(text, add_special_tokens=special).input_ids)
 
@@ -266,6 +267,7 @@ class Encoder:
         sampling = self.sampling(item)
         if self.bytes and not self.bytes.isdisjoint(ids):
             self.note_strange(ids)
+        self.draws |= (sampling or decode).temperature > 0
         if not (sampling or decode).temperature:
             self.greedy_samples += bool(item.origin and item.origin.sample)
             self.greedy_formats += item.response_format is not None and item.response_format.tries > 1
@@ -337,6 +339,13 @@ class Encoder:
             )
         if self.cut:
             messages.append(f"prompts that were too long for the model, and were cut (task.truncate): {len(self.cut)}")
+        filters = [f"decode.top_p={decode.top_p}"] if decode.top_p < 1 else []
+        filters += [f"decode.top_k={decode.top_k}"] if decode.top_k else []
+        if filters and not self.draws:
+            messages.append(
+                f"{' and '.join(filters)}: without effect, for at temperature 0 no token is drawn; set "
+                "decode.temperature"
+            )
         if self.greedy_samples:
             messages.append(
                 f"{self.greedy_samples} answers repeat another one to their prompt: several answers to a prompt are "

@@ -62,6 +62,7 @@ def resolve_decode(
         trained["sub_block_size"] = None
     resolved = DecodeConfig(**{key: trained[key] if v == "auto" and key in trained else v for key, v in values.items()})
     check_read("decode", decode, resolved, typed=typed)
+    check_decided(resolved, typed or ())
     if resolved.tau_edit is not None:
         if not pattern.edits:
             raise ValueError(
@@ -74,6 +75,21 @@ def resolve_decode(
                 "may still be edited must not be cached, nor be read by later blocks; leave them at auto"
             )
     return resolved
+
+
+def check_decided(decode: DecodeConfig, typed: Collection[str]) -> None:
+    """Raise a ValueError for a setting that was typed, and in whose place another one decides."""
+    deciding = {
+        "tau_conf": [
+            f"decode.{key}={value}" for key in ("fill", "tau_entropy") if (value := getattr(decode, key)) is not None
+        ],
+        "tau_add": ["decode.max_active_blocks=1"] * (decode.max_active_blocks == 1),
+    }
+    for name, others in deciding.items():
+        if others and f"decode.{name}" in typed:
+            raise ValueError(
+                f"decode.{name}={getattr(decode, name)}: has no effect here, for {others[0]} decides; leave it out"
+            )
 
 
 def by_device(config: Config, device: torch.device) -> Resolved:

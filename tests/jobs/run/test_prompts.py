@@ -103,6 +103,24 @@ def test_answers_that_repeat_one_another_are_told(
         assert len(encoder.warnings()) == bool(told)
 
 
+@pytest.mark.parametrize(("own", "told"), [({}, True), ({"temperature": 0.7}, False)])
+def test_filters_of_a_job_that_draws_nothing_are_told(
+    tmp_path: Path,
+    embedded_model: Any,
+    embedded_tokenizer: PreTrainedTokenizerFast,
+    own: dict[str, float],
+    told: bool,
+) -> None:
+    """Not where a line has a temperature of its own."""
+    lines = [{"prompt": "Sam has 3 books ."}, {"prompt": "Ann has 4 books ."} | own]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    decode = DecodeConfig(max_new_tokens=64, top_k=1, top_p=0.9)
+    encoder = Encoder(Config(decode=decode), embedded_model.config, embedded_tokenizer)
+    encoder.encode_all(0, list(Batch(str(tmp_path / "in.jsonl")).items()))
+    said = [warning for warning in encoder.warnings() if warning.startswith("decode.top_p=0.9 and decode.top_k=1: ")]
+    assert len(said) == told
+
+
 @pytest.mark.parametrize("pattern", ["vanilla", "d2f", "block_diffusion"])
 @pytest.mark.parametrize("context", ["d2f_causal", "vanilla", "dual", "d2f", "blocks"])
 def test_masks_that_training_did_not_show_are_told(

@@ -71,6 +71,21 @@ def test_what_was_typed_is_told_from_what_a_preset_says(value: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("typed", "other"),
+    [
+        ("tau_conf=0.7", "fill=rule.py:mine"), ("tau_conf=0.9", "tau_entropy=0.3"),
+        ("tau_add=0.5", "max_active_blocks=1"),
+    ],
+)  # fmt: skip
+def test_what_was_typed_beside_what_decides_is_refused(typed: str, other: str) -> None:
+    """Not what a preset says, in whose place another value was typed."""
+    asked, shape = config(f"decode.{typed}", f"decode.{other}"), read_config(EMBEDDED)
+    with pytest.raises(ValueError, match=rf"^decode\.{typed}: has no effect here, for decode\.{other} decides; leave"):
+        resolve(asked, shape, CPU, {f"decode.{part.partition('=')[0]}" for part in (typed, other)})
+    assert resolve(asked, shape, CPU, {f"decode.{other.partition('=')[0]}"})
+
+
+@pytest.mark.parametrize(
     ("settings", "message"),
     [
         (["model=causal", "decode.tau_look=0.3"], "decode.tau_look=0.3: .* only lookahead in masked models read"),
