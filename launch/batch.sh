@@ -18,5 +18,7 @@
 #   bash launch/batch.sh --dry-run [overrides]                                           what would run
 #
 # Arguments are Hydra overrides. slurm/prolog.sh says what the environment can change.
-source "${SLURM_SUBMIT_DIR:-$(dirname "$0")/..}/slurm/prolog.sh" || { echo "run sbatch in the checkout of lopa_dist: cd there first" >&2; exit 1; }
+ROOT=$(dirname "$0")/..; [ -f "$ROOT/slurm/prolog.sh" ] || ROOT=${SLURM_SUBMIT_DIR:-$PWD} # Slurm runs a copy of this script
+[ -f "$ROOT/slurm/prolog.sh" ] || { echo "$ROOT is not a checkout of lopa_dist (no slurm/prolog.sh): cd to one before sbatch" >&2; exit 1; }
+source "$ROOT/slurm/prolog.sh"
 lopa_launch task=batch -- "$@"

@@ -11,9 +11,16 @@
 # (launcher=slurm); else they run here, one after the other, as with launcher=local. Run it again with the same FOLDER to
 # go on with a sweep that was interrupted: what is finished is not run again. Relative paths are relative to the checkout.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+SCRIPT=$(cd "$(dirname "$0")" && pwd)/$(basename "$0")
+cd "$(dirname "$SCRIPT")/.."
 BIN=${BIN:-.venv/bin}
 FOLDER=${FOLDER:-multirun/$(date +%Y-%m-%d/%H-%M-%S)}
+for argument; do
+    case $argument in
+        hydra.sweep.dir=*) echo "$argument: here FOLDER=${argument#*=} names the folder of a sweep and of its report" >&2; exit 2 ;;
+        -h | --help) sed -n '2,$ { /^#/! q; s/^# \{0,1\}//p }' "$SCRIPT"; exit ;;
+    esac
+done
 
 launcher=()
 case " $* " in
@@ -31,7 +38,7 @@ for argument; do if [ "$argument" = --dry-run ]; then dry=1; else overrides+=("$
 command=("$BIN/lopa-dist" --multirun "${launcher[@]}" "hydra.sweep.dir=$FOLDER" "${overrides[@]}")
 if [ "$dry" = 1 ]; then
     printf '%q ' "${command[@]}"
-    echo "&& $BIN/lopa-dist report $FOLDER"
+    printf '&& %q report %q\n' "$BIN/lopa-dist" "$FOLDER"
     exit
 fi
 status=0

@@ -9,7 +9,8 @@
 # and has a link to the log, slurm-<job id>.log. A dry run checks what the job would; it believes that a node has RANKS ranks.
 set -euo pipefail
 
-ROOT=${SLURM_SUBMIT_DIR:-$(cd "$(dirname "${BASH_SOURCE[1]}")/.." && pwd)}
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+SCRIPT=$(cd "$(dirname "$0")" && pwd)/$(basename "$0")
 cd "$ROOT"
 BIN=${BIN:-.venv/bin}
 DRY=0 DOCTOR=()
@@ -57,9 +58,25 @@ choose_work() {
     fi
 }
 
+# The folder of a job without hydra.run.dir. Of several runs in one allocation, the second has that with -2, and so on: a
+# file in each says that it has been given out since Slurm started or requeued the job, whose runs then go on in turn.
+own_folder() {
+    local first=outputs/slurm-$SLURM_JOB_ID number=1 folder
+    folder=$first
+    if [ "$DRY" = 0 ]; then
+        until mkdir -p "$folder" && (set -o noclobber && : >"$folder/.start-${SLURM_RESTART_COUNT:-0}") 2>/dev/null; do
+            [ -e "$folder/.start-${SLURM_RESTART_COUNT:-0}" ] || break # it cannot be written: the job says so
+            number=$((number + 1)) folder=$first-$number
+        done
+        [ "$folder" = "$first" ] ||
+            say "this job's run number $number: its folder is $folder (hydra.run.dir=$first goes on with the first)"
+    fi
+    WORK+=("hydra.run.dir=$folder")
+}
+
 # Overrides that follow from where the job runs: its folder, and its share of an array.
 place() {
-    local folder=outputs/slurm-${SLURM_ARRAY_JOB_ID:-${SLURM_JOB_ID:-}} own argument others=()
+    local folder=outputs/slurm-${SLURM_ARRAY_JOB_ID:-} own argument others=()
     own=$(value_of hydra.run.dir "$@")
     if [ -n "${SLURM_ARRAY_TASK_ID:-}" ]; then
         find_share "$@"
@@ -70,8 +87,16 @@ place() {
         # a folder of its own for each, also in a folder that the user names
         WORK=("${others[@]}" "task.shard=$SHARD" "task.shards=$SHARDS" "hydra.run.dir=${own:-$folder}/shard-$SHARD")
     elif [ -n "${SLURM_JOB_ID:-}" ] && [ -z "$own" ]; then
-        WORK+=("hydra.run.dir=$folder")
+        own_folder
     fi
+}
+
+# A whole number from LEAST on in an environment variable.
+check_number() {
+    local name=$1 least=$2
+    [[ ${!name} =~ ^[0-9]{1,6}$ && $((10#${!name})) -ge $least ]] && return
+    echo "$name=${!name}: must be a whole number from $least on" >&2
+    exit 2
 }
 
 # SHARD and SHARDS of this task of an array. An array without gaps has a shard a task. With task.shards=N the numbers of its
@@ -104,8 +129,13 @@ own_job() {
 
 # The command of the job in `COMMAND`, by LAUNCH.
 command_line() {
-    local nodes=${SLURM_JOB_NUM_NODES:-1} per_node=${SLURM_GPUS_ON_NODE:-${RANKS:-2}} step=()
-    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} HYDRA_FULL_ERROR=1
+    local nodes=${SLURM_JOB_NUM_NODES:-1} per_node step=()
+    RANKS=${RANKS:-2} RESTARTS=${RESTARTS:-0} OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+    check_number RANKS 1
+    check_number RESTARTS 0
+    check_number OMP_NUM_THREADS 1
+    per_node=${SLURM_GPUS_ON_NODE:-$RANKS}
+    export OMP_NUM_THREADS HYDRA_FULL_ERROR=1
     [ -n "${SCRATCH:-}" ] && export TMPDIR="$SCRATCH" TRITON_CACHE_DIR="$SCRATCH/triton" TORCHINDUCTOR_CACHE_DIR="$SCRATCH/inductor"
     WORLD=$((nodes * per_node))
     [ -z "${SLURM_JOB_ID:-}" ] || [ "${SLURM_CPUS_PER_TASK:-1}" -ge "$per_node" ] ||
@@ -113,7 +143,7 @@ command_line() {
     local cores=${SLURM_CPUS_PER_TASK:-1} common=(--nodes "$nodes" --kill-on-bad-exit=1)
     local share=$((cores > per_node ? cores / per_node : 1))
     # under srun, what the ranks of one node share listens on 127.0.0.1; torchrun's store is open to the network
-    [ -n "${LAUNCH:-}" ] || { [ -n "${SLURM_JOB_ID:-}" ] && [ "$nodes" = 1 ] && [ "${RESTARTS:-0}" = 0 ] && LAUNCH=srun; } || LAUNCH=torchrun
+    [ -n "${LAUNCH:-}" ] || { [ -n "${SLURM_JOB_ID:-}" ] && [ "$nodes" = 1 ] && [ "$RESTARTS" = 0 ] && LAUNCH=srun; } || LAUNCH=torchrun
     case $LAUNCH in
         torchrun)
             # the agents of a job that went well warn of each other's end, in pages
@@ -122,7 +152,7 @@ command_line() {
             # `on_signal` signals every process of the step: the agent shall let its ranks end
             [ -n "${SLURM_JOB_ID:-}" ] && step+=(bash -c 'trap "" USR1; exec "$@"' agent)
             COMMAND=("${step[@]}" "$BIN/torchrun" --nnodes "$nodes" --nproc-per-node "$per_node"
-                --max-restarts "${RESTARTS:-0}" --rdzv-id "${SLURM_JOB_ID:-local}-${SLURM_RESTART_COUNT:-0}"
+                --max-restarts "$RESTARTS" --rdzv-id "${SLURM_JOB_ID:-local}-${SLURM_RESTART_COUNT:-0}"
                 --rdzv-backend c10d --rdzv-endpoint "$(first_host):$(free_port)" -m lopa_dist)
             ;;
         srun) COMMAND=(srun --ntasks $((nodes * per_node)) --ntasks-per-node "$per_node" --overcommit --cpus-per-task "$share" "${common[@]}" "$BIN/python" -m lopa_dist) ;;
@@ -223,8 +253,12 @@ lopa_launch() {
             --) all+=("$argument") ;; # between the script's and the user's
             --dry-run) DRY=1 ;;
             --doctor) DOCTOR=(doctor) ;;
+            -h | --help)
+                sed -n '/^#SBATCH/d; 2,$ { /^#/! q; s/^# \{0,1\}//p }' "$SCRIPT" # what the script says of itself
+                exit
+                ;;
             -*)
-                echo "$argument: after the script come --dry-run, --doctor and settings, as KEY=VALUE; sbatch's options go before it" >&2
+                echo "$argument: after the script come --dry-run, --doctor, --help and settings, as KEY=VALUE; sbatch's options go before it" >&2
                 exit 2
                 ;;
             *) all+=("$argument") ;;

@@ -84,16 +84,70 @@ def test_a_dry_run_refuses_what_the_job_would(given: list[str], said: str) -> No
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
 def test_a_job_that_was_submitted_elsewhere_says_where_to_submit_it(script: Path, tmp_path: Path) -> None:
     """Slurm runs a copy of the script, which knows the checkout by the folder of sbatch only."""
-    ran = started(script, tmp_path, SLURM_SUBMIT_DIR=str(tmp_path))
+    copy = tmp_path / "job00007" / "slurm_script"
+    copy.parent.mkdir()
+    copy.write_text(script.read_text())
+    ran = started(copy, tmp_path, SLURM_SUBMIT_DIR=str(tmp_path))
     assert ran.returncode == 1
-    assert "run sbatch in the checkout of lopa_dist" in ran.stderr
+    assert f"{tmp_path} is not a checkout of lopa_dist (no slurm/prolog.sh): cd to one before sbatch" in ran.stderr
+    assert started(copy, tmp_path, SLURM_SUBMIT_DIR=str(ROOT)).returncode == 0
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+def test_an_allocation_may_have_been_opened_anywhere(script: Path, tmp_path: Path) -> None:
+    ran = started(script, tmp_path, SLURM_JOB_ID="9", SLURM_SUBMIT_DIR=str(tmp_path))
+    assert ran.returncode == 0, ran.stderr
+    assert f"in {ROOT}, with" in ran.stdout
+
+
+def test_each_run_in_an_allocation_has_a_folder_of_its_own_to_which_a_requeued_job_returns(tmp_path: Path) -> None:
+    program = f'source {ROOT / "slurm" / "prolog.sh"}; cd {tmp_path}; WORK=(); own_folder; echo "${{WORK[*]}}"'
+
+    def folder(restarts: str) -> str:
+        job = {"SLURM_JOB_ID": "9", "SLURM_RESTART_COUNT": restarts}
+        ran = subprocess.run(["bash", "-c", program], env=OUTSIDE | job, capture_output=True, text=True, check=True)
+        return ran.stdout
+
+    first = "hydra.run.dir=outputs/slurm-9\n"
+    assert folder("0") == first
+    second = folder("0")
+    assert second.endswith("hydra.run.dir=outputs/slurm-9-2\n")
+    assert "its folder is outputs/slurm-9-2 (hydra.run.dir=outputs/slurm-9 goes on with the first)" in second
+    assert folder("1") == first
+    assert folder("1") == second
+    (tmp_path / "outputs" / "slurm-9-3").write_text("")
+    assert "hydra.run.dir=outputs/slurm-9-3\n" in folder("1"), "the job says that it cannot be written"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "least"),
+    [("RANKS", "two", 1), ("RANKS", "0", 1), ("RESTARTS", "x", 0), ("OMP_NUM_THREADS", "-1", 1)],
+)
+def test_numbers_in_the_environment_are_checked(tmp_path: Path, name: str, value: str, least: int) -> None:
+    ran = started(SCRIPTS[0], tmp_path, **{name: value})
+    assert (ran.returncode, ran.stderr) == (2, f"{name}={value}: must be a whole number from {least} on\n")
+
+
+@pytest.mark.parametrize("script", [*SCRIPTS, ROOT / "launch" / "sweep.sh"], ids=lambda script: script.stem)
+def test_help_is_what_a_script_says_of_itself(script: Path, tmp_path: Path) -> None:
+    ran = subprocess.run(["bash", str(script), "--help"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert f"launch/{script.name} --dry-run" in ran.stdout
+    assert "SBATCH" not in ran.stdout
+
+
+def test_a_sweep_has_its_folder_from_one_place(tmp_path: Path) -> None:
+    command = ["bash", str(ROOT / "launch" / "sweep.sh"), "--dry-run", "hydra.sweep.dir=x"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr[:26]) == (2, "hydra.sweep.dir=x: here FO")
 
 
 @pytest.mark.parametrize("given", ["--dryrun", "--task.input=p.jsonl", "--time=1:00:00", "-p"])
 def test_an_option_after_the_script_is_refused_before_a_rank_starts(tmp_path: Path, given: str) -> None:
     ran = dry_run(SCRIPTS[0], tmp_path, given)
     assert ran.returncode == 2
-    assert ran.stderr.startswith(f"{given}: after the script come --dry-run, --doctor and settings, as KEY=VALUE")
+    assert ran.stderr.startswith(
+        f"{given}: after the script come --dry-run, --doctor, --help and settings, as KEY=VALUE"
+    )
 
 
 @pytest.mark.parametrize(("cores", "said"), [("2", "8 ranks of a node share 2 cores"), ("8", "")])
