@@ -59,10 +59,14 @@ def merge(options: argparse.Namespace) -> None:
     """`lopa-dist merge FOLDER`."""
     from lopa_dist.jobs.commands.shards import merge_shards
     from lopa_dist.jobs.folder.batch_output import NAME
+    from lopa_dist.jobs.folder.results import ERRORS
     from lopa_dist.jobs.show.compare import compare
 
     merged = merge_shards(options.folder)
-    print(f"{merged['shards']} shards, {merged['requests']} requests: {options.folder / 'results.jsonl'}")
+    errors = f", {merged['errors']:,} with errors ({options.folder / ERRORS})" if merged["errors"] else ""
+    print(f"{merged['shards']} shards, {merged['requests']:,} requests{errors}: {options.folder / 'results.jsonl'}")
+    if merged["task"].get("output"):
+        print(f"task.output: {merged['task']['output']}")
     if (options.folder / NAME).exists():
         print(f"in OpenAI's form: {options.folder / NAME}")
     compare(options.folder)

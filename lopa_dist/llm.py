@@ -491,7 +491,8 @@ def items_of(
         except BadLine as error:
             if not keep_bad:
                 raise ValueError(f"{name}: {error}") from error
-            items.append(bad_line(index + 1, str(error)))
+            given = {"prompt": prompt} if isinstance(prompt, str) else {"messages": prompt}  # for the output
+            items.append(replace(bad_line(index + 1, str(error)), **given))
     return items
 
 

@@ -371,6 +371,7 @@ def test_bad_prompts_are_returned_beside_the_answers_of_the_others() -> None:
     assert found[2].error.startswith("prompt has nothing but white space")
     assert "positions" in found[4].error
     assert not found[0].error
+    assert [output.prompt for output in found[2:6]] == [" ", good, "x " * 5000, {"role": "user"}]
     assert [output.finish_reason for output in llm.generate([""], errors="return")] == ["error"]
     with pytest.raises(ValueError, match=r"errors='ignore': must be raise or return"):
         llm.generate([good], errors="ignore")  # type: ignore[arg-type]

@@ -23,6 +23,7 @@ from lopa_dist.tasks.batch_line import (
     Fields,
     bad_line,
     given_fields,
+    is_wrapped,
     items_of,
 )
 from lopa_dist.tasks.prompt_template import names_in, template_of
@@ -31,6 +32,7 @@ from lopa_dist.tasks.rows import Row, is_table, kind_of, not_read, rows
 from lopa_dist.tasks.task import CannotJudge, Item, Score
 
 log = logging.getLogger("lopa_dist")
+NOTHING = ("NULL", "null", "NaN", "nan", "None", "N/A")  # what programs write for it
 NUMBERS = (*LIMITS, *SAMPLING, "n", "best_of", "top_logprobs", "presence_penalty", "frequency_penalty")
 
 
@@ -84,19 +86,23 @@ class Batch:
             ValueError: a table without a column of prompts.
         """
         seen: dict[str, int] = {}
-        fields: Counter[str] = Counter()
+        fields, words = Counter[str](), Counter[str | None]()
         for row in islice(rows(self.source), self.limit):
-            if (self.fields.named or self.table) and row.value is not None:
+            if row.value is not None and (self.fields.named or not is_wrapped(row.value)):
                 fields.update(key for key, value in row.value.items() if value is not None)
-            yield from (placed(item, row) for item in self.unique(self.read(row), row.number, seen))
+            items = self.unique(self.read(row), row.number, seen)
+            words.update(item.prompt for item in items if item.prompt in NOTHING)
+            yield from (placed(item, row) for item in items)
         self.tell(fields)
+        for word, count in words.items():
+            log.warning("WARNING: prompts that are the word %s: %d; leave them out if it means nothing", word, count)
 
     def tell(self, fields: Mapping[str, int]) -> None:
         """Say which fields are options, which only look like one, and what of the source is not read."""
         for note in not_read(self.source):
             log.warning("WARNING: task.input=%s: %s", self.source, note)
         if options := [f"{key} ({fields[key]:,} lines)" for key in OPTIONS if key in fields]:
-            log.info("options of a line: %s. Rename columns that are only to pass through", ", ".join(options))
+            log.info("options of a line: %s. Rename those that are only to pass through", ", ".join(options))
         for key in fields if self.fields.named else ():
             if key not in OPTIONS and (near := get_close_matches(key, OPTIONS, 1, 0.8)):
                 log.warning("the column %s passes through; if it is an option, call it %s", key, near[0])
@@ -106,16 +112,14 @@ class Batch:
         reason = (row.error or "").removeprefix(f"line {row.number}: ")
         if row.value is None:
             return [bad_line(row.number, reason)]
-        if reason:  # what can be read of it names its error, and passes through
-            [item, *_] = items_of(row.value, row.number, self.fields)
-            assert item.origin is not None
-            return [replace(bad_line(row.number, reason, item.origin.custom_id), metadata=item.metadata)]
+        if reason:
+            return [self.refused(row.value, row.number, reason)]
         value = row.value
         if reason := self.lacks(value):
             if self.table:
                 raise ValueError(f"task.input={self.source}: {reason}")
             if self.fields.named or self.fields.id is not None:
-                return [bad_line(row.number, reason)]
+                return [self.refused(value, row.number, reason)]
         elif not self.fields.named and self.table and isinstance(value.get("body"), dict):
             value = {key: value.get(key) for key in ENVELOPE}
         if self.table:
@@ -125,6 +129,12 @@ class Batch:
             asked = (*self.needed, self.fields.column or plain)
             value |= {key: "" for key in asked if key and value.get(key, "") is None}
         return [self.configured(item, row.number) for item in items_of(value, row.number, self.fields, **self.defaults)]
+
+    def refused(self, value: dict[str, Any], number: int, reason: str) -> Item:
+        """Return a line that cannot be used: what can be read of it names its error, and passes through."""
+        [item, *_] = items_of(value, number, self.fields)
+        assert item.origin is not None
+        return replace(bad_line(number, reason, item.origin.custom_id), metadata=item.metadata)
 
     def lacks(self, value: dict[str, Any]) -> str:
         """Return which column a line lacks that its prompt or its name needs, and what to do; empty if none."""

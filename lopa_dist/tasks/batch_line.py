@@ -85,7 +85,8 @@ def items_of(raw: dict[str, Any], number: int, fields: Fields = BY_NAME, **defau
     whole, raw = raw, given_fields(raw)
     wrapped = not fields.named and is_wrapped(raw)
     form: Form = "chat" if wrapped else "simple"
-    custom_id, model, metadata = f"line-{number}", None, None
+    custom_id, model = f"line-{number}", None
+    metadata = None if wrapped else passing(whole, raw, fields)
     try:
         if fields.id is not None and not wrapped and fields.id not in raw:
             raise BadLine(f"{fields.id} is empty, and task.id={fields.id} names requests by it; give it a value")
@@ -95,7 +96,7 @@ def items_of(raw: dict[str, Any], number: int, fields: Fields = BY_NAME, **defau
             form, request = unwrap(raw)
             model = request.get("model")
         else:
-            request, metadata = split_fields(whole, fields)
+            request = own_fields(raw, fields)
             request |= prompt_of(whole, fields)
         base = read_request(defaults | request, fields.column or "prompt")
         count = base.pop("samples")
@@ -143,26 +144,36 @@ def request_name(raw: dict[str, Any], keys: Sequence[str]) -> str | None:
     return None
 
 
-def split_fields(raw: dict[str, Any], fields: Fields) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Return the request of a simple line, and the fields that pass through to its results.
+def own_fields(given: dict[str, Any], fields: Fields) -> dict[str, Any]:
+    """Return the request of a simple line, of whose fields those that are `given` are not null.
 
     Options mean what they are called wherever the prompt is; fields called `prompt` and `messages` are only data
     beside a prompt that has another name.
     """
     known = OPTIONS if fields.named else KNOWN
-    given = given_fields(raw)
     request = {key: given[key] for key in known if key in given}
     others = {key: value for key, value in given.items() if key not in (*known, NAMES[0], fields.column)}
     refuse_unsupported(others)
     if not fields.named:
         refuse_misspelt(request, others)
+    return request
+
+
+def passing(raw: dict[str, Any], given: dict[str, Any], fields: Fields) -> dict[str, Any] | None:
+    """Return the fields of a simple line that pass through to its results; None if there are none.
+
+    Args:
+        raw: the line.
+        given: those of its fields that are not null.
+        fields: where the prompt and the name are.
+    """
     elsewhere = {fields.column} if fields.named else {*PROMPTS}
     elsewhere |= set() if fields.table else {*OPTIONS}
     if fields.id is None:
         elsewhere |= {NAMES[0]} if NAMES[0] in given or fields.table else {*NAMES}
     metadata = {key: value for key, value in raw.items() if key not in elsewhere}
     # only what JSON has: Parquet also has dates, and NaN
-    return request, json.loads(json.dumps(metadata, default=str), parse_constant=lambda _: None) if metadata else None
+    return json.loads(json.dumps(metadata, default=str), parse_constant=lambda _: None) if metadata else None
 
 
 def prompt_of(raw: dict[str, Any], fields: Fields) -> dict[str, Any]:

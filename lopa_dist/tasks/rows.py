@@ -19,13 +19,15 @@ import csv
 import gzip
 import io
 import json
+import os
 import sys
 import zlib
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from glob import glob
+from fnmatch import fnmatchcase
+from glob import glob, has_magic
 from itertools import chain, count, zip_longest
 from pathlib import Path
 from typing import Any, TextIO
@@ -35,6 +37,7 @@ from lopa_dist.remote import exists, fetched, is_remote
 HUB = "hf://"
 LINES = ("", ".jsonl", ".ndjson")
 TABLES = (".csv", ".tsv", ".parquet")
+READING = (OSError, EOFError, zlib.error)  # what damaged files, and those that are gone, raise
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,27 @@ def files_of(source: str, key: str = "task.input") -> list[Path]:
     return files
 
 
+def takes(source: str, file: str) -> bool:
+    """Return whether `source` is a pattern of local files that `file` matches, be it there or not."""
+    if is_dataset(source) or is_remote(source) or is_remote(file) or not has_magic(source):
+        return False
+    if Path(source).expanduser().exists():  # a file with such a name
+        return False
+    pattern, name = Path(source).expanduser(), Path(file).expanduser()
+    fixed = next(place for place in (*pattern.parents, Path()) if not has_magic(str(place)))
+    rest, place = pattern.relative_to(fixed).parts, name.resolve()
+    return place.is_relative_to(fixed.resolve()) and matches(rest, place.relative_to(fixed.resolve()).parts)
+
+
+def matches(pattern: Sequence[str], names: Sequence[str]) -> bool:
+    """Return whether the parts of a path match those of a pattern, in which ``**`` is any number of folders."""
+    if not pattern or not names:
+        return not pattern and not names
+    if pattern[0] == "**":
+        return len(pattern) == 1 or matches(pattern[1:], names) or matches(pattern, names[1:])
+    return fnmatchcase(names[0], pattern[0]) and matches(pattern[1:], names[1:])
+
+
 def not_read(source: str) -> list[str]:
     """Return what of a folder, or of a pattern's folders, is not read, in words and with what to do."""
     path = Path(source).expanduser()
@@ -151,7 +175,7 @@ def rows(source: str, key: str = "task.input") -> Iterator[Row]:
         else:
             with fetched(source, key) if is_remote(source) else nullcontext(source) as local:
                 yield from file_rows(str(local), key)
-    except (OSError, EOFError, zlib.error) as error:
+    except READING as error:
         raise ValueError(f"{key}={source}: cannot be read ({error})") from error
 
 
@@ -161,7 +185,8 @@ def file_rows(source: str, key: str) -> Iterator[Row]:
     path = Path(source).expanduser()
     kind = ending(path)
     for file in files:
-        refuse_utf_16(file, key)
+        with naming(file, key):
+            refuse_utf_16(file, key)
     if path.is_dir() and ending(files[0]) == ".json":
         for number, file in enumerate(files, 1):
             yield parse(file.read_text(encoding="utf-8", errors="surrogateescape"), number)
@@ -180,12 +205,23 @@ def file_rows(source: str, key: str) -> Iterator[Row]:
 
 def rows_of_all(files: Sequence[Path], key: str) -> Iterator[Row]:
     """Yield the rows of files, one behind the other, numbered through; each knows its file."""
-    numbers = count(1)
+    numbers, common = count(1), Path(os.path.commonpath([file.parent for file in files]))
     for file in files:
-        for row in file_rows(str(file), key):
-            number = next(numbers)
-            error = row.error and row.error.replace(f"line {row.number}: ", f"line {number}: ", 1)
-            yield Row(number, row.value, error, f"{file.name}, line {row.number}")
+        name = file.relative_to(common)
+        with naming(file, key):
+            for row in file_rows(str(file), key):
+                number = next(numbers)
+                error = row.error and row.error.replace(f"line {row.number}: ", f"line {number}: ", 1)
+                yield Row(number, row.value, error, f"{name}, line {row.number}")
+
+
+@contextmanager
+def naming(file: Path, key: str) -> Iterator[None]:
+    """Raise errors of reading one of several files as a ValueError that names `key` and the file."""
+    try:
+        yield
+    except READING as error:
+        raise ValueError(f"{key}={file}: cannot be read ({error}); mend or remove it") from error
 
 
 def refuse_utf_16(file: Path, key: str) -> None:

@@ -379,12 +379,40 @@ def test_what_of_a_folder_is_not_read_is_told(tmp_path: Path, caplog: pytest.Log
     with caplog.at_level("INFO", "lopa_dist"):
         items = list(Batch(str(tmp_path)).items())
     assert [item.prompt for item in items] == ["z", "x", None]
-    assert str(items[2].error).startswith("line 3 (a.jsonl, line 2): prompt must be a text")
+    assert str(items[2].error).startswith("line 3 (kind=lamp/a.jsonl, line 2): prompt must be a text")
     assert ".json files beside others are not read: b.json; to read them, name" in caplog.text
     assert "what names of folders say is no column of the files in them (kind=lamp)" in caplog.text
     caplog.clear()
     list(Batch(str(tmp_path / "c.jsonl")).items())
     assert not caplog.messages
+
+
+def test_options_and_words_that_mean_nothing_are_told_of_lines(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = [{"prompt": "x", "max_tokens": 3}, {"prompt": "NULL"}, {"body": {"prompt": "y", "seed": 1}}]
+    with caplog.at_level("INFO", "lopa_dist"):
+        read(tmp_path, *given)
+    assert [message.split(".")[0] for message in caplog.messages] == [
+        "options of a line: max_tokens (1 lines)",
+        "WARNING: prompts that are the word NULL: 1; leave them out if it means nothing",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "options"),
+    [
+        ({"id": "t1", "prompt": "x", "stream": True}, {}),  # refused for what is beside the prompt
+        ({"id": "t1", "text": "x"}, {"column": "words"}),  # for what is not there
+        ({"id": "t1", "prompt": 5}, {}),
+    ],
+)
+def test_a_line_that_is_refused_keeps_its_name_and_its_fields(
+    tmp_path: Path, line: dict[str, Any], options: dict[str, Any]
+) -> None:
+    [found] = read(tmp_path, line | {"level": 3}, **options)
+    assert found.error
+    assert (found.custom_id, (found.metadata or {})["level"]) == ("t1", 3)
 
 
 def test_an_empty_text_is_one_in_every_table(tmp_path: Path) -> None:

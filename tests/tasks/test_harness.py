@@ -229,7 +229,7 @@ def test_likelihoods_and_figures_are_the_harness_own(
     for line, sample in zip(lines, sorted(wanted["samples"]["tiny"], key=lambda one: one["doc_id"]), strict=True):
         found = [[one["loglikelihood"], one["greedy"]] for one in line["likelihoods"]]
         theirs = [[response[0], False] if kind == "whole" else response[0] for response in sample["resps"]]
-        assert [one[0] for one in found] == pytest.approx([one[0] for one in theirs], rel=1e-5, abs=1e-4)
+        assert [one[0] for one in found] == pytest.approx([one[0] for one in theirs], rel=1e-4, abs=1e-4)
         assert kind == "whole" or [one[1] for one in found] == [one[1] for one in theirs]
     figures = {key: v for key, v in wanted["results"]["tiny"].items() if "," in key and "_stderr" not in key}
     assert report["metrics"]["tiny"] == pytest.approx(figures, rel=1e-4)

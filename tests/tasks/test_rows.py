@@ -5,12 +5,16 @@ from __future__ import annotations
 import gzip
 import json
 import sys
+from glob import glob
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lopa_dist.tasks.batch import Batch
-from lopa_dist.tasks.rows import check, rows
+from lopa_dist.tasks.rows import check, rows, takes
 
 TWO = [{"prompt": "one\u2028line"}, {"prompt": "zwei"}]
 
@@ -21,6 +25,33 @@ def test_lines(tmp_path: Path, name: str, mark: bytes) -> None:
     content = mark + "\r\n".join(map(json.dumps, TWO)).encode()
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
     assert [row.value for row in rows(str(tmp_path / name))] == TWO
+
+
+NAMES = st.lists(st.sampled_from(["a", "b.jsonl", "ab.jsonl", ".b.jsonl"]), min_size=1, max_size=3)
+PATTERNS = st.lists(st.sampled_from(["a", "*", "**", "?b.jsonl", "[ab]*.jsonl", "*.jsonl"]), min_size=1, max_size=3)
+
+
+@given(pattern=PATTERNS, names=NAMES)
+@settings(max_examples=60)
+def test_what_a_pattern_would_take_is_what_glob_finds(pattern: list[str], names: list[str]) -> None:
+    with TemporaryDirectory() as folder:
+        file, source = Path(folder, *names), str(Path(folder, *pattern))
+        taken = takes(source, str(file))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("")
+        hidden = any(name.startswith(".") for name in names)  # which only a pattern that says so finds
+        assert taken == (str(file) in glob(source, recursive=True)) or "*" not in source or hidden
+
+
+def test_a_file_that_is_damaged_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    whole = gzip.compress(b'{"prompt": "x"}\n' * 1000)
+    (tmp_path / "a" / "x.jsonl.gz").write_bytes(whole)
+    for broken in (whole[:-20], b"not compressed"):
+        (tmp_path / "b" / "x.jsonl.gz").write_bytes(broken)
+        with pytest.raises(ValueError, match=r"task\.input=\S+/b/x\.jsonl\.gz: cannot be read .*; mend or remove it"):
+            list(rows(str(tmp_path)))
 
 
 @pytest.mark.parametrize("name", ["x.json", "x.json.gz"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from heapq import merge
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -25,6 +26,9 @@ from lopa_dist.jobs.show.report import config_of, read_report, write_report
 from lopa_dist.jobs.show.run_state import runs_below
 from lopa_dist.tasks.registry import make_task
 from lopa_dist.tasks.task import TotallingTask
+
+AT_ONCE = 1.25  # how much longer than its longest shard an array may take whose shards ran at once
+CLOCK_S = 2.0  # by which clocks of nodes may differ, and jobs of an array start
 
 
 def merge_shards(folder: Path) -> dict[str, Any]:
@@ -106,8 +110,27 @@ def settings(report: dict[str, Any]) -> dict[str, Any]:
     return {key: report.get(key) for key in ("decode", "model", "weights", "seed")} | {"task": task}
 
 
+def not_at_once(reports: list[dict[str, Any]]) -> str:
+    """Return a warning that shards did not run side by side, as the figures of all have it; empty where they did.
+
+    Of a shard with several attempts, only the last one's times are known.
+    """
+    if not all("made" in report for report in reports):
+        return ""
+    starts = [datetime.fromisoformat(report["made"]["date"]) for report in reports]
+    ends = [start + timedelta(seconds=report["wall_s"]) for start, report in zip(starts, reports, strict=True)]
+    passed, longest = (max(ends) - min(starts)).total_seconds(), max(report["wall_s"] for report in reports)
+    if passed <= AT_ONCE * longest + CLOCK_S:
+        return ""
+    together = sum(report["decode_s"] for report in reports)
+    return (
+        f"the {len(reports)} shards did not all run at once: tokens/s and times are as if they had. From the first "
+        f"start to the last end {passed:.0f} s passed; generation took {together:.0f} s in all"
+    )
+
+
 def report_of(reports: list[dict[str, Any]], merged: Merged, errors: int) -> dict[str, Any]:
-    """Return the report of all shards together; speed is as if they had run side by side.
+    """Return the report of all shards together; speed is as if they had run side by side, and a warning says if not.
 
     Args:
         reports: of the shards.
@@ -122,8 +145,9 @@ def report_of(reports: list[dict[str, Any]], merged: Merged, errors: int) -> dic
     for one in reports:
         for warning in one.get("warnings", []):
             said.setdefault(re.sub(r"\d+", "", warning), f"shard {one['task']['shard']}: {warning}")
-    if said:
-        kept["warnings"] = list(said.values())
+    together = not_at_once(reports)
+    if said or together:
+        kept["warnings"] = [together] * bool(together) + list(said.values())
     if all("made" in one for one in reports):
         kept["made"] = made_together([one["made"] for one in reports])
     versions = {name: ", ".join(dict.fromkeys(r["versions"][name] for r in reports)) for name in first["versions"]}

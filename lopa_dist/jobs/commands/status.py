@@ -16,6 +16,7 @@ from lopa_dist.jobs.show.table import output_again
 
 LONGEST = 10_000  # characters of a line
 LONGEST_WORDS = 500  # characters of a log's line
+INVALID = 5  # the column of answers that are not of their format
 MOST = 20  # runs that are all shown; of more, those that are not complete
 
 
@@ -34,7 +35,10 @@ def status(folders: Sequence[Path], console: Console) -> None:
         rows = [row for row in rows if row[1] != "complete"]
     if rows:
         table = Table()
-        for name in ("run", "state", "done", "open", "errors", "tokens/s", "time", "left"):
+        formats = any(run.invalid for run in runs)  # else the column is left out
+        names = ("run", "state", "done", "open", "errors", "not of format", "tokens/s", "time", "left")
+        rows = [row if formats else row[:INVALID] + row[INVALID + 1 :] for row in rows]
+        for name in names if formats else names[:INVALID] + names[INVALID + 1 :]:
             table.add_column(name, justify="left" if name in ("run", "state") else "right", overflow="fold")
         for row in rows:
             table.add_row(*map(escape, row))
@@ -56,12 +60,13 @@ def rows_of(runs: Sequence[RunState], absent: Sequence[int]) -> list[tuple[str, 
     """Return a row for each run, and one for each shard of which there is none."""
     rows: list[tuple[str, ...]] = []
     for run in runs:
-        counts = ["?" if count is None else f"{count:,}" for count in (run.done, run.open, run.errors)]
+        numbers = (run.done, run.open, run.errors, run.invalid)
+        counts = ["?" if count is None else f"{count:,}" for count in numbers]
         speed = f"{run.tokens_per_s:,.0f}" if run.tokens_per_s else "-"
         left = "-" if run.left_s is None or run.state != "running" else duration(run.left_s)
         took = duration(run.seconds) if run.seconds else "-"
         rows.append((f"{run.folder}", run.state, *counts, speed, took, left))
-    nothing = ("missing", "0", "?", "-", "-", "-", "-")
+    nothing = ("missing", "0", "?", "-", "-", "-", "-", "-")
     return [*rows, *((f"{runs[0].folder.parent}: shard {shard}", *nothing) for shard in absent)]
 
 

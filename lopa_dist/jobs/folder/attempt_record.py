@@ -58,6 +58,7 @@ class AttemptRecord:
         folder: from which the job was started, and from which relative paths count.
         submission: to Slurm.
         words: the settings that were typed; None where Hydra did not start the job, or a version that wrote none.
+        invalid: of what earlier attempts finished, how many answers are not of their format.
     """
 
     number: int
@@ -70,9 +71,12 @@ class AttemptRecord:
     folder: str
     submission: Submission | None
     words: list[str] | None = None
+    invalid: int = 0
 
     @classmethod
-    def of(cls, number: int, expected: int, rejected: int, done: int, errors: int, world: World) -> AttemptRecord:
+    def of(
+        cls, number: int, expected: int, rejected: int, done: int, errors: int, invalid: int, world: World
+    ) -> AttemptRecord:
         """Return the record of an attempt of this process."""
         folder, submission = str(Path.cwd()), Submission.read()
         # a single rank needs no launcher, but the batch script starts it by srun
@@ -80,7 +84,8 @@ class AttemptRecord:
         launcher = "srun" if alone else world.launcher
         # not of .hydra/, which the next job in the folder writes anew, also one that is refused
         words = [*HydraConfig.get().overrides.task] if HydraConfig.initialized() else None
-        return cls(number, expected, rejected, done, errors, launcher, world.size, folder, submission, words)
+        ranks = world.size
+        return cls(number, expected, rejected, done, errors, launcher, ranks, folder, submission, words, invalid)
 
     def write(self, journal: Path) -> None:
         """Write it into the folder of a journal."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import count, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lopa_dist.atomic import naming, write_lines
 from lopa_dist.encodable import json_line
@@ -35,6 +35,9 @@ MAY_CHANGE = ("model.dtype was ", "model.quantization was ")  # where what had f
 # which change no text: answers are judged again
 VERDICT_SETTINGS = ("score", "the source of task.score", "the source of task")
 FAILED, STALE, UNJUDGED, JUDGED = range(4)  # how good a request's entry is; stale: its verdict is of another rule
+TRIED = "tried"  # of an entry whose answer is not of its format: how many tries it had, if it had all that it could
+ENOUGH = float("inf")  # of an answer that no further try replaces
+BEST = (ENOUGH, JUDGED)
 PART = re.compile(r"(\d+)-(\d+)\.jsonl")
 
 
@@ -45,6 +48,22 @@ class Location:
     part: Path
     offset: int
     length: int
+
+
+class Done(NamedTuple):
+    """What earlier attempts have finished.
+
+    Attributes:
+        flags: by a request's index, 1 if it is finished.
+        errors: of these, how many ended with an error.
+        invalid: of these, how many answers are not of their format.
+        strangers: answers that belong to no request of the input as it is today.
+    """
+
+    flags: bytearray
+    errors: int
+    invalid: int
+    strangers: int
 
 
 class Journal:
@@ -154,32 +173,39 @@ class Journal:
                     if isinstance(entry, dict):
                         yield entry, location
 
-    def done(self, ids: RequestIds, since: int = 0, unjudged: bool = False) -> tuple[bytearray, int, int]:
-        """Return a flag for each request, 1 if an entry has its id, how many requests ended in errors, and strangers.
+    def done(
+        self, ids: RequestIds, since: int = 0, unjudged: bool = False, tries: Callable[[int], int] = lambda index: 0
+    ) -> Done:
+        """Return which requests have an entry by which they are finished.
 
-        These are answers that belong to no request of the input as it is today.
-
-        An answer that could not be judged is not done: another attempt may be able to. Nor is an error of an attempt
-        before `since`.
+        An answer that could not be judged is not: another attempt may be able to. Nor is an error of an attempt before
+        `since`, or an answer that is not of its format, if it may now have more tries than it had.
 
         Args:
             ids: by input index, the request's id.
             since: the attempt from which on errors count.
             unjudged: whether an answer without a verdict is done, too: where its text is judged again by itself.
+            tries: by input index, how many answers a request may have, until one is of its format.
         """
-        done, failed, strangers = bytearray(len(ids)), set[int](), set[str]()
+        done, failed, invalid, strangers = bytearray(len(ids)), set[int](), set[int](), set[str]()
         for index, entry, where in self.entries_of(ids):
             if index < 0 and "figures" in entry:
                 strangers.add(entry["id"])
             if index < 0 or ("unjudged" in entry and not unjudged):
                 continue
+            if TRIED in entry and entry[TRIED] < tries(index):
+                continue
             if "figures" in entry:
+                if not entry["figures"].get("tries", {}).get("invalid"):
+                    invalid.discard(index)
+                elif not done[index] or index in failed:
+                    invalid.add(index)
                 done[index] = 1
                 failed.discard(index)
             elif attempt_of(where.part) >= since:
                 failed.update(() if done[index] else (index,))
                 done[index] = 1
-        return done, len(failed), len(strangers)
+        return Done(done, len(failed), len(invalid), len(strangers))
 
     def entries_of(
         self, ids: RequestIds, read_to: dict[Path, int] | None = None
@@ -252,19 +278,21 @@ def merge(
     parts = journal.parts()
     part_numbers = {part: n for n, part in enumerate(parts)}
     part_of, offset, length = (array(kind, [0]) * len(ids) for kind in "iqi")
-    replicas, weak = [], dict[int, int]()  # of entries that a better one replaces, how good they are
+    replicas, weak = [], dict[int, tuple[float, int]]()  # of entries that a better one replaces, how good they are
     for index, entry, where in journal.entries_of(ids):
         if "statistics" in entry:
             replicas.append(entry | {"attempt": attempt_of(where.part)})
         if index < 0:
             continue
-        # the first counts; an answer more than an error, and one with a verdict more than one without
-        good = FAILED if "figures" not in entry else UNJUDGED if "unjudged" in entry else JUDGED
-        if good != FAILED and entry.get("judged_by") != judged_by(index):
-            good = STALE
-        if not length[index] or weak.get(index, JUDGED) < good:
+        # the first counts; an answer more than an error, one of its format more than one that is not, of these one with
+        # more tries, and one with a verdict more than one without
+        kind = FAILED if "figures" not in entry else UNJUDGED if "unjudged" in entry else JUDGED
+        if kind != FAILED and entry.get("judged_by") != judged_by(index):
+            kind = STALE
+        good = (-1 if kind == FAILED else entry.get(TRIED, ENOUGH), kind)
+        if not length[index] or weak.get(index, BEST) < good:
             weak.pop(index, None)
-            if good != JUDGED:
+            if good != BEST:
                 weak[index] = good
             part_of[index], offset[index], length[index] = part_numbers[where.part], where.offset, where.length
     figures, work = Columns(), Work()
@@ -285,7 +313,8 @@ def merge(
             yield json_line(line_of(line, carried(index), numbers[index]))
 
     write_lines(folder / "results.jsonl", lines())
-    unjudged, failed = sum(good != FAILED for good in weak.values()), sum(good == FAILED for good in weak.values())
+    kinds = [kind for _, kind in weak.values()]
+    unjudged, failed = sum(kind in (STALE, UNJUDGED) for kind in kinds), kinds.count(FAILED)
     return Merged(figures, work, failed, unjudged, replicas)
 
 

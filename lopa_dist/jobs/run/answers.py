@@ -134,7 +134,7 @@ def invalid(generation: Generation, item: Item) -> str:
     """Return why an answer is not what was asked for, and what to do."""
     assert item.response_format is not None
     tries, most = generation.tries, item.response_format.tries
-    remedy = "raise task.tries, or say more of the format in the prompt"
+    remedy = "the same job with a higher task.tries tries these alone again; or say more of the format in the prompt"
     if generation.finish_reason == "length":
         remedy = "it was cut at its limit of tokens: raise that (decode.max_new_tokens, or the line's max_tokens)"
     elif tries < most:

@@ -41,6 +41,8 @@ class Attempt:
         crashes: by a request's index, how often the process ended while it ran (at most 255).
         changes: what differs from the first attempt's settings, where failed requests are run again.
         rejudged: answers of earlier attempts that this one judged again; on rank 0.
+        errors: requests that earlier attempts finished with an error; on rank 0.
+        invalid: answers of earlier attempts that are not of their format; on rank 0.
     """
 
     journal: Journal
@@ -50,6 +52,8 @@ class Attempt:
     crashes: bytearray
     changes: list[str]
     rejudged: int = 0
+    errors: int = 0
+    invalid: int = 0
 
 
 def begin_attempt(
@@ -71,6 +75,7 @@ def begin_attempt(
     group.store.agree("job", work(config, builder) | {"the input's hash": input_hash})
     journal, settings, rejudged = Journal(folder), journal_settings(config, builder), 0
     state: dict[str, Any] = {}
+    errors = invalid = 0
     if group.world.rank == 0:
         start, retry = Start.read(), config.job.retry == "errors"
         changes = journal.open(settings, config.job.resume, start, retry)
@@ -80,7 +85,9 @@ def begin_attempt(
         rules = [one.get(key) for one in (settings, earlier) for key in VERDICT_SETTINGS]
         if any(rules):
             rejudged = rejudge(journal, partial(Writer, folder, number, group.world.size), job_input, task, settings)
-        done, errors, strangers = journal.done(job_input.ids, since if retry else 0, unjudged=any(rules))
+        done, errors, invalid, strangers = journal.done(
+            job_input.ids, since if retry else 0, unjudged=any(rules), tries=partial(tries_of, job_input)
+        )
         if strangers:
             log.warning(
                 "%d finished answers in %s are of other requests than those of the input today: they stay in journal/, "
@@ -89,12 +96,19 @@ def begin_attempt(
         most = config.job.crashes
         crashed = bytearray() if most is None else crashes(journal.folder, job_input.ids, done, since)
         rejected = sum(job_input.rejected) + sum(count >= (most or 256) for count in crashed)
-        AttemptRecord.of(number, len(job_input), rejected, sum(done), errors, group.world).write(journal.folder)
+        record = AttemptRecord.of(number, len(job_input), rejected, sum(done), errors, invalid, group.world)
+        record.write(journal.folder)
         state = {"number": number, "done": pack_flags(done), "crashes": pack_flags(crashed), "changes": changes}
     # other ranks do not look for themselves: on their hosts, a shared folder may lag behind
     state = json.loads(group.store.broadcast("attempt", json.dumps(state)))
     done, crashed = unpack_flags(state["done"]), unpack_flags(state["crashes"])
-    return Attempt(journal, settings, state["number"], done, crashed, state["changes"], rejudged)
+    return Attempt(journal, settings, state["number"], done, crashed, state["changes"], rejudged, errors, invalid)
+
+
+def tries_of(job_input: JobInput, index: int) -> int:
+    """Return how many answers a request may have, until one is of its format; 0 where any text will do."""
+    wanted = job_input.items[index].response_format
+    return wanted.tries if wanted is not None else 0
 
 
 def work(config: Config, builder: EngineBuilder) -> dict[str, Any]:

@@ -23,13 +23,13 @@ from lopa_dist.engine.request import Generation, Request
 from lopa_dist.engine.sizes import usual_rows
 from lopa_dist.jobs.folder.batch_output import NAME as BATCH_OUTPUT
 from lopa_dist.jobs.folder.batch_output import line_of, write_batch_lines, write_batch_output
-from lopa_dist.jobs.folder.journal import Merged, Writer, merge
+from lopa_dist.jobs.folder.journal import TRIED, Merged, Writer, merge
 from lopa_dist.jobs.folder.one_job import only_job
 from lopa_dist.jobs.folder.part_names import in_parts
 from lopa_dist.jobs.folder.results import results, write_errors
 from lopa_dist.jobs.folder.shard_figures import write_figures
 from lopa_dist.jobs.run.answers import NOT_NUMBERS, Pieces, answer_of, error_line, generation_line
-from lopa_dist.jobs.run.attempt import Attempt, begin_attempt
+from lopa_dist.jobs.run.attempt import Attempt, begin_attempt, tries_of
 from lopa_dist.jobs.run.crashes import Begun
 from lopa_dist.jobs.run.job_input import HashedItems, JobInput, request_id
 from lopa_dist.jobs.run.judging import Answer, Judges, Verdict
@@ -302,7 +302,8 @@ class Job:
         with ProgressDisplay(progress, len(self.input), engine.statistics, config.logging.every_s) as display, judges:
             if self.is_rank_0:
                 rejected = sum(self.input.rejected)
-                display.update(group.progress.add(done=rejected + sum(self.attempt.done), failed=rejected))
+                done, failed = rejected + sum(self.attempt.done), rejected + self.attempt.errors
+                display.update(group.progress.add(done=done, failed=failed, invalid=self.attempt.invalid))
                 engine.meanwhile.append(lambda engine: display.stopping(group.stop, self.begun.open))
             engine.meanwhile.append(lambda engine: self.write_verdicts(judges.verdicts(), display))
             self.lessons.meanwhile.append(lambda *_: self.write_verdicts(judges.verdicts(), display))
@@ -345,6 +346,8 @@ class Job:
                     entry |= {"judged_by": rule}
                 if verdict.failure:
                     entry |= {"unjudged": True}
+                if generation.invalid and generation.tries >= tries_of(self.input, generation.request.index):
+                    entry |= {TRIED: generation.tries}
                 entries.append(entry | {"figures": asdict(figures), "work": generation.work.totals(), "line": line})
                 amounts.update(tokens=figures.tokens, forwards=0 if generation.likelihoods else figures.forwards)
                 amounts.update(invalid=int(bool(generation.invalid)))

@@ -176,7 +176,8 @@ def request_id(item: Item, request: Request | Rejection) -> str | None:
     if request.scored:
         parts.append([[[list(part.prompt), list(part.answer), part.key] for part in text] for text in request.scored])
     if item.response_format is not None:
-        parts.append({"response_format": asdict(item.response_format)})
+        # without the number of tries: an answer of its format stays when there may be more (`journal.TRIED`)
+        parts.append({"response_format": {"schema": item.response_format.schema}})
     if item.reference is not None:
         parts.append({"reference": item.reference})
     return hashlib.sha256(json.dumps(parts).encode() + array("i", request.prompt).tobytes()).hexdigest()[:24]

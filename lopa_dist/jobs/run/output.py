@@ -11,9 +11,10 @@ from typing import Any
 from lopa_dist.checks import UserError
 from lopa_dist.config import TaskConfig
 from lopa_dist.jobs.folder.open_files import lines_of
-from lopa_dist.jobs.folder.part_names import in_parts, is_missing, parts_of, parts_there
+from lopa_dist.jobs.folder.part_names import in_parts, is_missing, part_name, parts_of, parts_there
 from lopa_dist.jobs.show.table import mixed_types, output_again, to_be_written, write_table
 from lopa_dist.remote import is_remote
+from lopa_dist.tasks.rows import takes
 
 log = logging.getLogger("lopa_dist")
 KEY = "task.output"
@@ -24,6 +25,11 @@ def check_output(task: TaskConfig) -> None:
     if task.output and task.input and place_of(task.output) == place_of(task.input):
         raise UserError(
             f"task.output={task.output} is task.input: the results would replace the prompts. Name another file"
+        )
+    if task.output and task.input and takes(task.input, part_name(task.output, 0)):
+        raise UserError(
+            f"task.output={task.output} is one of the files that task.input={task.input} names: the results would "
+            "replace prompts, or be read as prompts by the next job. Name another file or folder"
         )
     if task.output and task.input and Path(place_of(task.input)) in Path(place_of(task.output)).parents:
         raise UserError(

@@ -11,7 +11,7 @@ from typing import Any
 
 from lopa_dist.config import TaskConfig
 from lopa_dist.encodable import json_line
-from lopa_dist.jobs.folder.journal import Journal, attempt_of, line_of
+from lopa_dist.jobs.folder.journal import TRIED, Journal, attempt_of, line_of
 from lopa_dist.jobs.folder.part_names import ANSWERS, part_name
 from lopa_dist.jobs.run.job_input import JobInput
 from lopa_dist.jobs.show.extra import Extra
@@ -82,7 +82,8 @@ class Parts:
         for index, entry, where in entries:
             if index < 0 or (self.length[index] and "figures" not in entry):
                 continue  # an answer is worth more than an error
-            if "figures" in entry or attempt_of(where.part) == self.attempt or self.done[index]:
+            lasting = "figures" in entry and TRIED not in entry
+            if lasting or attempt_of(where.part) == self.attempt or self.done[index]:
                 self.ended[index] = 1
                 if not self.places or self.places[-1] != where.part:
                     self.places.append(where.part)

@@ -24,6 +24,7 @@ from lopa_dist.models.files import SHIPPED
 from lopa_dist.tasks.task import DEFAULT, Item
 
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+REWRITTEN = {"assistant", "tool"}  # roles whose messages a template may change, such as earlier reasoning
 OF_EVERY_TEMPLATE = ("messages", "add_generation_prompt", "bos_token", "eos_token", "raise_exception", "strftime_now")
 
 
@@ -72,6 +73,7 @@ class Encoder:
         self.strange_prompts = 0
         self.bounded = False  # whether the model's positions bound an answer below `decode.max_new_tokens`
         self.cut = set[int]()  # indices of prompts that were too long, by `task.truncate`
+        self.left_out = set[str]()  # roles of messages that the chat template left out
         self.greedy_formats = 0  # answers of a format, of which another try would be the same text
         self.draws = False  # whether some request draws its tokens
         self.greedy_samples = 0  # further answers to a prompt, which are the first one again
@@ -216,7 +218,9 @@ class Encoder:
         if item.suffix is not None and messages[-1]["role"] == "assistant":
             messages, begun = messages[:-1], messages[-1]["content"]
         try:
-            return str(self.templated(messages, add_generation_prompt=True)) + begun
+            text = str(self.templated(messages, add_generation_prompt=True))
+            self.left_out.update(one["role"] for one in messages if one["content"].strip() not in text)
+            return text + begun
         except Exception as error:  # a template is a program, and messages may hold anything
             raise Refusal(f"the chat template refused these messages: {error}") from error
 
@@ -336,6 +340,11 @@ class Encoder:
             messages.append(
                 f"decode.max_new_tokens={self.config.decode.max_new_tokens}: the model has "
                 f"{self.model.max_positions} positions, so an answer has at most as many tokens as its prompt leaves"
+            )
+        if roles := sorted(self.left_out - REWRITTEN):
+            messages.append(
+                f"messages of the role {', '.join(map(repr, roles))} are not in their prompts: the model's chat "
+                "template leaves them out. Most templates know system, user and assistant"
             )
         if self.cut:
             messages.append(f"prompts that were too long for the model, and were cut (task.truncate): {len(self.cut)}")

@@ -16,7 +16,7 @@ def made_on(device: torch.device) -> dict[str, Any]:
     """Return the date, the host, the device and the load of the machine, as a job finds them when it begins."""
     load = round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None
     return {
-        "date": datetime.now(timezone.utc).isoformat(timespec="minutes"),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "host": socket.gethostname(),
         "device": device_name(device),
         "load": load,
@@ -54,4 +54,4 @@ def made_sentence(report: dict[str, Any]) -> str:
     if not made:
         return ""
     load = "" if made["load"] is None else f", load {made['load']} at the start"
-    return f"{made['date'].replace('T', ' ').replace('+00:00', ' UTC')} on {made['host']} ({made['device']}{load})"
+    return f"{made['date'][:16].replace('T', ' ')} UTC on {made['host']} ({made['device']}{load})"

@@ -30,6 +30,7 @@ class RunState:
         expected: requests; None where none was read yet.
         done: finished requests, those with errors included.
         errors: requests that ended with an error.
+        invalid: answers that are not of their format.
         tokens_per_s: of a complete run as in its report; else of the last attempt that finished a request, from the
             beginning of its generation on; 0 before.
         seconds: of generation: of a complete run as in its report; else of the last attempt, up to what finished last.
@@ -44,6 +45,7 @@ class RunState:
     expected: int | None
     done: int
     errors: int
+    invalid: int
     tokens_per_s: float
     seconds: float
     per_s: float
@@ -90,14 +92,16 @@ def state_of(folder: Path) -> RunState:
     journal, busy = Journal(folder), at_work(folder)
     report = read_report(folder / "report.json") if (folder / "report.json").exists() else {}
     record = AttemptRecord.last(journal.folder)
-    tokens_per_s, seconds, per_s, done, errors = finished_since(journal, record.number if record else 1)
+    tokens_per_s, seconds, per_s, done, errors, invalid = finished_since(journal, record.number if record else 1)
     expected = record.expected if record else None
     if record:
         done += record.rejected + record.done
         errors += record.rejected + record.errors
+        invalid += record.invalid
     # the report of an earlier attempt is not about today's input
     if report and not busy and (record is None or report.get("attempts") == record.number or done == expected):
         expected, done, errors = report.get("expected", expected), report["requests"], report["errors"]
+        invalid = report.get("tries", {}).get("invalid", 0)
     complete = bool(report) and done == expected
     if complete and not busy:
         tokens_per_s, seconds = report["tokens_per_s"]["job"], report["decode_s"]
@@ -106,12 +110,11 @@ def state_of(folder: Path) -> RunState:
     state = "running" if busy else ended
     output = report["task"].get("output") or "" if complete else ""
     unwritten = output if output and is_missing(output, record.folder if record else "") else ""
-    return RunState(
-        folder, shard_of(folder, report), state, expected, done, errors, tokens_per_s, seconds, per_s, record, unwritten
-    )
+    counts = (expected, done, errors, invalid)
+    return RunState(folder, shard_of(folder, report), state, *counts, tokens_per_s, seconds, per_s, record, unwritten)
 
 
-def finished_since(journal: Journal, attempt: int) -> tuple[float, float, float, int, int]:
+def finished_since(journal: Journal, attempt: int) -> tuple[float, float, float, int, int, int]:
     """Return what the last attempts have journaled, perhaps while one still writes.
 
     Args:
@@ -119,21 +122,22 @@ def finished_since(journal: Journal, attempt: int) -> tuple[float, float, float,
         attempt: the first one whose requests are counted.
 
     Returns:
-        The tokens a second of the last one, its seconds, its requests a second; requests that were finished, and how
-        many of them with an error.
+        The tokens a second of the last one, its seconds, its requests a second; requests that were finished, how many
+        of them with an error, and how many with an answer that is not of its format.
     """
     last = journal.next_attempt() - 1
-    tokens, seconds, own, done, errors = 0, 0.0, 0, 0, 0
+    tokens, seconds, own, done, errors, invalid = 0, 0.0, 0, 0, 0, 0
     for entry, where in journal.entries(min(attempt, last)):
         number = attempt_of(where.part)
         if "id" in entry and number >= attempt:
             done += 1
             errors += "figures" not in entry
+            invalid += entry.get("figures", {}).get("tries", {}).get("invalid", 0)
         if number == last:
             own += "id" in entry
             tokens += entry["figures"]["tokens"] if "figures" in entry else 0
             seconds = max(seconds, entry.get("at", 0.0))
-    return (tokens / seconds if seconds else 0.0), seconds, (own / seconds if seconds else 0.0), done, errors
+    return (tokens / seconds if seconds else 0.0), seconds, (own / seconds if seconds else 0.0), done, errors, invalid
 
 
 def shard_of(folder: Path, report: dict[str, Any]) -> tuple[int, int]:

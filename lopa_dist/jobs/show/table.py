@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from lopa_dist.tasks.rows import files_of, is_dataset
 from lopa_dist.tasks.rows import rows as source_rows
 from lopa_dist.tasks.task import Item
 
+log = logging.getLogger("lopa_dist")
 AT_ONCE = 1000  # rows in memory
 FIRST = ("id", "sample", "prompt", "text", "correct", "extracted", "finish_reason", "error")
 ELSEWHERE = ("custom_id", "index", "sample", "usage", "tpf", "metadata")  # of a line, which have another form here
@@ -33,6 +35,13 @@ ELSEWHERE = ("custom_id", "index", "sample", "usage", "tpf", "metadata")  # of a
 
 class Large:
     """The kind of integers that no column of integers holds: they become texts."""
+
+
+class Wide:
+    """The kind of integers that no column of fractions holds exactly."""
+
+
+KINDS = {bool: "true or false", int: "integers", float: "fractions", Large: "integers of more than 64 bits"}
 
 
 def fits(value: int) -> bool:
@@ -50,7 +59,10 @@ class Kinds:
     def add(self, row: Mapping[str, Any]) -> None:
         """Take in a row."""
         for name, value in row.items():
-            self.of.setdefault(name, set()).add(Large if isinstance(value, int) and not fits(value) else type(value))
+            kinds = self.of.setdefault(name, set())
+            kinds.add(Large if isinstance(value, int) and not fits(value) else type(value))
+            if isinstance(value, int) and abs(value) > 2**53:
+                kinds.add(Wide)
         self.rows += 1
 
     def names(self, of_input: Collection[str] = ()) -> list[str]:
@@ -90,6 +102,10 @@ def write_table(folder: Path, out: str | Path, key: str = "--out") -> tuple[int,
 
     for row in table_rows():
         kinds.add(row)
+    for name, found in kinds.of.items() if ending == ".parquet" else ():
+        if len(known := known_kinds(found)) > 1 and name not in own:
+            there = " and ".join(sorted(KINDS.get(kind, "text") for kind in known))
+            log.warning("WARNING: the table's column %s has %s, which it holds as texts", name, there)
     made = table_rows()
     for file_name, most in ((out, None),) if not in_parts(str(out)) else parts_of(str(out), kinds.rows):
         with to_be_written(file_name, key) as file:
@@ -208,8 +224,9 @@ def write_parquet(
     types = {bool: pyarrow.bool_(), int: pyarrow.int64(), float: pyarrow.float64()}
     columns = {}
     for name, found in kinds.items():
-        [kind, *others] = found - {type(None)} or {str}
-        columns[name] = own.get(name) or (pyarrow.string() if others else types.get(kind, pyarrow.string()))
+        known = known_kinds(found)
+        kind = next(iter(known)) if len(known) == 1 else str
+        columns[name] = own.get(name) or types.get(kind, pyarrow.string())
     texts = [name for name, kind in columns.items() if kind == pyarrow.string()]
     with pyarrow.parquet.ParquetWriter(file, pyarrow.schema(columns.items())) as writer:
         while some := list(islice(table_rows, AT_ONCE)):
@@ -217,6 +234,12 @@ def write_parquet(
                 for row in some:
                     row[name] = None if row.get(name) is None else str(row[name])
             writer.write_table(pyarrow.Table.from_pylist(some, writer.schema))
+
+
+def known_kinds(found: set[type]) -> set[type]:
+    """Return the kinds of a column's values, of which integers and fractions are one if fractions hold all exactly."""
+    known = found - {type(None), Wide} or {str}
+    return {float} if known == {int, float} and Wide not in found else known
 
 
 class InputAgain:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lopa_dist.config import JobConfig, TaskConfig
-from lopa_dist.jobs.commands.shards import merge_shards
+from lopa_dist.jobs.commands.shards import merge_shards, not_at_once
 from lopa_dist.jobs.commands.trace import trace
 from lopa_dist.jobs.folder.results import FIGURES
 from lopa_dist.jobs.run.job import run
@@ -50,6 +50,19 @@ def test_merged_is_what_one_job_gives(folder: Path) -> None:
     [told], [of_shard] = whole["warnings"], report["warnings"]  # once, though all shards have it
     assert re.sub(r"\d+", "", of_shard) == f"shard : {re.sub(r'[0-9]+', '', told)}"
     assert trace(folder / "array", "5").custom_id == lines(folder / "whole")[5]["custom_id"]  # of shard 2
+
+
+def test_shards_that_did_not_run_at_once_are_told(folder: Path) -> None:
+    """For tokens a second are as if they had."""
+    reports = [json.loads(file.read_text()) for file in sorted((folder / "array").glob("?/report.json"))]
+    for minute, report in enumerate(reports):
+        report |= {"wall_s": 60.0, "decode_s": 50.0}
+        report["made"]["date"] = f"2026-11-20T10:{minute:02d}:00+00:00"
+    assert not_at_once(reports[:1]) == ""
+    said = "From the first start to the last end 180 s passed; generation took 150 s in all"
+    assert not_at_once(reports).endswith(said)
+    reports[1]["made"] = reports[2]["made"] = reports[0]["made"]
+    assert not_at_once(reports) == ""
 
 
 def test_a_folder_of_another_shard_is_refused(folder: Path) -> None:

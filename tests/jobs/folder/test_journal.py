@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lopa_dist.jobs.folder.journal import Journal, Writer, difference, merge
+from lopa_dist.jobs.folder.journal import TRIED, Journal, Writer, difference, merge
 from lopa_dist.parallel.launcher import Start
 from tests.jobs.folder.test_packed import ids_of
 
@@ -159,6 +159,23 @@ def test_two_jobs_at_once_in_one_folder(tmp_path: Path) -> None:
         Writer(tmp_path, 1, 0)
 
 
+def test_an_answer_of_its_format_counts_more_than_one_that_is_not(tmp_path: Path) -> None:
+    """Which is done as long as there may be no more tries than it had, and of which the one with most tries counts."""
+    journal = started(tmp_path)
+    invalid = {"figures": {"tokens": 1, "tries": {"invalid": 1}}}
+    append(tmp_path, 1, 0, *(entry(name, "first") | invalid | {TRIED: 2} for name in "ab"), entry("c") | invalid)
+    names = ids_of("a", "b", "c")
+    assert [*journal.done(names, tries=lambda index: 2).flags] == [1, 1, 1]
+    assert journal.done(names).invalid == 3
+    assert [*journal.done(names, tries=lambda index: 3).flags] == [0, 0, 1]
+    append(tmp_path, 2, 0, entry("a", "second"), entry("b", "second") | invalid | {TRIED: 3})
+    assert journal.done(names, tries=lambda index: 3) == (bytearray([1, 1, 1]), 0, 2, 0)
+    append(tmp_path, 3, 0, entry("b", "third") | invalid | {TRIED: 3})
+    merged = merge(journal, tmp_path, names, lambda i: {}, range(3))
+    assert (merged.failed, merged.unjudged) == (0, 0)
+    assert [r["text"] for r in results(tmp_path)] == ["second", "second", "x"]
+
+
 def test_an_answer_with_a_verdict_counts_more_than_one_without(tmp_path: Path) -> None:
     """And one without is not done."""
     journal = started(tmp_path)
@@ -166,7 +183,7 @@ def test_an_answer_with_a_verdict_counts_more_than_one_without(tmp_path: Path) -
     append(tmp_path, 1, 0, entry("a", "first") | without, entry("b", "first") | without, entry("c", "first"))
     append(tmp_path, 2, 0, entry("a", "second"), entry("b", "second") | without)
     assert [*journal.done(ids_of("a", "b", "c"))[0]] == [1, 0, 1]
-    assert journal.done(ids_of("a", "b", "c"))[2] == 0
-    assert journal.done(ids_of("b"))[2] == 2, "answers of other requests"
+    assert journal.done(ids_of("a", "b", "c")).strangers == 0
+    assert journal.done(ids_of("b")).strangers == 2, "answers of other requests"
     merged = merge(journal, tmp_path, ids_of("a", "b", "c"), lambda i: {}, range(3))
     assert (merged.unjudged, [r["text"] for r in results(tmp_path)]) == (1, ["second", "first", "first"])

@@ -182,6 +182,17 @@ def test_a_prompt_that_is_too_long_is_cut_where_that_is_wished(
     assert isinstance(plain.encode(0, items[0]), Rejection)
 
 
+def test_messages_that_a_template_leaves_out_are_told(embedded_tokenizer: PreTrainedTokenizerFast) -> None:
+    tokenizer = copy.deepcopy(embedded_tokenizer)
+    tokenizer.chat_template = "{% for m in messages if m.role in ('user', 'assistant') %}{{ m.content }}{% endfor %}"
+    encoder = Encoder(Config(decode=DecodeConfig(max_new_tokens=8)), SMALL, tokenizer)
+    turns = [{"role": "assistant", "content": "Yes ."}, {"role": "user", "content": " Tom has 3 coins ."}]
+    encoder.encode(0, Item("a", messages=turns))
+    assert "are not in their prompts" not in "".join(encoder.warnings())
+    encoder.encode(1, Item("b", messages=[{"role": "bot", "content": "Sam has 4 coins ."}, *turns]))
+    assert "messages of the role 'bot' are not in their prompts: the model's chat" in "".join(encoder.warnings())
+
+
 def test_a_missing_chat_template_is_told(embedded_tokenizer: PreTrainedTokenizerFast) -> None:
     """The texts of an instruct model that lost its own are garbage; who wants none says so."""
     tokenizer = copy.deepcopy(embedded_tokenizer)

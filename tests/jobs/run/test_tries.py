@@ -106,6 +106,23 @@ def test_the_same_in_other_batches_shards_and_from_python(tmp_path: Path) -> Non
     assert [(one.tries, one.failed_tokens) for one in found] == counted
 
 
+def test_with_more_tries_an_attempt_generates_again_what_is_not_of_its_format_and_nothing_else(tmp_path: Path) -> None:
+    def texts(folder: Path) -> list[Any]:
+        return [(line["text"], line["usage"], line["finish_reason"]) for line in lines(folder)]
+
+    _, few = job(tmp_path / "a", asked(), tries=2)
+    _, more = job(tmp_path / "a", asked(), tries=5)
+    _, fresh = job(tmp_path / "b", asked(), tries=5)
+    assert 0 < fresh["tries"]["invalid"] < few["tries"]["invalid"]
+    assert texts(tmp_path / "a" / "run") == texts(tmp_path / "b" / "run")
+    assert more["tries"] == fresh["tries"]
+    journal = tmp_path / "a" / "run" / "journal"
+    assert sum('"id"' in line for line in (journal / "002-0.jsonl").open()) == few["tries"]["invalid"]
+    _, again = job(tmp_path / "a", asked(), tries=3)
+    assert again["tries"] == fresh["tries"], "with fewer tries nothing is generated again, or lost"
+    assert '"id"' not in (journal / "003-0.jsonl").read_text()
+
+
 def test_without_a_temperature_there_is_one_try(tmp_path: Path) -> None:
     """OpenAI lines get an error that says so; nothing is passed on as if it were right."""
     body = {"messages": [{"role": "user", "content": "Tom has 3 apples ."}], "response_format": {"type": "json_object"}}
@@ -117,6 +134,8 @@ def test_without_a_temperature_there_is_one_try(tmp_path: Path) -> None:
     assert found["finish_reason"] == "invalid"
     assert found["usage"]["tries"] == 1
     assert "set a temperature" in found["error"]
+    run(replace(made, task=replace(made.task, tries=9)), tmp_path / "run", World("python"))
+    assert '"id"' not in (tmp_path / "run" / "journal" / "002-0.jsonl").read_text()
     [answer] = [json.loads(text) for text in (tmp_path / "run" / "batch_output.jsonl").read_text().splitlines()]
     assert answer["response"] is None
     assert "not JSON" in answer["error"]["message"]

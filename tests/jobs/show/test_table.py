@@ -175,6 +175,29 @@ def test_columns_of_a_parquet_input_keep_their_types(tmp_path: Path) -> None:
         check_output(TaskConfig("batch", None, str(tmp_path / "in"), output=str(tmp_path / "in" / "a.parquet")))
 
 
+def test_integers_and_fractions_of_lines_are_fractions(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Where they hold all of them exactly; else, and where values are of other kinds, a warning says what they are."""
+    pq = pytest.importorskip("pyarrow.parquet")
+    given = [{"score": 5, "code": 2**60, "mixed": 1}, {"score": 5.5, "code": 0.5, "mixed": "one"}]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"prompt": "x"} | line) + "\n" for line in given))
+    run(config(TaskConfig("batch", None, str(tmp_path / "in.jsonl"))), tmp_path / "run", World("python"))
+    write_table(tmp_path / "run", tmp_path / "out.parquet")
+    found = pq.read_table(tmp_path / "out.parquet").to_pylist()
+    assert [row["score"] for row in found] == [5.0, 5.5]
+    assert [(row["code"], row["mixed"]) for row in found] == [(str(2**60), "1"), ("0.5", "one")]
+    assert "the table's column mixed has integers and text, which it holds as texts" in caplog.text
+    assert "column code has fractions and integers, which" in caplog.text
+    assert "column score" not in caplog.text
+
+
+@pytest.mark.parametrize("source", ["in/part-*.jsonl", "in/*", "**/*.jsonl"])
+@pytest.mark.parametrize("out", ["in/part-1.jsonl", "in/part-9.jsonl", "in/part-*.jsonl"])
+def test_results_do_not_go_where_the_next_job_reads_prompts(tmp_path: Path, source: str, out: str) -> None:
+    with pytest.raises(UserError, match=r"is (one of the files that )?task\.input.*: the results would replace"):
+        check_output(TaskConfig("batch", None, str(tmp_path / source), output=str(tmp_path / out)))
+    check_output(TaskConfig("batch", None, str(tmp_path / source), output=str(tmp_path / "answers.parquet")))
+
+
 def test_columns_with_several_types_lose_no_value(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """They get the type that holds all exactly, else text, and the job says so before it begins."""
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")

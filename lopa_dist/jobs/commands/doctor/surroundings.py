@@ -17,7 +17,7 @@ from lopa_dist.remote import is_remote
 from lopa_dist.tasks import sandbox
 from lopa_dist.tasks.hub_data import data_sets, why_not_there
 from lopa_dist.tasks.registry import make_task, options_of
-from lopa_dist.tasks.rows import check, is_dataset
+from lopa_dist.tasks.rows import check, files_of, is_dataset, naming, refuse_utf_16
 
 LEAST_FREE = 1 << 30  # bytes on the disk of the run folders
 NODE_LOCAL = ("tmpfs", "ramfs", "ext2", "ext3", "ext4", "xfs", "btrfs", "overlay")  # kinds of file systems
@@ -93,6 +93,9 @@ def files(machine: Machine) -> Finding:
     check(config.task.input)
     if config.task.input == "-" or is_dataset(config.task.input) or is_remote(config.task.input):
         return fine(f"task.input={config.task.input} is read when the job begins")
+    for file in files_of(config.task.input):
+        with naming(file, "task.input"):
+            refuse_utf_16(file, "task.input")  # which also opens what is compressed
     first = next(iter(make_task(config.task).items()), None)  # as the job reads it: a column may not be there
     bad = f"; its first line cannot be used: {first.error}" if first and first.error else ""
     return fine(f"task.input={config.task.input} is there{bad}")
