@@ -26,6 +26,7 @@ from lopa_dist.tasks.sandbox import check
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.load_profile("same")  # --hypothesis-profile=default tries other examples at each run
 torch.set_num_threads(1)
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes would each compile the package
 GPU = "--gpu" in sys.argv
 if not GPU:  # hidden, and kernels are interpreted: Triton reads that when one is imported, which other conftests do
     os.environ["CUDA_VISIBLE_DEVICES"] = ""

@@ -275,6 +275,27 @@ def test_equal_texts_are_counted_seed_by_seed(tmp_path: Path, report: dict[str, 
     assert [row["equal"] for row in rows] == ["", "5"]
 
 
+@pytest.mark.parametrize(
+    ("temperature", "task", "wanted"), [(0.0, "embedded", "3 of 3"), (0.7, "embedded", ""), (0.0, "batch", "")]
+)
+def test_greedy_texts_are_compared_whatever_their_seeds(
+    tmp_path: Path, report: dict[str, Any], temperature: float, task: str, wanted: str
+) -> None:
+    """Nothing is drawn by them: unless each prompt may have a temperature of its own."""
+    for name, seed in (("base", 0), ("other", 1)):
+        more = {"decode": report["decode"] | {"temperature": temperature, "drafts": seed}, "seed": seed}
+        make(tmp_path, name, report | {"task": report["task"] | {"name": task}}, "+++")
+        file = tmp_path / name / "report.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | more))
+        lines = (tmp_path / name / "results.jsonl").read_text().splitlines()
+        texts = (json.dumps(json.loads(line) | {"text": "same"}) + "\n" for line in lines)
+        (tmp_path / name / "results.jsonl").write_text("".join(texts))
+    console = Console(record=True, width=200)
+    compare(tmp_path, console, baseline="base")
+    said = console.export_text()
+    assert (wanted in said) if wanted else (" of 3" not in said)
+
+
 def test_labels_side_by_side_stand_as_their_points() -> None:
     assert in_order([(1, 0), (2, 0)], [(5, 9), (3, 9)]) == [(3, 9), (5, 9)]
     assert in_order([(1, 0), (2, 0)], [(5, 9), (3, 0)]) == [(5, 9), (3, 0)]
