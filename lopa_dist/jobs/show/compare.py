@@ -84,7 +84,7 @@ def compare(folder: Path, console: Console | None = None, baseline: str | None =
         if form:
             names = [name for name, _ in part.failed]
             notes = part.notes + ([f"Not finished, so not above: {', '.join(names)}"] if names else [])
-            print({"latex": latex, "markdown": markdown}[form](part.title, part.head, part.rows, notes))
+            print({"latex": latex, "markdown": markdown}[form](part.title, part.head, part.rows, part.methods(), notes))
         else:
             part.print_table(console)
     for name, _ in failed:
@@ -183,6 +183,7 @@ class Comparison:
         self.folder, self.groups, self.failed, self.baseline = folder, groups, failed, baseline
         self.reports = [group.report for group in groups]
         base = None if baseline is None else find_baseline(groups, baseline)
+        self.base = next((index for index, group in enumerate(groups) if group is base), None)
         pairs = [None] * len(groups) if base is None else differences(groups, base)
         same = [None] * len(groups) if base is None else same_texts(groups, base)
         words = words_of(groups)
@@ -197,6 +198,18 @@ class Comparison:
         self.drawn: list[str] = []  # files of figures
         self.least_name = min(LONGEST_WORD, max(len(word) for name in self.names for word in name.split()))
         self.numbered = [[str(number), *row] for number, row in enumerate(self.rows, 1)]
+
+    def methods(self) -> str:
+        """Return how accuracies, and their differences, are worked out; empty where nothing is judged."""
+        if not any(name.startswith("accuracy") for name in self.head):
+            return ""
+        words = "Accuracies have Wilson's 95 % confidence intervals"
+        if self.base is not None:
+            words += (
+                f"; differences are from {self.names[self.base]} on the same problems, with the intervals of Agresti "
+                "and Min (2005), and p is that of McNemar's exact test"
+            )
+        return f"{words}."
 
     def print_table(self, console: Console) -> None:
         """Print the columns; a number of requests that all runs have stands in the title."""

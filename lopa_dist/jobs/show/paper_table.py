@@ -8,12 +8,15 @@ from collections.abc import Sequence
 SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 
 
-def latex(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> str:
-    """Return a `table` with the first column left-aligned, notes as comments; it needs ``\\usepackage{booktabs}``."""
+def latex(
+    title: str, head: Sequence[str], rows: Sequence[Sequence[str]], methods: str = "", notes: Sequence[str] = ()
+) -> str:
+    """Return a `table` with the first column left-aligned; it needs ``\\usepackage{booktabs}``.
+
+    The caption is the title, and how the figures are worked out (`methods`); `notes` are comments.
+    """
     lines = [" & ".join(map(escaped, row)) + r" \\" for row in (head, *rows)]
-    caption = escaped(title)
-    if any(name.startswith("accuracy") for name in head):
-        caption += r"; accuracies with their 95\,\% confidence intervals"
+    caption = escaped(f"{title}. {methods}" if methods else title).replace(r" \%", r"\,\%")
     return "\n".join(
         [
             *(f"% {note}" for note in notes),
@@ -40,10 +43,12 @@ def escaped(text: str) -> str:
     return re.sub(r"(?<![\w.^{-])-(?=[\d.])", "$-$", text)
 
 
-def markdown(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> str:
-    """Return a Markdown table below its title, and notes below it."""
+def markdown(
+    title: str, head: Sequence[str], rows: Sequence[Sequence[str]], methods: str = "", notes: Sequence[str] = ()
+) -> str:
+    """Return a Markdown table below its title; below it how figures are worked out (`methods`), and notes."""
     lines = ["| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in (head, *rows)]
     return "\n".join(
         [f"**{title}**", "", lines[0], "|---|" + "---:|" * (len(head) - 1), *lines[1:], ""]
-        + [f"{note}\n" for note in notes]
+        + [f"{note}\n" for note in (methods, *notes) if note]
     )

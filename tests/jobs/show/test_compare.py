@@ -446,13 +446,17 @@ def test_tables_for_a_paper_and_a_readme(
     table = capsys.readouterr().out
     assert table.startswith("\\begin{table}\n")
     assert "\\toprule\n" in table
+    assert "with embedded. Accuracies have Wilson's 95\\,\\% confidence intervals.}" in table
     assert "\ndecode=verified\\_tree & 9" in table
     assert re.search(r"& \d\d\.\d \(\d\d\.\d--\d\d\.\d\) &", table)
     assert len({line.count("&") for line in table.splitlines() if line.endswith("\\\\")}) == 1
     compare(tmp_path, form="markdown")
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "**arithmetic with embedded**"
-    assert [line.count("|") for line in lines[2:-1]] == [lines[2].count("|")] * 6
+    assert [line.count("|") for line in lines[2:-3]] == [lines[2].count("|")] * 6
+    assert lines[-2] == "Accuracies have Wilson's 95 % confidence intervals."
+    compare(tmp_path, form="markdown", baseline="decode=verified")
+    assert "differences are from decode=verified on the same problems, with" in capsys.readouterr().out
     assert (tmp_path / "comparison.html").exists(), "whatever form is printed, all is written"
     (tmp_path / "stopped" / ".hydra").mkdir(parents=True)
     (tmp_path / "stopped" / ".hydra" / "overrides.yaml").write_text("- decode=lopa\n")
