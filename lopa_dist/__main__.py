@@ -5,7 +5,7 @@ import io
 import signal
 import sys
 
-from lopa_dist.parallel.stop import leave_at_signals
+from lopa_dist.parallel.stop import INTERRUPTED, leave_at_signals
 
 
 def main() -> None:
@@ -18,7 +18,8 @@ def main() -> None:
     try:
         from lopa_dist.cli import main as command_line
     except KeyboardInterrupt:
-        sys.exit("lopa-dist: interrupted")
+        sys.stderr.write("lopa-dist: interrupted\n")
+        sys.exit(INTERRUPTED)
     command_line()
 
 

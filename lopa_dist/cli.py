@@ -38,7 +38,7 @@ from lopa_dist.config import (
 from lopa_dist.jobs.folder.one_job import own_folder
 from lopa_dist.parallel.failures import RankError
 from lopa_dist.parallel.launcher import LaunchError, detect, die, into_log, tell
-from lopa_dist.parallel.stop import SIGNALS, STOPPED, Stop, Stopped, leave_at_signals
+from lopa_dist.parallel.stop import INTERRUPTED, SIGNALS, STOPPED, Stop, Stopped, leave_at_signals
 from lopa_dist.sweep import check_points, say_how_to_compare
 
 log = logging.getLogger("lopa_dist")
@@ -114,7 +114,9 @@ def job(raw: DictConfig) -> Any:
         raise
     except KeyboardInterrupt:
         into_log(f"interrupted; go on with {again}")
-        sys.exit(f"lopa-dist: interrupted; go on with {again}" if world.rank == 0 else 1)
+        if world.rank == 0:
+            tell(f"lopa-dist: interrupted; go on with {again}")
+        sys.exit(INTERRUPTED)
     except LaunchError as error:  # MPI's own end would wait for the ranks that cannot be joined
         raise (RankError if world.size > 1 else UserError)(str(error)) from error
     leave_at_signals()  # a finished job's handler only remembers them
@@ -244,4 +246,5 @@ def main() -> None:
             f"lopa-dist: the sweep's jobs could not be submitted, or failed: {str(error).strip()}{hint(arguments)}"
         )
     except KeyboardInterrupt:
-        sys.exit("lopa-dist: interrupted")
+        tell("lopa-dist: interrupted")
+        sys.exit(INTERRUPTED)

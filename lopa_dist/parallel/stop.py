@@ -12,6 +12,7 @@ from types import FrameType
 from lopa_dist.parallel.launcher import detect
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+INTERRUPTED = 130  # exit status after Ctrl-C, as of a program that SIGINT ended
 STOPPED = 75  # exit status of a job that was asked to stop and can go on (EX_TEMPFAIL)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lopa_dist.parallel.stop import SIGNALS, STOPPED, Stop, StopLevel, Stopped
+from lopa_dist.parallel.stop import INTERRUPTED, SIGNALS, STOPPED, Stop, StopLevel, Stopped
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +71,7 @@ def test_levels_are_in_order() -> None:
     [
         (signal.SIGUSR1, STOPPED, "lopa-dist: stopped by SIGUSR1 before the job began"),
         (signal.SIGTERM, STOPPED, "lopa-dist: stopped by SIGTERM before the job began"),
-        (signal.SIGINT, 1, "lopa-dist: interrupted"),
+        (signal.SIGINT, INTERRUPTED, "lopa-dist: interrupted"),
     ],
 )
 def test_a_signal_during_the_imports(number: signal.Signals, status: int, message: str) -> None:
