@@ -9,7 +9,8 @@
 #
 # Every point's settings are checked before the first starts. Where a cluster answers, jobs go through Slurm
 # (launcher=slurm); else they run here, one after the other, as with launcher=local. Run it again with the same FOLDER to
-# go on with a sweep that was interrupted: what is finished is not run again. Relative paths are relative to the checkout.
+# go on with a sweep that was interrupted: what is finished is not run again. What Slurm had of it goes on meanwhile;
+# `scancel --name=lopa-sweep` ends it. Relative paths are relative to the checkout.
 set -euo pipefail
 SCRIPT=$(cd "$(dirname "$0")" && pwd)/$(basename "$0")
 cd "$(dirname "$SCRIPT")/.."
@@ -41,7 +42,19 @@ if [ "$dry" = 1 ]; then
     printf '&& %q report %q\n' "$BIN/lopa-dist" "$FOLDER"
     exit
 fi
+# Points that a sweep has given to Slurm go on when it is interrupted: submitted again, they would run twice.
+if [ -d "$FOLDER/.submitit" ] && command -v squeue >/dev/null; then
+    for job in $(squeue --noheader --me --array --format %A 2>/dev/null || true); do
+        case $(scontrol --oneliner show job "$job" 2>/dev/null) in
+            *"StdOut=$(cd "$FOLDER" && pwd)/.submitit/"*)
+                echo "jobs of this sweep run or wait in Slurm's queue (job $job): let them end, or scancel them; then again" >&2
+                exit 2
+                ;;
+        esac
+    done
+fi
 status=0
+trap 'echo "interrupted: what Slurm has of this sweep goes on; scancel --name=lopa-sweep ends it" >&2' INT
 "${command[@]}" || status=$?
 [ ! -d "$FOLDER" ] || "$BIN/lopa-dist" report "$FOLDER" || true # of what is finished, also where one of the jobs failed
 exit "$status"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -38,6 +39,21 @@ def check_job(overrides: Sequence[str], ranks: int | None = None) -> None:
         choose_mesh(parallel.data, parallel.branch, parallel.tensor, ranks, ranks, config.decode.max_branches)
 
 
+def could_be_written(folder: Path) -> bool:
+    """Return whether a folder can be written, or made: which is tried, and undone."""
+    if folder.exists():
+        return folder.is_dir() and os.access(folder, os.W_OK)
+    place = folder.absolute()
+    while not place.parent.exists():
+        place = place.parent
+    try:
+        place.mkdir()
+        place.rmdir()
+    except OSError:
+        return False
+    return True
+
+
 def check_seed(config: Config) -> None:
     """Raise a ValueError if another seed would give the same texts: runs that look alike would pass for a spread."""
     # lines of a batch have temperatures of their own, and likelihoods of the harness are drawn
@@ -52,6 +68,9 @@ def main(ranks: int, arguments: Sequence[str]) -> None:
         check_keys([a for a in arguments if not a.startswith("-")])
         own = [a for a in as_hydra_reads(list(arguments)) if not a.startswith(("hydra", "-"))]
         check_job(own, ranks)
+        folder = next((a.partition("=")[2] for a in arguments if a.startswith("hydra.run.dir=")), "")
+        if folder and not could_be_written(Path(folder.strip("'\"")).expanduser()):
+            raise UserError(f"hydra.run.dir={folder}: no folder that can be written")
         config = composed(own)
         for reason in (model_not_there(config.model.path), *map(why_not_there, data_sets(config.task))):
             if reason:

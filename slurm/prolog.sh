@@ -4,7 +4,7 @@
 #                                                      overrides, what it would meet there (lopa-dist doctor)
 #
 # Environment: BIN (folder of the programs, default .venv/bin), RANKS (processes a node where there are no GPUs, default 2),
-# LAUNCH=torchrun|srun|mpirun (default srun in a job of Slurm's on one node, else torchrun), RESTARTS (torchrun's, default 0), OMP_NUM_THREADS, SCRATCH (node-local
+# LAUNCH=torchrun|srun|mpirun (default srun in a job of Slurm's on one node, else torchrun), MPIRUN (the program), RESTARTS (torchrun's, default 0), OMP_NUM_THREADS, SCRATCH (node-local
 # folder for temporary files). The job goes on where it was when Slurm requeues it: its run folder bears the job's number,
 # and has a link to the log, slurm-<job id>.log. A dry run checks what the job would; it believes that a node has RANKS ranks.
 set -euo pipefail
@@ -13,7 +13,7 @@ ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 SCRIPT=$(cd "$(dirname "$0")" && pwd)/$(basename "$0")
 cd "$ROOT"
 BIN=${BIN:-.venv/bin}
-DRY=0 DOCTOR=()
+DRY=0 DOCTOR=() STEP=lopa-$$
 
 say() { echo "[$(date +%H:%M:%S)] $*"; }
 
@@ -140,7 +140,8 @@ command_line() {
     WORLD=$((nodes * per_node))
     [ -z "${SLURM_JOB_ID:-}" ] || [ "${SLURM_CPUS_PER_TASK:-1}" -ge "$per_node" ] ||
         say "$per_node ranks of a node share ${SLURM_CPUS_PER_TASK:-1} cores: sbatch --cpus-per-task=$per_node, or more, is faster"
-    local cores=${SLURM_CPUS_PER_TASK:-1} common=(--nodes "$nodes" --kill-on-bad-exit=1)
+    # the ranks get what is set here also under `sbatch --export=...`, which srun else obeys as well
+    local cores=${SLURM_CPUS_PER_TASK:-1} common=(--nodes "$nodes" --kill-on-bad-exit=1 --export=ALL --job-name "$STEP")
     local share=$((cores > per_node ? cores / per_node : 1))
     # under srun, what the ranks of one node share listens on 127.0.0.1; torchrun's store is open to the network
     [ -n "${LAUNCH:-}" ] || { [ -n "${SLURM_JOB_ID:-}" ] && [ "$nodes" = 1 ] && [ "$RESTARTS" = 0 ] && LAUNCH=srun; } || LAUNCH=torchrun
@@ -151,12 +152,19 @@ command_line() {
             [ -n "${SLURM_JOB_ID:-}" ] && step=(srun --ntasks "$nodes" --ntasks-per-node 1 --cpus-per-task "$cores" "${common[@]}")
             # `on_signal` signals every process of the step: the agent shall let its ranks end
             [ -n "${SLURM_JOB_ID:-}" ] && step+=(bash -c 'trap "" USR1; exec "$@"' agent)
-            COMMAND=("${step[@]}" "$BIN/torchrun" --nnodes "$nodes" --nproc-per-node "$per_node"
+            COMMAND=("${step[@]}" "$BIN/python" -m lopa_dist.parallel.torchrun --nnodes "$nodes" --nproc-per-node "$per_node"
                 --max-restarts "$RESTARTS" --rdzv-id "${SLURM_JOB_ID:-local}-${SLURM_RESTART_COUNT:-0}"
                 --rdzv-backend c10d --rdzv-endpoint "$(first_host):$(free_port)" -m lopa_dist)
             ;;
         srun) COMMAND=(srun --ntasks $((nodes * per_node)) --ntasks-per-node "$per_node" --overcommit --cpus-per-task "$share" "${common[@]}" "$BIN/python" -m lopa_dist) ;;
-        mpirun) COMMAND=("${MPIRUN:-mpirun}" -n $((nodes * per_node)) "$BIN/python" -m lopa_dist) ;;
+        mpirun)
+            MPIRUN=${MPIRUN:-$(command -v mpirun || echo "$BIN/mpirun")}
+            command -v "$MPIRUN" >/dev/null || {
+                echo "LAUNCH=mpirun: there is no $MPIRUN: load your MPI's module, or set MPIRUN" >&2
+                exit 2
+            }
+            COMMAND=("$MPIRUN" -n $((nodes * per_node)) "$BIN/python" -m lopa_dist)
+            ;;
         *) echo "LAUNCH=$LAUNCH: must be torchrun, srun or mpirun" >&2; exit 2 ;;
     esac
     COMMAND+=("${DOCTOR[@]}" "${WORK[@]}")
@@ -200,7 +208,14 @@ link_log() {
 
 end_child() { kill -TERM "$CHILD" 2>/dev/null || true; } # it may have ended by itself
 
-ask_ranks() { scancel --signal=USR1 "$(own_job).0" 2>/dev/null; }
+# The number of the job's step that has this script's ranks: there may be others, also of another run.
+own_step() { squeue --steps --noheader --jobs "$(own_job)" --format "%i %j" | awk -v name="$STEP" '$2 == name { print $1; exit }'; }
+
+ask_ranks() {
+    local step
+    step=$(own_step 2>/dev/null)
+    [ -n "$step" ] && scancel --signal=USR1 "$step" 2>/dev/null
+}
 
 # A rank that is just starting may not hear the first signal.
 repeat_asking() { while sleep 5 && kill -0 "$CHILD"; do ask_ranks || true; done; }
@@ -292,7 +307,8 @@ lopa_launch() {
     [ -z "$REPEATER" ] || kill "$REPEATER" 2>/dev/null || true
     if [ "$status" != 0 ] && goes_on "$had"; then
         say "not finished: back into the queue"
-        scontrol requeue "$(own_job)" && sleep 60 # Slurm ends this shell
+        if scontrol requeue "$(own_job)"; then sleep 60; fi # Slurm ends this shell
+        say "Slurm does not put it back (--no-requeue?): lopa-dist status $(value_of hydra.run.dir "${WORK[@]}") has the command that goes on"
     fi
     [ "$status" = 0 ] || [ "${#DOCTOR[@]}" = 0 ] ||
         say "doctor: a job would not run here as it is; the lines that say 'broken' above say what to mend"

@@ -372,7 +372,7 @@ def test_an_interrupted_job_says_how_it_goes_on(
 
     monkeypatch.setattr("lopa_dist.jobs.run.job.run", interrupted)
     monkeypatch.setattr("sys.argv", ["lopa-dist", f"hydra.run.dir={tmp_path}", "task.limit=1"])
-    with pytest.raises(SystemExit, match="^130$"):
+    with pytest.raises(SystemExit, match=r"^130$"):
         cli.main()
     assert (
         f"lopa-dist: interrupted; go on with the same command and hydra.run.dir={tmp_path}\n" in capsys.readouterr().err

@@ -61,7 +61,7 @@ def test_the_launch_scripts_run_in_an_image(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert len((tmp_path / "a run" / "results.jsonl").read_text().splitlines()) == 4
     asked = (tmp_path / "asked").read_text()
-    assert asked.startswith("exec --nv image.sif torchrun ")
+    assert asked.startswith("exec --nv image.sif python -m lopa_dist.parallel.torchrun ")
     assert "a run" in asked
 
 

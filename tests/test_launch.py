@@ -66,6 +66,7 @@ def test_with_doctor_the_command_asks_whether_the_job_would_run(script: Path, tm
         (["parallel.branch=8", "decode=lopa"], "= 8, but the job has 2 ranks; start 8 ranks"),
         (["task.input=nothing.jsonl"], "refused: task.input=nothing.jsonl: no such file"),
         (["decode.tau_conf=1.5"], "refused: decode.tau_conf=1.5: must be between 0 and 1"),
+        (["hydra.run.dir=/proc/x"], "refused: hydra.run.dir=/proc/x: no folder that can be written"),
         (["decode.drfts=3"], "did you mean decode.drafts"),
         (["task.input=examples/prompts.jsonl", "parallel.branch=2"], ""),
     ],
@@ -135,6 +136,11 @@ def test_help_is_what_a_script_says_of_itself(script: Path, tmp_path: Path) -> N
     assert "SBATCH" not in ran.stdout
 
 
+def test_mpirun_is_looked_for_before_a_job_waits_for_it(tmp_path: Path) -> None:
+    ran = started(SCRIPTS[0], tmp_path, LAUNCH="mpirun", MPIRUN="/no/mpirun")
+    assert (ran.returncode, ran.stderr[:39]) == (2, "LAUNCH=mpirun: there is no /no/mpirun: ")
+
+
 def test_a_sweep_has_its_folder_from_one_place(tmp_path: Path) -> None:
     command = ["bash", str(ROOT / "launch" / "sweep.sh"), "--dry-run", "hydra.sweep.dir=x"]
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -179,7 +185,7 @@ def test_which_task_a_script_runs(script: str, given: list[str], work: str) -> N
     command = ["bash", str(ROOT / "launch" / f"{script}.sh"), "--dry-run", *given]
     ran = subprocess.run(command, env=OUTSIDE | {"BIN": "nowhere"}, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.rstrip().split("-m lopa_dist")[1].strip() == work
+    assert ran.stdout.rstrip().rpartition("-m lopa_dist")[2].strip() == work
     assert ("instead" in ran.stdout) == (not work)
 
 
@@ -240,7 +246,8 @@ def cluster(folder: Path, job: str, step: str) -> dict[str, str]:
         step: what srun runs.
     """
     programs = {
-        "srun": step,
+        "srun": f'while [ "$1" != --job-name ]; do shift; done; echo "$2" >{folder}/name; {step}',
+        "squeue": f'[ "$1" != --steps ] || echo "$4.0 another"; echo "$4.1 $(cat {folder}/name)"',
         "scancel": f'echo "scancel $*" >>{folder}/said; kill -USR1 "$(cat {folder}/step)"',
         "scontrol": f'[ "$1" = requeue ] || {{ echo "{job}"; exit; }}; echo "scontrol $*" >>{folder}/said; exit 1',
     }
@@ -273,7 +280,7 @@ def test_a_task_that_is_told_to_stop_requeues_itself_alone(tmp_path: Path, array
     """One task of an array has the array's number as its job's: to requeue that would requeue them all."""
     environment = cluster(tmp_path, "JobId=9 JobState=RUNNING PreemptTime=None ", until_signalled(tmp_path)) | array
     _, said = signalled(environment, tmp_path)
-    assert said == [f"scancel --signal=USR1 {name}.0", f"scontrol requeue {name}"]
+    assert said == [f"scancel --signal=USR1 {name}.1", f"scontrol requeue {name}"]
 
 
 def test_a_signal_that_a_starting_rank_does_not_hear_is_repeated(tmp_path: Path) -> None:
@@ -281,7 +288,7 @@ def test_a_signal_that_a_starting_rank_does_not_hear_is_repeated(tmp_path: Path)
     step = f"{deaf}trap 'exit 75' USR1; while :; do sleep 0.1; done"
     environment = cluster(tmp_path, "JobId=9 JobState=RUNNING ", step) | {"SLURM_JOB_ID": "9"}
     _, said = signalled(environment, tmp_path)
-    assert said == ["scancel --signal=USR1 9.0"] * 2 + ["scontrol requeue 9"]
+    assert said == ["scancel --signal=USR1 9.1"] * 2 + ["scontrol requeue 9"]
 
 
 @pytest.mark.parametrize(
@@ -325,7 +332,7 @@ def test_a_job_that_was_cancelled_stays_so(tmp_path: Path, state: str, again: bo
     """Slurm would take it back into the queue."""
     environment = cluster(tmp_path, f"JobId=9 JobState={state} Dependency=(null)", until_signalled(tmp_path))
     printed, said = signalled(environment | {"SLURM_JOB_ID": "9"}, tmp_path)
-    assert said == ["scancel --signal=USR1 9.0", *(["scontrol requeue 9"] if again else [])]
+    assert said == ["scancel --signal=USR1 9.1", *(["scontrol requeue 9"] if again else [])]
     assert ("cancelled, or requeued by Slurm" in printed) == (not again)
 
 

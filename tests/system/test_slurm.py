@@ -119,10 +119,17 @@ SLOW = ["task.limit=40", "decode=embedded_plain", "logging.wandb.mode=disabled"]
 
 
 def test_requeued_twice_gives_the_same_results(cluster: dict[str, str], plain: Lines, tmp_path: Path) -> None:
-    """By `scontrol requeue`, then by the signal that Slurm sends before a time limit."""
+    """By `scontrol requeue`, then by the signal that Slurm sends before a time limit; the ranks are not the first step.
+
+    Nor does what sbatch is told to pass on decide what the ranks get.
+    """
     folder, log = tmp_path / "run", tmp_path / "log"
     some = ["logging.wandb.mode=offline", "engine.max_sequences=2"]
-    job = submit(cluster, log, "launch/gsm8k.sh", *SLOW, f"hydra.run.dir={folder}", *some)
+    script = tmp_path / "own.sh"
+    script.write_text('#!/bin/bash\nsrun --ntasks=1 true\nexec bash launch/gsm8k.sh "$@"\n')
+    passed = f"--export=BIN={cluster['BIN']},SLURM_CONF={cluster['SLURM_CONF']}"
+    given = ["--requeue", "--open-mode=append", "--cpus-per-task=2", "--ntasks-per-node=1", passed]
+    job = submit(cluster, log, *given, str(script), *SLOW, f"hydra.run.dir={folder}", *some)
     hows = (["scontrol", "requeue", job], ["scancel", "--batch", "-s", "USR1", job])
     for attempt, how in enumerate(hows, 1):
         wait_for_entries(folder, 6, f"{attempt:03}-*")
