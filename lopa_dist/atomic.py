@@ -20,13 +20,13 @@ def naming(file: Path) -> Iterator[None]:
 
 
 @contextmanager
-def atomic(file: Path, mark: str = "") -> Iterator[Path]:
+def atomic(file: Path, mark: str = "", hidden: bool = False) -> Iterator[Path]:
     """Yield a temporary file to write to; on success it is synced to disk and renamed to `file`.
 
     If writing fails, `file` remains as it was. What a kill leaves behind is overwritten by the next attempt. Writers
-    that may run at the same time need a `mark` each.
+    that may run at the same time need a `mark` each. Where others read all files of a folder, it is `hidden`.
     """
-    partial = file.with_name(f"{file.name}{mark}.partial")
+    partial = file.with_name(f"{'.' * hidden}{file.name}{mark}.partial")
     try:
         with naming(file):
             yield partial

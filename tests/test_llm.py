@@ -231,7 +231,7 @@ def test_no_prompts_give_no_outputs(llm: LLM) -> None:
         ("one", {}, "give a list"),
         ([{"role": "user", "content": "x"}], {}, r"prompts\[0\]: the prompt is a single message"),
         (["x", " "], {}, r"prompts\[1\]: prompt has nothing but white space"),
-        (["x", [{"role": "user"}]], {}, r"prompts\[1\]: messages must be"),
+        (["x", [{"role": "user"}]], {}, r"prompts\[1\]: messages\[0\] \(user\) has no content"),
         (["Tom " * 600, "x", "Tom " * 700], {}, r"prompts\[0\]: the prompt has .* positions.* \(and 1 more\)"),
         (["x"], {"sampling": SamplingParams(temperature=-1)}, r"prompts\[0\]: temperature=-1 must be a number of at"),
         (["x"], {"sampling": [SamplingParams()] * 2}, "2 sampling parameters for 1 prompts"),

@@ -97,6 +97,8 @@ def items_of(raw: dict[str, Any], number: int, fields: Fields = BY_NAME, **defau
             model = request.get("model")
         else:
             request = own_fields(raw, fields)
+            if not fields.named and not raw.keys() & {*PROMPTS} and (null := sorted(whole.keys() & {*PROMPTS})):
+                raise BadLine(f"{null[-1]} is null; give it a text, or leave the line out")
             request |= prompt_of(whole, fields)
         base = read_request(defaults | request, fields.column or "prompt")
         count = base.pop("samples")
@@ -379,21 +381,31 @@ def read_suffix(value: Any, limited: bool) -> str | None:
     return value or None
 
 
-def read_messages(value: Any) -> list[dict[str, str]]:
-    """Chat messages; content in parts becomes one text."""
-    wanted = 'messages must be a non-empty list of {"role": "...", "content": "..."}'
+def read_messages(value: Any) -> list[dict[str, Any]]:
+    """Return chat messages; content in parts becomes one text, and none beside tool calls an empty one."""
     if not isinstance(value, list) or not value:
-        raise BadLine(wanted)
+        raise BadLine('messages must be a non-empty list of {"role": "...", "content": "..."}')
     messages = []
-    for message in value:
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise BadLine(wanted)
+    for number, message in enumerate(value):
+        if not isinstance(message, dict):
+            raise BadLine(f'messages[{number}] must be {{"role": "...", "content": "..."}}, not {shown(message)}')
+        if not isinstance(message.get("role"), str):
+            raise BadLine(f'messages[{number}] has no role; give it one: "system", "user" or "assistant"')
         content = message.get("content")
         if isinstance(content, list):
             content = "".join(map(part_text, content))
+        if content is None and message.get("tool_calls"):
+            content = ""
         if not isinstance(content, str):
-            raise BadLine(wanted)
+            there = "has no content" if content is None else f"has the content {shown(content)}"
+            raise BadLine(f"messages[{number}] ({message['role']}) {there}; give it a text")
         messages.append({**message, "content": content})
+    last = messages[-1]
+    if last["role"] != "assistant" and is_blank(last["content"]):
+        which = f"messages[{len(messages) - 1}] ({last['role']}), the last one,"
+        raise BadLine(f"{which} is empty; give it a text, or leave the line out")
+    if all(is_blank(message["content"]) for message in messages):
+        raise BadLine("messages have no text; give them one, or leave the line out")
     return messages
 
 

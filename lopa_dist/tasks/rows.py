@@ -37,6 +37,7 @@ from lopa_dist.remote import exists, fetched, is_remote
 HUB = "hf://"
 LINES = ("", ".jsonl", ".ndjson")
 TABLES = (".csv", ".tsv", ".parquet")
+GZIP = b"\x1f\x8b"  # how a gzipped file begins
 READING = (OSError, EOFError, zlib.error)  # what damaged files, and those that are gone, raise
 
 
@@ -111,6 +112,17 @@ def files_of(source: str, key: str = "task.input") -> list[Path]:
         pattern = path / f"*{kinds[-1]}" if path.is_dir() else path.with_name(f"*{kinds[-1]}")
         raise ValueError(f"{key}={source}: has files of several kinds ({', '.join(kinds)}); name one: {key}={pattern}")
     return files
+
+
+def signature(source: str | None) -> list[tuple[str, int, int]]:
+    """Return the names, sizes and times of the files of a source on this machine; none where it is elsewhere."""
+    if not source or source == "-" or is_dataset(source) or is_remote(source):
+        return []
+    try:
+        stats = [(str(file), file.stat()) for file in files_of(source)]
+    except (OSError, ValueError):  # it is gone
+        return []
+    return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
 
 
 def takes(source: str, file: str) -> bool:
@@ -234,7 +246,9 @@ def refuse_utf_16(file: Path, key: str) -> None:
 def open_lines(source: str, newline: str | None = None) -> TextIO:
     """Return the text of a source, as UTF-8; bytes that are not become lone surrogates, which `parse` refuses."""
     if source == "-":
-        return io.TextIOWrapper(sys.stdin.buffer, encoding="utf-8-sig", errors="surrogateescape")
+        given: Any = io.BufferedReader(sys.stdin.buffer) if not hasattr(sys.stdin.buffer, "peek") else sys.stdin.buffer
+        zipped = given.peek(2)[:2] == GZIP
+        return io.TextIOWrapper(gzip.open(given) if zipped else given, encoding="utf-8-sig", errors="surrogateescape")
     path = Path(source).expanduser()
     if path.suffix.lower() == ".gz":
         return gzip.open(path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline=newline)

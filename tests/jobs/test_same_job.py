@@ -16,12 +16,13 @@ from lopa_dist.config import Config, ModelOptions, TaskConfig, composed, keys_of
 from lopa_dist.jobs.commands.shards import merge_shards, settings
 from lopa_dist.jobs.run.attempt import journal_settings
 from lopa_dist.jobs.run.job import run
-from lopa_dist.jobs.run.job_input import HashedItems, request_id
+from lopa_dist.jobs.run.job_input import request_id
 from lopa_dist.jobs.run.prompts import Encoder
 from lopa_dist.models.checkpoint import read_config
 from lopa_dist.models.files import EMBEDDED, revision
 from lopa_dist.parallel.launcher import World
 from lopa_dist.tasks.batch_line import items_of
+from lopa_dist.tasks.hashed_items import HashedItems
 from lopa_dist.tasks.response_format import ResponseFormat
 from lopa_dist.tasks.task import Continuation, Item, Origin, RequestSampling
 from tests.jobs.run.test_job import config

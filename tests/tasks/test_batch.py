@@ -399,6 +399,33 @@ def test_options_and_words_that_mean_nothing_are_told_of_lines(
     ]
 
 
+USER = {"role": "user", "content": "Hello"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ([{"role": "user", "content": ""}], "messages[0] (user), the last one, is empty; give it a text, or leave"),
+        (
+            [{"role": "system", "content": "Be brief"}, {"role": "user", "content": " \n"}],
+            "messages[1] (user), the last",
+        ),
+        ([{"role": "user", "content": []}], "messages[0] (user), the last one, is empty"),
+        ([{"role": "user", "content": " "}, {"role": "assistant", "content": ""}], "messages have no text"),
+        ([USER, {"role": "assistant", "content": None}], "messages[1] (assistant) has no content; give it a text"),
+        ([USER, {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}, USER], ""),
+        ([USER, {"role": "assistant", "content": ""}], ""),  # which is to be written
+        ([USER, {"content": "x"}], "messages[1] has no role; give it one"),
+        ([USER, "x"], "messages[1] must be {"),
+        (None, "messages is null; give it a text, or leave the line out"),
+    ],
+)
+def test_what_is_wrong_with_a_chat_is_said_of_its_message(tmp_path: Path, messages: Any, said: str) -> None:
+    [item] = read(tmp_path, {"messages": messages})
+    assert str(item.error or "").startswith(f"line 1: {said}" if said else "")
+    assert bool(item.error) == bool(said)
+
+
 @pytest.mark.parametrize(
     ("line", "options"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import sys
 from glob import glob
@@ -41,6 +42,14 @@ def test_what_a_pattern_would_take_is_what_glob_finds(pattern: list[str], names:
         file.write_text("")
         hidden = any(name.startswith(".") for name in names)  # which only a pattern that says so finds
         assert taken == (str(file) in glob(source, recursive=True)) or "*" not in source or hidden
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_standard_input_may_be_gzipped(monkeypatch: pytest.MonkeyPatch, zipped: bool) -> None:
+    text = "".join(json.dumps(line) + "\n" for line in TWO).encode()
+    given = io.BufferedReader(io.BytesIO(gzip.compress(text) if zipped else text))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(given))
+    assert [row.value for row in rows("-")] == TWO
 
 
 def test_a_file_that_is_damaged_is_named(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.setup.device import choose_device
 from lopa_dist.jobs.show.page import write_page
 from lopa_dist.jobs.show.report import OF_SOURCE, config_of, why_no_results
-from lopa_dist.jobs.show.run_page import question
+from lopa_dist.jobs.show.run_page import has_changed, question
 from lopa_dist.jobs.show.where_it_began import report_where_it_began
 from lopa_dist.parallel.launcher import World
 from lopa_dist.tasks.registry import make_task
@@ -164,11 +164,12 @@ def trace(folder: Path, which: str) -> Trace:
     if line["finish_reason"] == "error":
         raise ValueError(f"{line['custom_id']} has no answer to trace: {line['error']}")
     item = next(islice(make_task(config.task).items(), line["index"], None), None)
+    changed = (
+        f"{line['custom_id']}: the task's input has changed since the run, or task.input={config.task.input} is "
+        "another file here: a relative path is looked for in the folder that you are in first"
+    )
     if item is None or item.custom_id != line["custom_id"]:
-        raise ValueError(
-            f"{line['custom_id']}: the task's input has changed since the run, or task.input={config.task.input} is "
-            "another file here: a relative path is looked for in the folder that you are in first"
-        )
+        raise ValueError(changed)
     if item.continuations:
         raise ValueError(f"{line['custom_id']} was scored, not generated: there are no steps to show")
     builder = EngineBuilder(config.model, choose_device(config, World("python")))
@@ -188,6 +189,8 @@ def trace(folder: Path, which: str) -> Trace:
     texts = [END if token in builder.shape.eos_ids else piece for token, piece in shown]
     forwards, by_load = line["usage"]["forwards"], config.decode.drafts == "auto" or config.decode.drafts_text
     same, verdict = text == line["text"], verdict_of(line)
+    if not same and has_changed(report):
+        raise ValueError(changed)
     return Trace(line["custom_id"], cut or words(item), texts, recorder.steps, same, verdict, forwards, by_load)
 
 

@@ -31,7 +31,7 @@ from lopa_dist.jobs.folder.shard_figures import write_figures
 from lopa_dist.jobs.run.answers import NOT_NUMBERS, Pieces, answer_of, error_line, generation_line
 from lopa_dist.jobs.run.attempt import Attempt, begin_attempt, tries_of
 from lopa_dist.jobs.run.crashes import Begun
-from lopa_dist.jobs.run.job_input import HashedItems, JobInput, request_id
+from lopa_dist.jobs.run.job_input import JobInput, request_id
 from lopa_dist.jobs.run.judging import Answer, Judges, Verdict
 from lopa_dist.jobs.run.lessons import Lessons
 from lopa_dist.jobs.run.output import check_output, check_parts, warnings_of, write_output
@@ -59,6 +59,7 @@ from lopa_dist.parallel.launcher import Start, World
 from lopa_dist.parallel.mesh import choose_mesh
 from lopa_dist.parallel.stop import Stop, StopLevel, Stopped
 from lopa_dist.rules import rule_for
+from lopa_dist.tasks.hashed_items import HashedItems
 from lopa_dist.tasks.registry import make_task
 from lopa_dist.tasks.task import LikelihoodTask, Task, TotallingTask
 

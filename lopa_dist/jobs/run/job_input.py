@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from itertools import islice
 from typing import Any
@@ -25,22 +25,6 @@ from lopa_dist.tasks.response_format import ResponseFormat
 from lopa_dist.tasks.task import Item, Origin, RequestSampling
 
 AT_ONCE = 1000  # items that are tokenized together, and all of whose texts are in memory
-
-
-class HashedItems:
-    """Iterates over a task's items and hashes them. All shards of one input get the same hash."""
-
-    def __init__(self, items: Iterable[Item]) -> None:
-        self.items, self.sum = items, hashlib.sha256()
-
-    def __iter__(self) -> Iterator[Item]:
-        for item in self.items:
-            self.sum.update(repr(item).encode("utf-8", "surrogatepass"))  # all of it: also what it is judged by
-            yield item
-
-    def digest(self) -> str:
-        """Return the hash, when all items have passed."""
-        return self.sum.hexdigest()[:24]
 
 
 class JobInput:

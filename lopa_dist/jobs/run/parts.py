@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from array import array
 from collections.abc import Iterator
@@ -17,7 +18,9 @@ from lopa_dist.jobs.run.job_input import JobInput
 from lopa_dist.jobs.show.extra import Extra
 from lopa_dist.jobs.show.table import InputAgain, Kinds, names_taken, passing_types, rows, to_be_written, write_rows
 from lopa_dist.tasks.registry import make_task
+from lopa_dist.tasks.rows import signature
 
+log = logging.getLogger("lopa_dist")
 KEY = "task.output"
 EVERY_S = 10.0  # between two looks at the journal
 LIMIT_S = 60.0  # to write a part
@@ -46,6 +49,7 @@ class Parts:
         self.part_of, self.offset, self.length = (array(kind, [0]) * len(job_input) for kind in "iqi")
         self.read_to: dict[Path, int] = {}
         self.written = 0  # parts
+        self.known = signature(task.input)
         readable = task.input != "-"
         items = enumerate(make_task(task).items()) if readable else iter(())
         types = passing_types(vars(task)) if readable and self.out.endswith(".parquet") else {}
@@ -68,6 +72,9 @@ class Parts:
     def write(self) -> None:
         """Write the parts that have become complete."""
         self.read()
+        if self.known != (known := signature(self.task.input)):
+            log.warning("WARNING: %s: the files have changed; parts from here on have no prompts", self.task.input)
+            self.known, self.again = known, InputAgain(iter(()), None, {})
         while (count := min(ANSWERS, len(self.input) - self.written * ANSWERS)) > 0:
             first = self.written * ANSWERS
             if self.ended.find(0, first, first + count) >= 0:

@@ -24,6 +24,7 @@ from lopa_dist.models.files import SHIPPED
 from lopa_dist.tasks.task import DEFAULT, Item
 
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+ROLES = {"system", "user", "assistant", "tool", "developer", "function", "ipython"}
 REWRITTEN = {"assistant", "tool"}  # roles whose messages a template may change, such as earlier reasoning
 OF_EVERY_TEMPLATE = ("messages", "add_generation_prompt", "bos_token", "eos_token", "raise_exception", "strftime_now")
 
@@ -73,7 +74,8 @@ class Encoder:
         self.strange_prompts = 0
         self.bounded = False  # whether the model's positions bound an answer below `decode.max_new_tokens`
         self.cut = set[int]()  # indices of prompts that were too long, by `task.truncate`
-        self.left_out = set[str]()  # roles of messages that the chat template left out
+        self.left_out = set[str]()  # what of chats the chat template left out
+        self.odd_roles = set[str]()  # that templates seldom know
         self.greedy_formats = 0  # answers of a format, of which another try would be the same text
         self.draws = False  # whether some request draws its tokens
         self.greedy_samples = 0  # further answers to a prompt, which are the first one again
@@ -219,10 +221,22 @@ class Encoder:
             messages, begun = messages[:-1], messages[-1]["content"]
         try:
             text = str(self.templated(messages, add_generation_prompt=True))
-            self.left_out.update(one["role"] for one in messages if one["content"].strip() not in text)
+            self.note_roles(messages, text)
             return text + begun
         except Exception as error:  # a template is a program, and messages may hold anything
             raise Refusal(f"the chat template refused these messages: {error}") from error
+
+    def note_roles(self, messages: Sequence[Mapping[str, Any]], text: str) -> None:
+        """Note the roles that templates seldom know, and what the template left out of a chat's `text`."""
+        for message in messages:
+            role = str(message["role"])
+            if message["content"].strip() not in text and role not in REWRITTEN:
+                self.left_out.add(f"messages of the role {role!r}")
+            elif role not in ROLES:
+                self.odd_roles.add(role)
+            calls = message.get("tool_calls")
+            if calls and not all(name_of_call(call) in text for call in calls):
+                self.left_out.add("tool_calls")
 
     def prefix(self, item: Item, text: str, ids: list[int]) -> int:
         """Return how many of a prompt's tokens are its prefix: few-shot examples, or all messages but the last."""
@@ -341,10 +355,15 @@ class Encoder:
                 f"decode.max_new_tokens={self.config.decode.max_new_tokens}: the model has "
                 f"{self.model.max_positions} positions, so an answer has at most as many tokens as its prompt leaves"
             )
-        if roles := sorted(self.left_out - REWRITTEN):
+        if self.left_out:
             messages.append(
-                f"messages of the role {', '.join(map(repr, roles))} are not in their prompts: the model's chat "
-                "template leaves them out. Most templates know system, user and assistant"
+                f"{' and '.join(sorted(self.left_out))} of chats are not in their prompts: the model's chat template "
+                "leaves them out"
+            )
+        if self.odd_roles:
+            messages.append(
+                f"messages of the role {', '.join(map(repr, sorted(self.odd_roles)))}: many chat templates know "
+                "system, user and assistant alone, and may take another for the user's"
             )
         if self.cut:
             messages.append(f"prompts that were too long for the model, and were cut (task.truncate): {len(self.cut)}")
@@ -430,3 +449,9 @@ def windows(tokens: Sequence[int], first: int, length: int) -> Iterator[tuple[li
 def common_prefix(a: Sequence[Any], b: Sequence[Any]) -> int:
     """Return how many elements two sequences have in common at their beginnings."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+
+
+def name_of_call(call: Any) -> str:
+    """Return the name of the function that a message calls; empty where it is not of OpenAI's form."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    return str(function.get("name", "")) if isinstance(function, Mapping) else ""

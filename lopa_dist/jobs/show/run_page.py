@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shlex
 import textwrap
+from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from lopa_dist import __version__
 from lopa_dist.jobs.folder.packed import Columns
 from lopa_dist.jobs.folder.results import results
 from lopa_dist.jobs.setup.settings import settings_of, shown
@@ -26,6 +28,7 @@ from lopa_dist.jobs.show.report import (
     figures,
     typed_words,
 )
+from lopa_dist.tasks.hashed_items import HashedItems
 from lopa_dist.tasks.registry import make_task
 from lopa_dist.tasks.task import Item
 
@@ -93,11 +96,29 @@ def question(item: Item) -> str:
 
 
 def questions_again(report: dict[str, Any]) -> dict[str, str]:
-    """Return the questions of a finished run, read from its input once more; none where that is gone."""
+    """Return the questions of a finished run, read from its input once more; none where that is gone, or another."""
     try:
-        return questions_of(item for _, item in items_again(report))
+        return {} if has_changed(report) else questions_of(item for _, item in items_again(report))
     except (ValueError, OSError):
         return {}
+
+
+def has_changed(report: dict[str, Any]) -> bool:
+    """Return whether the input, all of which is read, is no more what it was for a finished run.
+
+    It is not known of runs of another version of lopa_dist, which may read an input in another way.
+
+    Raises:
+        ValueError: the input cannot be read again.
+        OSError: likewise.
+    """
+    if report["task"]["input"] == "-":
+        raise ValueError("standard input cannot be read again")
+    if report.get("versions", {}).get("lopa_dist") != __version__ or "whole_input" not in report:
+        return False
+    items = HashedItems(make_task(config_of(report).task).items())
+    deque(items, maxlen=0)
+    return items.digest() != report["whole_input"]
 
 
 def items_again(report: dict[str, Any]) -> Iterator[tuple[int, Item]]:

@@ -18,7 +18,7 @@ from lopa_dist.encodable import encodable
 from lopa_dist.jobs.folder.part_names import in_parts, parts_of
 from lopa_dist.jobs.folder.results import result_lines
 from lopa_dist.jobs.show.report import why_no_results
-from lopa_dist.jobs.show.run_page import items_again, question
+from lopa_dist.jobs.show.run_page import has_changed, items_again, question
 from lopa_dist.jobs.show.where_it_began import report_where_it_began
 from lopa_dist.remote import is_remote, put
 from lopa_dist.tasks.batch_line import PROMPTS
@@ -28,6 +28,7 @@ from lopa_dist.tasks.rows import rows as source_rows
 from lopa_dist.tasks.task import Item
 
 log = logging.getLogger("lopa_dist")
+CHANGED = "the input has changed since the run"
 AT_ONCE = 1000  # rows in memory
 FIRST = ("id", "sample", "prompt", "text", "correct", "extracted", "finish_reason", "error")
 ELSEWHERE = ("custom_id", "index", "sample", "usage", "tpf", "metadata")  # of a line, which have another form here
@@ -141,7 +142,7 @@ def to_be_written(out: str | Path, key: str) -> Iterator[Path]:
         place = Path(out).expanduser()
         if key == "task.output":
             place.parent.mkdir(parents=True, exist_ok=True)
-        with atomic(place) as file:
+        with atomic(place, hidden=True) as file:  # readers of a folder leave out what begins with a dot
             yield file
         return
     with TemporaryDirectory(prefix="lopa_dist-") as folder:
@@ -276,11 +277,13 @@ class InputAgain:
 def why_without_prompts(folder: Path, report: dict[str, Any]) -> str:
     """Return why a table of a run has no prompts; empty where it has."""
     try:
+        if has_changed(report):
+            return f"\nwithout prompts: {CHANGED}"
         again = InputAgain(items_again(report), None, {})
         for _, line in result_lines(folder / "results.jsonl"):
             item = again.item_of(line)
             if item is None or line["custom_id"] != item.custom_id:
-                return "\nwithout prompts: the input has changed since the run"
+                return f"\nwithout prompts: {CHANGED}"
     except (ValueError, OSError) as error:
         return f"\nwithout prompts: {error}"
     return ""

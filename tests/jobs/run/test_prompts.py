@@ -190,7 +190,14 @@ def test_messages_that_a_template_leaves_out_are_told(embedded_tokenizer: PreTra
     encoder.encode(0, Item("a", messages=turns))
     assert "are not in their prompts" not in "".join(encoder.warnings())
     encoder.encode(1, Item("b", messages=[{"role": "bot", "content": "Sam has 4 coins ."}, *turns]))
-    assert "messages of the role 'bot' are not in their prompts: the model's chat" in "".join(encoder.warnings())
+    call = {"type": "function", "function": {"name": "look_up", "arguments": "{}"}}
+    called = {"role": "assistant", "content": "", "tool_calls": [call]}
+    encoder.encode(2, Item("c", messages=[called, {"role": "user", "content": "Tom has 3 coins ."}]))
+    assert "messages of the role 'bot' and tool_calls of chats are not in their prompts" in "".join(encoder.warnings())
+    assert "may take another for the user's" not in "".join(encoder.warnings())
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    encoder.encode(3, Item("d", messages=[{"role": "agent", "content": "Tom has 3 coins ."}]))
+    assert "messages of the role 'agent': many chat templates know system, user" in "".join(encoder.warnings())
 
 
 def test_a_missing_chat_template_is_told(embedded_tokenizer: PreTrainedTokenizerFast) -> None:

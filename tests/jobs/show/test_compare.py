@@ -65,7 +65,7 @@ def test_a_folder_that_cannot_be_written_has_its_table_all_the_same(
     ):
         compare(tmp_path)
     assert "100.0 " in capsys.readouterr().out
-    (tmp_path / "one" / "results.csv.partial").mkdir()
+    (tmp_path / "one" / ".results.csv.partial").mkdir()
     with pytest.raises(UserError, match=r"one cannot be written \(.*\): name another file with --out"):
         perform("table", [str(tmp_path / "one")])
 

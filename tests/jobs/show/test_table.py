@@ -14,8 +14,10 @@ import pytest
 
 from lopa_dist.checks import UserError
 from lopa_dist.config import TaskConfig, check_files
+from lopa_dist.jobs.commands.trace import trace
 from lopa_dist.jobs.run.job import run
 from lopa_dist.jobs.run.output import check_output, warnings_of, write_output
+from lopa_dist.jobs.show.run_page import questions_again
 from lopa_dist.jobs.show.table import write_table
 from lopa_dist.parallel.launcher import World
 from tests.jobs.run.test_job import config
@@ -115,6 +117,39 @@ def test_a_job_whose_input_changes_meanwhile_says_what_its_output_lacks(
     assert f"WARNING: {out} is written without prompts: the input has changed since the run" in caplog.text
     assert f"lopa-dist table {tmp_path / 'run'} --out {out}" in caplog.text
     assert "prompt" not in out.read_text().splitlines()[0].split(",")
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
+def test_answers_never_stand_beside_the_prompts_of_another_input(tmp_path: Path, ending: str) -> None:
+    """Also where the rows are as many and are called the same; the table says so, and the page has no prompts."""
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    given = pandas.DataFrame({"prompt": [f"Sam has {n} books ." for n in "345"], "region": ["x", "y", "z"]})
+    file = tmp_path / f"in.{ending}"
+
+    def write(frame: Any) -> None:
+        if ending == "parquet":
+            frame.to_parquet(file)
+        elif ending == "csv":
+            frame.to_csv(file, index=False)
+        else:
+            frame.to_json(file, orient="records", lines=True)
+
+    write(given)
+    report = run(config(TaskConfig("batch", None, str(file)), max_new_tokens=16), tmp_path / "run", World("python"))
+    for other in (given[::-1], given.assign(region="w")):
+        write(given)
+        assert not write_table(tmp_path / "run", tmp_path / "out.parquet")[2]
+        assert len(questions_again(report)) == 3
+        write(other)
+        assert "without prompts: the input has changed" in write_table(tmp_path / "run", tmp_path / "out.parquet")[2]
+        found = pandas.read_parquet(tmp_path / "out.parquet")
+        assert "prompt" not in found
+        assert [*found["region"]] == ["x", "y", "z"], "as it was when the answers were made"
+        assert questions_again(report) == {}
+    write(given[::-1])
+    with pytest.raises(ValueError, match="line-1: the task's input has changed since the run"):
+        trace(tmp_path / "run", "line-1")
 
 
 def test_what_is_no_run_or_no_table_is_refused(folder: Path, tmp_path: Path) -> None:
