@@ -24,9 +24,14 @@ def status(folders: Sequence[Path], console: Console) -> None:
     """Print a table of the runs in `folders`, and below it what is missing and the commands that run it.
 
     Raises:
-        ValueError: a folder has no run.
+        ValueError: a folder has no run; what the others have is printed first.
     """
-    runs = [run for folder in folders for run in runs_below(folder)]
+    runs, wrong = list[RunState](), list[str]()
+    for folder in folders:
+        try:
+            runs += runs_below(folder)
+        except ValueError as error:
+            wrong.append(str(error))
     arrays: dict[Path | None, list[RunState]] = {}
     for run in runs:
         arrays.setdefault(run.folder.parent if run.shard[1] > 1 else None, []).append(run)
@@ -49,6 +54,8 @@ def status(folders: Sequence[Path], console: Console) -> None:
     for place, members in arrays.items():
         for line in array_in_words(place, members) if place else runs_in_words(members):
             console.print(line, soft_wrap=True, markup=False, highlight=False)
+    if wrong:
+        raise ValueError("\n".join(wrong))
 
 
 def missing(runs: Sequence[RunState]) -> list[int]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import time
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
@@ -24,6 +26,8 @@ from lopa_dist.jobs.show.run_page import questions_of
 from lopa_dist.tasks.response_format import ResponseFormat
 from lopa_dist.tasks.task import Item, Origin, RequestSampling
 
+log = logging.getLogger("lopa_dist")
+EVERY_S = 10.0  # between two lines that say how far reading is
 AT_ONCE = 1000  # items that are tokenized together, and all of whose texts are in memory
 
 
@@ -49,9 +53,12 @@ class JobInput:
         self.limits = array("i")  # tokens of each answer at most; 0 for rejected items
         self.ids = RequestIds()
         self.questions: dict[str, str] = {}  # by custom_id, of the first items: for the page
-        items, names = iter(items), RequestIds()
+        items, names, told = iter(items), RequestIds(), time.monotonic()
         while some := [encoder.choose(item) for item in islice(items, AT_ONCE)]:
             self.questions = self.questions or questions_of(some)
+            if time.monotonic() - told > EVERY_S:
+                told = time.monotonic()
+                log.info("reading the input: %d requests so far", len(self.items) + len(some))
             for item, request in zip(some, encoder.encode_all(len(self.items), some), strict=True):
                 messages: list[dict[str, str]] | None = None if item.messages is None else []
                 self.items.append(replace(item, prompt=None, messages=messages, prefix="", continuations=()))

@@ -265,3 +265,10 @@ def test_a_stopped_run_says_how_its_log_ends(array: Path, tmp_path: Path) -> Non
     assert "the log of" not in said(tmp_path / "run")
     (tmp_path / "run" / "cli.log").write_text(f"18:00:00 begins\n{why}\n\n")
     assert f"the log of {tmp_path / 'run'} ends with: {why}\n{tmp_path / 'run'} goes on with:\n" in said(tmp_path)
+
+
+def test_a_folder_without_runs_hides_nothing_of_the_others(array: Path, tmp_path: Path) -> None:
+    out = io.StringIO()
+    with pytest.raises(ValueError, match="no run in it"):
+        status([tmp_path, array], Console(file=out, width=200))
+    assert "shard-0" in out.getvalue()

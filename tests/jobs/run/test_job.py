@@ -550,3 +550,12 @@ def test_a_head_that_shares_the_embeddings_counts_once(small_model: Transformer)
     small_model = copy.deepcopy(small_model)
     small_model.lm_head.weight = small_model.model.embed_tokens.weight
     assert parameters(small_model) == numbers - small_model.lm_head.weight.numel()
+
+
+def test_how_far_reading_is_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lopa_dist.jobs.run.job_input.EVERY_S", -1.0)
+    with caplog.at_level("INFO", "lopa_dist"):
+        run(config(TaskConfig(limit=1)), tmp_path, World("python"))
+    assert "reading the input: 1 requests so far" in caplog.text
