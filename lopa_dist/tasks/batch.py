@@ -6,7 +6,7 @@ import contextlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from itertools import islice
@@ -32,6 +32,7 @@ from lopa_dist.tasks.rows import Row, is_table, kind_of, not_read, rows
 from lopa_dist.tasks.task import CannotJudge, Item, Score
 
 log = logging.getLogger("lopa_dist")
+TOLD: set[tuple[str, str]] = set()  # of which source what was said: it is read again for tables and pages
 NOTHING = ("NULL", "null", "NaN", "nan", "None", "N/A")  # what programs write for it
 NUMBERS = (*LIMITS, *SAMPLING, "n", "best_of", "top_logprobs", "presence_penalty", "frequency_penalty")
 
@@ -93,19 +94,33 @@ class Batch:
             items = self.unique(self.read(row), row.number, seen)
             words.update(item.prompt for item in items if item.prompt in NOTHING)
             yield from (placed(item, row) for item in items)
-        self.tell(fields)
-        for word, count in words.items():
-            log.warning("WARNING: prompts that are the word %s: %d; leave them out if it means nothing", word, count)
+        for level, message in self.notes(fields, words):
+            if (self.source, message) not in TOLD:
+                TOLD.add((self.source, message))
+                log.log(level, "%s", message)
 
-    def tell(self, fields: Mapping[str, int]) -> None:
-        """Say which fields are options, which only look like one, and what of the source is not read."""
+    def notes(self, fields: Mapping[str, int], words: Mapping[str | None, int]) -> Iterator[tuple[int, str]]:
+        """Yield what to say of the lines, each with the level of a log.
+
+        That is what of the source is not read, which fields are options or only look like one, and odd prompts.
+
+        Args:
+            fields: how many lines have each.
+            words: how many prompts are each of `NOTHING`.
+        """
         for note in not_read(self.source):
-            log.warning("WARNING: task.input=%s: %s", self.source, note)
+            yield logging.WARNING, f"WARNING: task.input={self.source}: {note}"
         if options := [f"{key} ({fields[key]:,} lines)" for key in OPTIONS if key in fields]:
-            log.info("options of a line: %s. Rename those that are only to pass through", ", ".join(options))
+            rename = "a field that is only to pass through needs another name"
+            yield logging.INFO, f"options of a line: {', '.join(options)}; {rename}"
         for key in fields if self.fields.named else ():
             if key not in OPTIONS and (near := get_close_matches(key, OPTIONS, 1, 0.8)):
-                log.warning("the column %s passes through; if it is an option, call it %s", key, near[0])
+                yield logging.WARNING, f"the column {key} passes through; if it is an option, call it {near[0]}"
+        for word, count in words.items():
+            yield (
+                logging.WARNING,
+                f"WARNING: prompts that are the word {word}: {count}; leave them out if it means nothing",
+            )
 
     def read(self, row: Row) -> list[Item]:
         """Return one line's items."""

@@ -103,10 +103,10 @@ def questions_again(report: dict[str, Any]) -> dict[str, str]:
         return {}
 
 
-def has_changed(report: dict[str, Any]) -> bool:
+def has_changed(report: dict[str, Any]) -> bool | None:
     """Return whether the input, all of which is read, is no more what it was for a finished run.
 
-    It is not known of runs of another version of lopa_dist, which may read an input in another way.
+    None where it is not known: of runs of another version of lopa_dist, which may read an input in another way.
 
     Raises:
         ValueError: the input cannot be read again.
@@ -115,7 +115,7 @@ def has_changed(report: dict[str, Any]) -> bool:
     if report["task"]["input"] == "-":
         raise ValueError("standard input cannot be read again")
     if report.get("versions", {}).get("lopa_dist") != __version__ or "whole_input" not in report:
-        return False
+        return None
     items = HashedItems(make_task(config_of(report).task).items())
     deque(items, maxlen=0)
     return items.digest() != report["whole_input"]

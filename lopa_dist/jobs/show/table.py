@@ -277,8 +277,8 @@ class InputAgain:
 def why_without_prompts(folder: Path, report: dict[str, Any]) -> str:
     """Return why a table of a run has no prompts; empty where it has."""
     try:
-        if has_changed(report):
-            return f"\nwithout prompts: {CHANGED}"
+        if (changed := has_changed(report)) is not None:
+            return f"\nwithout prompts: {CHANGED}" if changed else ""
         again = InputAgain(items_again(report), None, {})
         for _, line in result_lines(folder / "results.jsonl"):
             item = again.item_of(line)
