@@ -144,7 +144,7 @@ def summary(report: dict[str, Any], folder: Path) -> float:
     if invalid := report.get("tries", {}).get("invalid"):
         errors += f", {invalid} not of their format (finish_reason invalid)"
     if cut := report.get("cut"):
-        errors += f", {cut} cut at their limit of tokens (finish_reason length)"
+        errors += f", {cut} cut at their limit of tokens"
     log.info(
         "%d requests%s%s: %s%s%.0f tokens/s; results.jsonl and report.html are in %s",
         report["requests"], errors, unjudged, accuracy,

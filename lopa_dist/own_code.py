@@ -8,8 +8,9 @@ import importlib.util
 import inspect
 from collections.abc import Callable
 from functools import cache
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 ARGUMENTS = {"decode.fill": ("probability", "confidence", "masked"), "task.score": ("text", "fields")}
@@ -52,6 +53,14 @@ def check_arguments(function: Callable[..., Any], text: str, key: str) -> None:
         ) from error
 
 
+class Uncached(SourceFileLoader):
+    """Loads a file as it is now: Python's compiled copy may be of a file that was as long in the same second."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Return the compiled source."""
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
 @cache
 def module_of(text: str, key: str) -> ModuleType:
     """The module with the function."""
@@ -64,7 +73,7 @@ def module_of(text: str, key: str) -> ModuleType:
         path = Path(source).expanduser()
         if not path.is_file():
             raise ValueError(f"{key}={text}: no such file: {path.resolve()}")
-        spec = importlib.util.spec_from_file_location(path.stem, path)
+        spec = importlib.util.spec_from_file_location(path.stem, path, loader=Uncached(path.stem, str(path)))
         assert spec
         assert spec.loader
         module = importlib.util.module_from_spec(spec)

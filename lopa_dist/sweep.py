@@ -22,6 +22,7 @@ from lopa_dist.models.files import why_not_there as model_not_there
 from lopa_dist.parallel.launcher import LaunchError
 from lopa_dist.parallel.mesh import choose_mesh
 from lopa_dist.tasks.hub_data import data_sets, why_not_there
+from lopa_dist.tasks.registry import unusable
 from lopa_dist.tasks.rows import check
 
 SHOWN = 8  # points that a message names
@@ -34,6 +35,8 @@ def check_job(overrides: Sequence[str], ranks: int | None = None) -> None:
     if config.task.input:
         check_output(config.task)
         check(config.task.input)
+        if reason := unusable(config.task):
+            raise ValueError(f"task.input={config.task.input}: none of its first lines can be used. {reason}")
     if ranks is not None:
         parallel = config.parallel
         choose_mesh(parallel.data, parallel.branch, parallel.tensor, ranks, ranks, config.decode.max_branches)

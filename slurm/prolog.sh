@@ -130,7 +130,8 @@ own_job() {
 # The command of the job in `COMMAND`, by LAUNCH.
 command_line() {
     local nodes=${SLURM_JOB_NUM_NODES:-1} per_node step=()
-    RANKS=${RANKS:-2} RESTARTS=${RESTARTS:-0} OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+    local tasks=${SLURM_NTASKS_PER_NODE:-1} # above 1, sbatch was asked for ranks as for another MPI program
+    RANKS=${RANKS:-$((tasks > 1 ? tasks : 2))} RESTARTS=${RESTARTS:-0} OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
     check_number RANKS 1
     check_number RESTARTS 0
     check_number OMP_NUM_THREADS 1
@@ -138,10 +139,11 @@ command_line() {
     export OMP_NUM_THREADS HYDRA_FULL_ERROR=1
     [ -n "${SCRATCH:-}" ] && export TMPDIR="$SCRATCH" TRITON_CACHE_DIR="$SCRATCH/triton" TORCHINDUCTOR_CACHE_DIR="$SCRATCH/inductor"
     WORLD=$((nodes * per_node))
-    [ -z "${SLURM_JOB_ID:-}" ] || [ "${SLURM_CPUS_PER_TASK:-1}" -ge "$per_node" ] ||
-        say "$per_node ranks of a node share ${SLURM_CPUS_PER_TASK:-1} cores: sbatch --cpus-per-task=$per_node, or more, is faster"
+    local cores=$((${SLURM_CPUS_PER_TASK:-1} * tasks))
+    [ -z "${SLURM_JOB_ID:-}" ] || [ "$cores" -ge "$per_node" ] ||
+        say "$per_node ranks of a node share $cores cores: sbatch --cpus-per-task=$per_node, or more, is faster"
     # the ranks get what is set here also under `sbatch --export=...`, which srun else obeys as well
-    local cores=${SLURM_CPUS_PER_TASK:-1} common=(--nodes "$nodes" --kill-on-bad-exit=1 --export=ALL --job-name "$STEP")
+    local common=(--nodes "$nodes" --kill-on-bad-exit=1 --export=ALL --job-name "$STEP")
     local share=$((cores > per_node ? cores / per_node : 1))
     # under srun, what the ranks of one node share listens on 127.0.0.1; torchrun's store is open to the network
     [ -n "${LAUNCH:-}" ] || { [ -n "${SLURM_JOB_ID:-}" ] && [ "$nodes" = 1 ] && [ "$RESTARTS" = 0 ] && LAUNCH=srun; } || LAUNCH=torchrun
@@ -176,6 +178,7 @@ given_by_slurm() {
     limit=$(squeue --noheader --jobs "$(own_job)" --format %l 2>/dev/null || true)
     [[ $limit != [0-9]* ]] || options+=("--time=$limit")
     [ -z "${SLURM_CPUS_PER_TASK:-}" ] || options+=("--cpus-per-task=$SLURM_CPUS_PER_TASK")
+    [ "${SLURM_NTASKS_PER_NODE:-1}" = 1 ] || options+=("--ntasks-per-node=$SLURM_NTASKS_PER_NODE")
     if [ -n "${SLURM_MEM_PER_NODE:-}" ]; then options+=("--mem=${SLURM_MEM_PER_NODE}M")
     elif [ -n "${SLURM_MEM_PER_GPU:-}" ]; then options+=("--mem-per-gpu=${SLURM_MEM_PER_GPU}M")
     elif [ -n "${SLURM_MEM_PER_CPU:-}" ]; then options+=("--mem-per-cpu=${SLURM_MEM_PER_CPU}M"); fi
@@ -235,6 +238,19 @@ on_signal() {
     fi
 }
 
+# Ctrl-C: the ranks end in order; a second one ends them at once. srun alone would only say that they run, and stay.
+on_interrupt() {
+    INTERRUPTS=$((INTERRUPTS + 1))
+    if [ "$INTERRUPTS" = 1 ]; then
+        say "interrupted; once more ends the ranks at once"
+        on_signal
+    elif [ -n "$CHILD" ]; then
+        ASKED=$((ASKED + 1))
+        kill -KILL "$CHILD" 2>/dev/null || true
+        [ -z "${SLURM_JOB_ID:-}" ] || scancel --signal=KILL "$(own_step 2>/dev/null)" 2>/dev/null || true
+    fi
+}
+
 # How many requests of the job are finished.
 finished() { { cat "$(value_of hydra.run.dir "${WORK[@]}")"/journal/*.jsonl 2>/dev/null || true; } | wc -l; }
 
@@ -246,6 +262,7 @@ goes_on() {
     [ -n "${SLURM_JOB_ID:-}" ] || return 1
     local job start preempted
     job=$(scontrol --oneliner show job "$(own_job)" 2>/dev/null || true)
+    [[ $job != *" BatchFlag=0"* ]] || return 1 # an allocation, which no queue takes back
     start=${job##* StartTime=} preempted=${job##* PreemptTime=}
     start=${start%% *} preempted=${preempted%% *}
     # Slurm is ending it: cancelled, or already back in the queue
@@ -293,8 +310,9 @@ lopa_launch() {
     [ "${#DOCTOR[@]}" != 0 ] || link_log
     [ -z "${SLURM_JOB_ID:-}" ] || LOPA_SBATCH=$(given_by_slurm)
     export LOPA_SBATCH=${LOPA_SBATCH:-}
-    had=$(finished) ASKED=0 CHILD= REPEATER=
+    had=$(finished) ASKED=0 INTERRUPTS=0 CHILD= REPEATER=
     trap on_signal USR1 TERM
+    trap on_interrupt INT
     "${COMMAND[@]}" &
     CHILD=$!
     [ "$ASKED" = 0 ] || on_signal
@@ -303,8 +321,11 @@ lopa_launch() {
         before=$ASKED status=0
         wait "$CHILD" || status=$?
     done
-    trap - USR1 TERM
+    trap - USR1 TERM INT
     [ -z "$REPEATER" ] || kill "$REPEATER" 2>/dev/null || true
+    [ "$status" != 137 ] || [ "$INTERRUPTS" != 0 ] ||
+        say "a rank was killed by signal 9, most often for want of memory (--mem): lopa-dist status $(value_of hydra.run.dir "${WORK[@]}") has the command that goes on"
+    [ "$INTERRUPTS" = 0 ] || return 130
     if [ "$status" != 0 ] && goes_on "$had"; then
         say "not finished: back into the queue"
         if scontrol requeue "$(own_job)"; then sleep 60; fi # Slurm ends this shell

@@ -67,6 +67,7 @@ def test_with_doctor_the_command_asks_whether_the_job_would_run(script: Path, tm
         (["task.input=nothing.jsonl"], "refused: task.input=nothing.jsonl: no such file"),
         (["decode.tau_conf=1.5"], "refused: decode.tau_conf=1.5: must be between 0 and 1"),
         (["hydra.run.dir=/proc/x"], "refused: hydra.run.dir=/proc/x: no folder that can be written"),
+        (["task.column=foo"], "none of its first lines can be used. line 1: no foo in it"),
         (["decode.drfts=3"], "did you mean decode.drafts"),
         (["task.input=examples/prompts.jsonl", "parallel.branch=2"], ""),
     ],
@@ -261,17 +262,19 @@ def cluster(folder: Path, job: str, step: str) -> dict[str, str]:
     }  # fmt: skip
 
 
-def signalled(environment: dict[str, str], folder: Path) -> tuple[str, list[str]]:
-    """What a job prints, and what it asks of Slurm, if it gets USR1 while its step runs."""
+def signalled(
+    environment: dict[str, str], folder: Path, by: signal.Signals = signal.SIGUSR1, status: int = 75
+) -> tuple[str, list[str]]:
+    """What a job prints, and what it asks of Slurm, if it gets a signal while its step runs."""
     job = subprocess.Popen(
         ["bash", str(SCRIPTS[0]), "task.limit=1", f"hydra.run.dir={folder}/run"],
         env=environment, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     while job.poll() is None and not (folder / "step").exists():
         time.sleep(0.02)
-    job.send_signal(signal.SIGUSR1)
+    job.send_signal(by)
     printed, _ = job.communicate(timeout=30)
-    assert job.returncode == 75, printed
+    assert job.returncode == status, printed
     return printed, (folder / "said").read_text().splitlines()
 
 
@@ -281,6 +284,39 @@ def test_a_task_that_is_told_to_stop_requeues_itself_alone(tmp_path: Path, array
     environment = cluster(tmp_path, "JobId=9 JobState=RUNNING PreemptTime=None ", until_signalled(tmp_path)) | array
     _, said = signalled(environment, tmp_path)
     assert said == [f"scancel --signal=USR1 {name}.1", f"scontrol requeue {name}"]
+
+
+def test_ctrl_c_ends_the_ranks_in_order_and_for_good(tmp_path: Path) -> None:
+    environment = cluster(tmp_path, "JobId=9 JobState=RUNNING ", until_signalled(tmp_path)) | {"SLURM_JOB_ID": "9"}
+    printed, said = signalled(environment, tmp_path, signal.SIGINT, 130)
+    assert said == ["scancel --signal=USR1 9.1"], "it is not requeued"
+    assert "interrupted; once more ends the ranks at once" in printed
+
+
+def test_an_allocation_is_not_requeued(tmp_path: Path) -> None:
+    job = "JobId=9 JobState=RUNNING BatchFlag=0 "
+    environment = cluster(tmp_path, job, until_signalled(tmp_path)) | {"SLURM_JOB_ID": "9"}
+    assert signalled(environment, tmp_path, signal.SIGTERM)[1] == ["scancel --signal=USR1 9.1"]
+
+
+def test_a_rank_that_was_killed_is_told(tmp_path: Path) -> None:
+    environment = cluster(tmp_path, "JobId=9 JobState=RUNNING BatchFlag=1 ", "kill -KILL $$") | {"SLURM_JOB_ID": "9"}
+    command = ["bash", str(SCRIPTS[0]), "task.limit=1", f"hydra.run.dir={tmp_path}/run"]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 137
+    assert f"want of memory (--mem): lopa-dist status {tmp_path}/run has the command that goes on" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("given", "ranks", "cores"),
+    [({}, 2, 1), ({"SLURM_NTASKS_PER_NODE": "4"}, 4, 1), ({"SLURM_NTASKS_PER_NODE": "4", "RANKS": "2"}, 2, 2)],
+)
+def test_tasks_that_sbatch_was_asked_for_are_ranks(
+    tmp_path: Path, given: dict[str, str], ranks: int, cores: int
+) -> None:
+    ran = started(SCRIPTS[0], tmp_path, SLURM_JOB_ID="9", SLURM_CPUS_PER_TASK="1", **given)
+    assert f"--ntasks {ranks} --ntasks-per-node {ranks} --overcommit --cpus-per-task {cores} " in ran.stdout
+    assert ("share 1 cores" in ran.stdout) == (not given)
 
 
 def test_a_signal_that_a_starting_rank_does_not_hear_is_repeated(tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ class Batch:
         """Return a line that cannot be used: what can be read of it names its error, and passes through."""
         [item, *_] = items_of(value, number, self.fields)
         assert item.origin is not None
-        return replace(bad_line(number, reason, item.origin.custom_id), metadata=item.metadata)
+        return replace(bad_line(number, reason, item.origin.custom_id), metadata=item.metadata, prompt=item.prompt)
 
     def lacks(self, value: dict[str, Any]) -> str:
         """Return which column a line lacks that its prompt or its name needs, and what to do; empty if none."""
@@ -173,7 +173,10 @@ class Batch:
         fields = given_fields(item.metadata or {})
         if self.rule == "exact" and "reference" not in fields and not item.error:
             there = ", ".join(fields) or "nothing else"
-            reason = f"task.score=exact needs a field reference; besides the prompt there is {there}"
+            if "reference" in (item.metadata or {}):
+                reason = "reference is empty, and task.score=exact judges by it; give it a value, or leave the line out"
+            else:
+                reason = f"task.score=exact needs a field reference; besides the prompt there is {there}"
             return replace(item, error=f"line {number}: {reason}")
         return item
 
@@ -190,7 +193,9 @@ class Batch:
             custom_id = f"line-{number}"
             while custom_id in seen:
                 custom_id += "+"
-            items, names = [Item(custom_id, error=reason, origin=origin, metadata=items[0].metadata)], [custom_id]
+            first = items[0]
+            items = [Item(custom_id, first.prompt, error=reason, origin=origin, metadata=first.metadata)]
+            names = [custom_id]
         seen.update(dict.fromkeys(names, number))
         return items
 

@@ -112,7 +112,9 @@ def items_of(raw: dict[str, Any], number: int, fields: Fields = BY_NAME, **defau
             for sample in range(count)
         ]
     except BadLine as error:
-        return [replace(bad_line(number, str(error), custom_id, form), metadata=metadata)]
+        given = None if wrapped else raw.get(fields.column or PROMPTS[0])
+        prompt = given if isinstance(given, str) else None  # for the table of results
+        return [replace(bad_line(number, str(error), custom_id, form), metadata=metadata, prompt=prompt)]
 
 
 def is_wrapped(raw: dict[str, Any]) -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+from itertools import islice
 from typing import Any
 
 from lopa_dist.own_code import is_own, load
+from lopa_dist.remote import is_remote
 from lopa_dist.tasks.batch import Batch
 from lopa_dist.tasks.embedded import Arithmetic, Lists
 from lopa_dist.tasks.gsm8k import GSM8K
@@ -13,12 +15,21 @@ from lopa_dist.tasks.harness import HarnessTask
 from lopa_dist.tasks.humaneval import HumanEval, HumanEvalPlus
 from lopa_dist.tasks.mbpp import MBPP, MBPPPlus
 from lopa_dist.tasks.minerva_math import MinervaMath
-from lopa_dist.tasks.rows import check
+from lopa_dist.tasks.rows import check, is_dataset
 from lopa_dist.tasks.task import Task
 
 KINDS = (Arithmetic, Lists, Batch, GSM8K, MinervaMath, HumanEval, HumanEvalPlus, MBPP, MBPPPlus, HarnessTask)
+FIRST = 20  # lines of an input that are looked at before a job
 TASKS: dict[str, Any] = {kind.name: kind for kind in KINDS}
 """The class of each task. It is made with `limit` and its own `options`, all by the names of `task.*`."""
+
+
+def unusable(task: Any) -> str:
+    """Return why none of the first lines of an input on this machine can be used; empty where one can."""
+    if not task.input or task.input == "-" or is_dataset(task.input) or is_remote(task.input):
+        return ""
+    errors = [item.error for item in islice(make_task(task).items(), FIRST)]
+    return str(errors[0]) if errors and all(errors) else ""
 
 
 def make_task(options: Any) -> Task:

@@ -441,6 +441,13 @@ def test_a_line_that_is_refused_keeps_its_name_and_its_fields(
     [found] = read(tmp_path, line | {"level": 3}, **options)
     assert found.error
     assert (found.custom_id, (found.metadata or {})["level"]) == ("t1", 3)
+    assert found.prompt == (line["prompt"] if isinstance(line.get("prompt"), str) else None), "for the table of results"
+
+
+def test_a_reference_without_a_value_is_called_that(tmp_path: Path) -> None:
+    one, two = read(tmp_path, {"prompt": "x", "reference": None}, {"prompt": "x"}, score="exact")
+    assert str(one.error).startswith("line 1: reference is empty, and task.score=exact judges by it")
+    assert str(two.error).startswith("line 2: task.score=exact needs a field reference")
 
 
 def test_an_empty_text_is_one_in_every_table(tmp_path: Path) -> None:

@@ -126,9 +126,20 @@ def array_in_words(folder: Path, runs: Sequence[RunState]) -> list[str]:
     failed = f", {errors:,} of them with errors" if errors else ""
     first, *others = shards_in_words(runs)
     lines = [f"{folder}: {first}; {done:,}{expected} requests are done{failed}", *others]
-    if not others:
+    if not others and (older := of_another_input(runs)):
+        again = f"{shards_again(runs, older)}{not_repeated(runs)}"
+        which = in_words(set(older), "has", "have")
+        lines.append(f"{which} answers to an earlier input, which cannot be merged; run the rest of it with:\n{again}")
+    elif not others:
         lines.append(f"merged: {folder / 'results.jsonl'}" if merged(folder, runs) else f"lopa-dist merge {folder}")
     return lines
+
+
+def of_another_input(runs: Sequence[RunState]) -> list[int]:
+    """Return the complete shards of an array whose input is not that of the shard that was made last."""
+    reports = {run.shard[0]: read_report(run.folder / "report.json") for run in runs}
+    last = max(reports.values(), key=lambda report: report.get("made", {}).get("date", ""))
+    return sorted(n for n, report in reports.items() if report.get("whole_input") != last.get("whole_input"))
 
 
 def shards_in_words(runs: Sequence[RunState]) -> list[str]:

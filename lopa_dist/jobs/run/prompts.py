@@ -281,7 +281,7 @@ class Encoder:
             raise Refusal(f"{size} the model has {self.model.max_positions} positions; {remedy}")
         space = self.config.engine.kv_tokens
         if space is not None and decode.scope.stores_kv and given + most > space:
-            raise Refusal(f"{size} engine.kv_tokens={space}; raise that, {remedy}")
+            raise Refusal(f"{size} engine.kv_tokens={space}; raise that, or shorten the prompt or max_tokens")
         sampling = self.sampling(item)
         if self.bytes and not self.bytes.isdisjoint(ids):
             self.note_strange(ids)

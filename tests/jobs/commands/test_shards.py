@@ -13,11 +13,13 @@ import pytest
 
 from lopa_dist.config import JobConfig, TaskConfig
 from lopa_dist.jobs.commands.shards import merge_shards, not_at_once
+from lopa_dist.jobs.commands.status import array_in_words
 from lopa_dist.jobs.commands.trace import trace
 from lopa_dist.jobs.folder.results import FIGURES
 from lopa_dist.jobs.run.job import run
 from lopa_dist.jobs.show.report import figures
 from lopa_dist.jobs.show.run_page import job_s
+from lopa_dist.jobs.show.run_state import runs_below
 from lopa_dist.parallel.launcher import World
 from tests.jobs.run.test_job import config, lines
 
@@ -245,3 +247,21 @@ def test_figures_are_written_anew_by_a_shard_that_is_done(folder: Path, tmp_path
     task = TaskConfig("batch", None, str(folder / "prompts.jsonl"), shard=1, shards=3)
     run(config(task, max_new_tokens=32), tmp_path / "array" / "b", World("python"))
     assert merge_shards(tmp_path / "array") == wanted
+
+
+def test_shards_of_an_earlier_input_are_to_run_again(tmp_path: Path) -> None:
+    """`status` does not recommend a merge that is refused."""
+    source = tmp_path / "in.jsonl"
+    for shard in range(2):
+        source.write_text("".join(f'{{"id": "q{n}", "prompt": "Ann has {n} books ."}}\n' for n in range(2, 6 + shard)))
+        job = config(TaskConfig("batch", None, str(source), shard=shard, shards=2), max_new_tokens=8)
+        run(job, tmp_path / "array" / f"shard-{shard}", World("python"))
+        report = tmp_path / "array" / f"shard-{shard}" / "report.json"
+        made = json.loads(report.read_text())
+        made["made"]["date"] = f"2026-11-20T10:0{shard}:00+00:00"
+        report.write_text(json.dumps(made))
+    text = "\n".join(array_in_words(tmp_path / "array", runs_below(tmp_path / "array")))
+    assert "shard 0 has answers to an earlier input, which cannot be merged; run the rest of it with:\n" in text
+    assert "lopa-dist merge" not in text
+    with pytest.raises(ValueError, match="of another input than"):
+        merge_shards(tmp_path / "array")
