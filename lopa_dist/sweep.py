@@ -72,8 +72,8 @@ def main(ranks: int, arguments: Sequence[str]) -> None:
         own = [a for a in as_hydra_reads(list(arguments)) if not a.startswith(("hydra", "-"))]
         check_job(own, ranks)
         folder = next((a.partition("=")[2] for a in arguments if a.startswith("hydra.run.dir=")), "")
-        if folder and not could_be_written(Path(folder.strip("'\"")).expanduser()):
-            raise UserError(f"hydra.run.dir={folder}: no folder that can be written")
+        if not could_be_written(Path(folder.strip("'\"") or "outputs").expanduser()):
+            raise UserError(f"hydra.run.dir={folder or 'outputs/...'}: no folder that can be written")
         config = composed(own)
         for reason in (model_not_there(config.model.path), *map(why_not_there, data_sets(config.task))):
             if reason:

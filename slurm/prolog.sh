@@ -144,6 +144,7 @@ command_line() {
         say "$per_node ranks of a node share $cores cores: sbatch --cpus-per-task=$per_node, or more, is faster"
     # the ranks get what is set here also under `sbatch --export=...`, which srun else obeys as well
     local common=(--nodes "$nodes" --kill-on-bad-exit=1 --export=ALL --job-name "$STEP")
+    [[ ! ${SLURM_STEP_ID:-} =~ ^[0-9]{1,8}$ ]] || common+=(--overlap) # in a step, such as of `srun --pty bash`, whose cores it has
     local share=$((cores > per_node ? cores / per_node : 1))
     # under srun, what the ranks of one node share listens on 127.0.0.1; torchrun's store is open to the network
     [ -n "${LAUNCH:-}" ] || { [ -n "${SLURM_JOB_ID:-}" ] && [ "$nodes" = 1 ] && [ "$RESTARTS" = 0 ] && LAUNCH=srun; } || LAUNCH=torchrun
@@ -267,7 +268,7 @@ goes_on() {
     start=${start%% *} preempted=${preempted%% *}
     # Slurm is ending it: cancelled, or already back in the queue
     if [[ $job == *" JobState="@(CANCELLED|COMPLETING)* && $job != *" Reason=TimeLimit"* ]]; then
-        say "not finished: cancelled, or requeued by Slurm"
+        say "not finished: Slurm is ending this job (cancelled, requeued, or its own script has ended)"
         return 1
     fi
     if [[ $preempted == [0-9]* && ! $preempted < $start ]]; then return 0; fi # of this start, not of an earlier one
@@ -296,6 +297,11 @@ lopa_launch() {
             *) all+=("$argument") ;;
         esac
     done
+    if [ "${SLURM_STEP_NUM_TASKS:-1}" -gt 1 ]; then
+        [ "${SLURM_PROCID:-0}" != 0 ] ||
+            echo "srun starts this script $SLURM_STEP_NUM_TASKS times, and each would start all ranks: run it once, without srun" >&2
+        exit 2
+    fi
     choose_work "${all[@]}"
     [ "${#DOCTOR[@]}" != 0 ] || place "${all[@]}"
     command_line

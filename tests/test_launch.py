@@ -319,6 +319,14 @@ def test_tasks_that_sbatch_was_asked_for_are_ranks(
     assert ("share 1 cores" in ran.stdout) == (not given)
 
 
+def test_in_a_step_of_srun_cores_are_shared_and_one_script_starts_all_ranks(tmp_path: Path) -> None:
+    job = {"SLURM_JOB_ID": "9", "SLURM_STEP_ID": "0"}
+    assert " --overlap " in started(SCRIPTS[0], tmp_path, **job).stdout
+    assert " --overlap " not in started(SCRIPTS[0], tmp_path, SLURM_JOB_ID="9").stdout
+    ran = started(SCRIPTS[0], tmp_path, **job, SLURM_STEP_NUM_TASKS="2", SLURM_PROCID="0")
+    assert (ran.returncode, ran.stderr[:33]) == (2, "srun starts this script 2 times, ")
+
+
 def test_a_signal_that_a_starting_rank_does_not_hear_is_repeated(tmp_path: Path) -> None:
     deaf = f"trap 'heard=1' USR1; echo $$ >{tmp_path}/step; until [ -n \"$heard\" ]; do sleep 0.1; done; "
     step = f"{deaf}trap 'exit 75' USR1; while :; do sleep 0.1; done"
@@ -369,7 +377,7 @@ def test_a_job_that_was_cancelled_stays_so(tmp_path: Path, state: str, again: bo
     environment = cluster(tmp_path, f"JobId=9 JobState={state} Dependency=(null)", until_signalled(tmp_path))
     printed, said = signalled(environment | {"SLURM_JOB_ID": "9"}, tmp_path)
     assert said == ["scancel --signal=USR1 9.1", *(["scontrol requeue 9"] if again else [])]
-    assert ("cancelled, or requeued by Slurm" in printed) == (not again)
+    assert ("Slurm is ending this job (cancelled, requeued, or" in printed) == (not again)
 
 
 @pytest.mark.parametrize(("finished", "again"), [(0, False), (1, True)])

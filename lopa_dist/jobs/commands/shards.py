@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from lopa_dist.atomic import write_lines
-from lopa_dist.jobs.commands.status import shards_in_words
+from lopa_dist.jobs.commands.status import settings, shards_in_words
 from lopa_dist.jobs.folder.batch_output import Line, read_batch_lines, write_batch_output
 from lopa_dist.jobs.folder.journal import Merged, difference
 from lopa_dist.jobs.folder.results import AGAIN, FIGURES, result_lines, results, write_errors
@@ -103,13 +103,6 @@ def in_turn(shards: list[Path]) -> Iterator[Line]:
     return (line for line in chain.from_iterable(turns) if line is not None)
 
 
-def settings(report: dict[str, Any]) -> dict[str, Any]:
-    """Return what shards of one job have in common."""
-    task = {k: v for k, v in report["task"].items() if k != "shard"}
-    # at one path there may be other weights, and dtype=auto means another precision on another device
-    return {key: report.get(key) for key in ("decode", "model", "weights", "seed")} | {"task": task}
-
-
 def not_at_once(reports: list[dict[str, Any]]) -> str:
     """Return a warning that shards did not run side by side, as the figures of all have it; empty where they did.
 
@@ -146,8 +139,11 @@ def report_of(reports: list[dict[str, Any]], merged: Merged, errors: int) -> dic
         for warning in one.get("warnings", []):
             said.setdefault(re.sub(r"\d+", "", warning), f"shard {one['task']['shard']}: {warning}")
     together = not_at_once(reports)
-    if said or together:
-        kept["warnings"] = [together] * bool(together) + list(said.values())
+    codes = {one["made"].get("code", "") for one in reports if "made" in one}
+    changed = len(codes) > 1
+    others = "the shards were made by different code of lopa_dist: its files changed between them"
+    if said or together or changed:
+        kept["warnings"] = [others] * changed + [together] * bool(together) + list(said.values())
     if all("made" in one for one in reports):
         kept["made"] = made_together([one["made"] for one in reports])
     versions = {name: ", ".join(dict.fromkeys(r["versions"][name] for r in reports)) for name in first["versions"]}

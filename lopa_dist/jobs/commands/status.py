@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from lopa_dist.jobs.commands.go_on import go_on, shards_again, spans
+from lopa_dist.jobs.folder.journal import difference
 from lopa_dist.jobs.show.report import duration, read_report
 from lopa_dist.jobs.show.run_state import LOGS, RunState, runs_below
 from lopa_dist.jobs.show.table import output_again
@@ -130,9 +132,28 @@ def array_in_words(folder: Path, runs: Sequence[RunState]) -> list[str]:
         again = f"{shards_again(runs, older)}{not_repeated(runs)}"
         which = in_words(set(older), "has", "have")
         lines.append(f"{which} answers to an earlier input, which cannot be merged; run the rest of it with:\n{again}")
+    elif not others and (differ := other_settings(runs)):
+        again = "run it again with the last one's settings and job.resume=new"
+        lines.append(f"{differ}. This cannot be merged: {again}")
     elif not others:
         lines.append(f"merged: {folder / 'results.jsonl'}" if merged(folder, runs) else f"lopa-dist merge {folder}")
     return lines
+
+
+def settings(report: dict[str, Any]) -> dict[str, Any]:
+    """Return what shards of one job have in common."""
+    task = {k: v for k, v in report["task"].items() if k != "shard"}
+    # at one path there may be other weights, and dtype=auto means another precision on another device
+    return {key: report.get(key) for key in ("decode", "model", "weights", "seed")} | {"task": task}
+
+
+def other_settings(runs: Sequence[RunState]) -> str:
+    """Return which complete shards of an array have not the settings of the one made last, and how they differ."""
+    reports = {run.shard[0]: read_report(run.folder / "report.json") for run in runs}
+    last = max(reports.values(), key=lambda report: report.get("made", {}).get("date", ""))
+    changes = {n: difference(settings(report), settings(last)) for n, report in reports.items()}
+    others = sorted(n for n, changed in changes.items() if changed)
+    return f"{in_words(set(others), 'has', 'have')} other settings: {'; '.join(changes[others[0]])}" if others else ""
 
 
 def of_another_input(runs: Sequence[RunState]) -> list[int]:

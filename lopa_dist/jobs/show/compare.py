@@ -48,6 +48,7 @@ WIDE, COLUMN = 7.0, 3.3  # inches: the page and one column of most papers
 NARROW = ("rows/token", "seeds", "tokens/s", "p")  # columns that a narrow terminal does without, in this order
 LONGEST_WORD = 30  # characters of a name that stay together
 UNBOUNDED = 10_000  # characters of a line
+BUSY = 1.5  # times as many programs as cores, from which on a run's times say little
 SCATTER = 1.2  # times as fast as another, from which on a run of a setting is told
 SPEEDS: list[tuple[str, Callable[[dict[str, Any]], float | None], int]] = [
     ("Tokens per forward", lambda report: report["tpf"], 1),
@@ -203,12 +204,15 @@ class Comparison:
         """Return how accuracies, and their differences, are worked out; empty where nothing is judged."""
         if not any(name.startswith("accuracy") for name in self.head):
             return ""
+        seeds = any(report.get("seeds", 1) > 1 for report in self.reports)
         words = "Accuracies have Wilson's 95 % confidence intervals"
+        words += ", of several seeds around the mean and as wide as one run's" if seeds else ""
         if self.base is not None:
             words += (
                 f"; differences are from {self.names[self.base]} on the same problems, with the intervals of Agresti "
-                "and Min (2005), and p is that of McNemar's exact test"
+                "and Min (2005), and p is that of "
             )
+            words += "the sign test of the problems' means over seeds" if seeds else "McNemar's exact test"
         return f"{words}."
 
     def print_table(self, console: Console) -> None:
@@ -454,6 +458,14 @@ def headline(groups: Sequence[SeedGroup]) -> str:
     return f"{words} The most tokens per forward pass has number {fastest[2]}: {fastest[0]:.1%} at {fastest[1]:.2f}."
 
 
+def busy_at(report: dict[str, Any]) -> list[tuple[float, int]]:
+    """Return the load and the cores of a CPU that was busy beyond them when a run began on it; else nothing."""
+    made = report.get("made") or {}
+    cores = re.search(r"(\d+) cores$", made.get("device") or "")
+    load = made.get("load") or 0.0
+    return [(load, int(cores[1]))] if cores and load > BUSY * int(cores[1]) else []
+
+
 def notes_of(groups: Sequence[SeedGroup], pairs: Sequence[Paired | None]) -> list[str]:
     """Return what a reader must know of some points before comparing them; points are called by their numbers."""
     notes, numbered = [], list(enumerate((group.report for group in groups), 1))
@@ -482,6 +494,8 @@ def notes_of(groups: Sequence[SeedGroup], pairs: Sequence[Paired | None]) -> lis
             notes.append(
                 f"Tokens a second of run {number} were from {low:.0f} to {high:.0f}: probably other work took its time."
             )
+    if busy := [f"{number} (load {load:g}, {cores} cores)" for number, r in numbered for load, cores in busy_at(r)]:
+        notes.append(f"Other programs ran when these runs began, so their times say little: {', '.join(busy)}.")
     warned: dict[str, list[int]] = {}
     for number, report in numbered:
         for warning in report.get("warnings", []):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,14 +18,13 @@ class EqualTexts(NamedTuple):
 
 
 def equal_texts(runs: Sequence[Path], baseline: Sequence[Path]) -> EqualTexts | None:
-    """Compare runs with those of a baseline, each with its `counterpart`; None where no request is in both.
+    """Compare runs with those of a baseline, each with its `counterparts`; None where no request is in both.
 
     Requests that ended with an error in both have no texts to compare.
     """
-    counterparts = {seeds_of(folder): folder for folder in baseline}
     equal = requests = 0
     for folder in runs:
-        if other := counterpart(folder, counterparts):
+        for other in counterparts(folder, baseline):
             texts = {line["custom_id"]: line.get("text") for line in results(other)}
             for line in results(folder):
                 name, text = line["custom_id"], line.get("text")
@@ -41,14 +40,22 @@ def seeds_of(folder: Path) -> tuple[int, int]:
     return report["seed"], report["task"].get("problem_seed", 0)
 
 
-def counterpart(folder: Path, others: Mapping[tuple[int, int], Path]) -> Path | None:
-    """Return the run that a run is compared with, of `others` by their seeds; None if there is none.
+def counterparts(folder: Path, baseline: Sequence[Path]) -> list[Path]:
+    """Return the runs of a baseline that a run is compared with: of the same problems and, where it is drawn by, seed.
 
-    At temperature 0 any run of the same problems will do, for nothing is drawn by the seed: unless prompts are the
-    user's own, of which each may have another temperature.
+    At temperature 0 nothing is drawn. Then any run that draws nothing either will do, and all runs that do count. Only
+    prompts of the user's own may each have another temperature.
     """
     seed, problems = seeds_of(folder)
+    others = [other for other in baseline if seeds_of(other)[1] == problems]
+    same = [other for other in others if seeds_of(other)[0] == seed]
+    drawn = draws(folder)
+    if any(draws(other) != drawn for other in others):
+        return others
+    return same if same or drawn else others[:1]
+
+
+def draws(folder: Path) -> bool:
+    """Return whether a run's tokens may be drawn by its seed."""
     report = read_report(folder / "report.json")
-    if (seed, problems) in others or report["decode"]["temperature"] > 0 or report["task"]["name"] == "batch":
-        return others.get((seed, problems))
-    return next((other for (_, its), other in others.items() if its == problems), None)
+    return report["decode"]["temperature"] > 0 or report["task"]["name"] == "batch"

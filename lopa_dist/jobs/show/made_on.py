@@ -2,32 +2,47 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import socket
 from datetime import datetime, timezone
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
+import lopa_dist
+
 
 def made_on(device: torch.device) -> dict[str, Any]:
-    """Return the date, the host, the device and the load of the machine, as a job finds them when it begins."""
+    """Return the date, the host, the device, the machine's load and the code's hash, as a job finds them."""
     load = round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "host": socket.gethostname(),
         "device": device_name(device),
         "load": load,
+        "code": code_hash(),
     }
 
 
 def made_together(parts: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the same of several jobs as of one: the first date, all hosts and devices, the highest load."""
     loads = [part["load"] for part in parts if part["load"] is not None]
-    together = {key: ", ".join(dict.fromkeys(part[key] for part in parts)) for key in ("host", "device")}
+    names = ("host", "device", "code")  # reports of earlier versions do not tell the code
+    together = {key: ", ".join(dict.fromkeys(part.get(key, "") for part in parts)) for key in names}
     return {"date": min(part["date"] for part in parts), **together, "load": max(loads, default=None)}
+
+
+@cache
+def code_hash() -> str:
+    """Return a hash of the package's files of code: a version may be of a checkout that somebody has edited."""
+    package, found = Path(lopa_dist.__file__).parent, hashlib.sha256()
+    for file in sorted(file for ending in ("*.py", "*.c") for file in package.rglob(ending)):
+        found.update(str(file.relative_to(package)).encode() + b"\0" + file.read_bytes())
+    return found.hexdigest()[:12]
 
 
 def device_name(device: torch.device) -> str:

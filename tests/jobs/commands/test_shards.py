@@ -67,6 +67,15 @@ def test_shards_that_did_not_run_at_once_are_told(folder: Path) -> None:
     assert not_at_once(reports) == ""
 
 
+def test_shards_of_different_code_are_told(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "array", tmp_path / "array")
+    file = tmp_path / "array" / "b" / "report.json"
+    report = json.loads(file.read_text())
+    report["made"]["code"] = "another"
+    file.write_text(json.dumps(report))
+    assert merge_shards(tmp_path / "array")["warnings"][0].startswith("the shards were made by different code")
+
+
 def test_a_folder_of_another_shard_is_refused(folder: Path) -> None:
     """Its results would be lost: the folder has one results.jsonl."""
     task = TaskConfig("batch", None, str(folder / "prompts.jsonl"), shard=1, shards=3)
@@ -265,3 +274,12 @@ def test_shards_of_an_earlier_input_are_to_run_again(tmp_path: Path) -> None:
     assert "lopa-dist merge" not in text
     with pytest.raises(ValueError, match="of another input than"):
         merge_shards(tmp_path / "array")
+    report, made = (tmp_path / "array" / f"shard-{shard}" / "report.json" for shard in range(2)), []
+    for file in report:
+        made.append(json.loads(file.read_text()))
+        made[-1]["whole_input"] = "the same"
+        made[-1]["decode"]["drafts"] += len(made)
+        file.write_text(json.dumps(made[-1]))
+    text = "\n".join(array_in_words(tmp_path / "array", runs_below(tmp_path / "array")))
+    assert "shard 0 has other settings: decode.drafts was " in text
+    assert "lopa-dist merge" not in text

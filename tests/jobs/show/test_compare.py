@@ -17,6 +17,7 @@ from lopa_dist.commands import perform
 from lopa_dist.config import TaskConfig
 from lopa_dist.jobs.run.job import run
 from lopa_dist.jobs.show.compare import compare, curves_of
+from lopa_dist.jobs.show.equal_texts import equal_texts
 from lopa_dist.jobs.show.metrics import wilson
 from lopa_dist.jobs.show.pareto import in_order
 from lopa_dist.jobs.show.seed_groups import SeedGroup, load_reports
@@ -294,6 +295,31 @@ def test_greedy_texts_are_compared_whatever_their_seeds(
     compare(tmp_path, console, baseline="base")
     said = console.export_text()
     assert (wanted in said) if wanted else (" of 3" not in said)
+
+
+def test_a_greedy_run_is_compared_with_every_seed_of_a_sampled_one(tmp_path: Path, report: dict[str, Any]) -> None:
+    for name, temperature, texts in (("a", 0.0, "xyz"), ("b0", 0.9, "xyz"), ("b1", 0.9, "xqq")):
+        make(tmp_path, name, report, "+++")
+        file = tmp_path / name / "report.json"
+        more = {"decode": report["decode"] | {"temperature": temperature}, "seed": int(name == "b1")}
+        file.write_text(json.dumps(json.loads(file.read_text()) | more))
+        lines = (tmp_path / name / "results.jsonl").read_text().splitlines()
+        pairs = zip(lines, texts, strict=True)
+        made = "".join(json.dumps(json.loads(line) | {"text": text}) + "\n" for line, text in pairs)
+        (tmp_path / name / "results.jsonl").write_text(made)
+    sampled = [tmp_path / "b0", tmp_path / "b1"]
+    assert equal_texts([tmp_path / "a"], sampled) == equal_texts(sampled, [tmp_path / "a"]) == (4, 6)
+
+
+def test_a_machine_that_was_busy_is_told(tmp_path: Path, report: dict[str, Any]) -> None:
+    busy = report["made"] | {"load": 9.5, "device": "some CPU, 2 cores"}
+    make(tmp_path, "calm", report | {"made": busy | {"load": 2.0}}, "+++")
+    make(tmp_path, "busy", report | {"made": busy}, "+++", drafts=4)
+    console = Console(record=True, width=200)
+    compare(tmp_path, console)
+    said = console.export_text()
+    assert re.search(r"so their times say little: \d \(load 9\.5, 2 cores\)\.", said)
+    assert "load 2" not in said
 
 
 def test_labels_side_by_side_stand_as_their_points() -> None:

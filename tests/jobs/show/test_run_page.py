@@ -172,7 +172,7 @@ def test_a_stopped_batch_says_so_first(hostile: Path, tmp_path: Path) -> None:
     """How much is done of how many, failures by reason, and the time of all attempts."""
     report = read_report(hostile / "report.json")
     assert report["failures"] == {"prompt is empty; give it a text, or leave the line out": 1}
-    assert {"date", "host", "device", "load"} == report["made"].keys()
+    assert {"date", "host", "device", "load", "code"} == report["made"].keys()
     assert "STOPPED" not in Page(hostile / "report.html").text
     report |= {"requests": 226, "errors": 34, "expected": 3000, "attempts": 5, "decode_s": 691.2, "wall_s": 3.6}
     report["failures"] = {"prompt must be a non-empty string": 30, "too long": 4}

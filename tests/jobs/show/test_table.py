@@ -71,7 +71,7 @@ def test_a_row_a_result(folder: Path, tmp_path: Path, ending: str) -> None:
     assert (count, missing) == (4, "")
     assert all(list(row) == columns for row in rows)
     assert [(row["id"], row["sample"]) for row in rows] == [("7", "0"), ("7", "1"), ("line-2", ""), ("z", "")]
-    assert [row["prompt"] for row in rows] == [LINES[0]["prompt"]] * 2 + ["", "Olga has 8 books ."]
+    assert [row["prompt"] for row in rows] == [LINES[0]["prompt"]] * 2 + [" ", "Olga has 8 books ."]
     lines = results(folder)
     assert [row["text"] for row in rows] == [line["text"] for line in lines]
     assert rows[0]["forwards"] == str(lines[0]["usage"]["forwards"])
