@@ -269,6 +269,7 @@ def signalled(
     job = subprocess.Popen(
         ["bash", str(SCRIPTS[0]), "task.limit=1", f"hydra.run.dir={folder}/run"],
         env=environment, stdout=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored in tests that run in the background
     )  # fmt: skip
     while job.poll() is None and not (folder / "step").exists():
         time.sleep(0.02)
