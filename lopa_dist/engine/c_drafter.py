@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -11,21 +11,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lopa_dist.c_library import DOUBLE, INT, LONG, P, Unavailable, load
-from lopa_dist.engine.drafter import KINDS, NOTHING, OF_MASKS, REMEMBERED, SOURCES, Drafted, Drafter, Masks
-from lopa_dist.engine.ngrams import COUNT, LONGEST, MOST
+from lopa_dist.engine.contexts import CONTEXTS, PARTS
+from lopa_dist.engine.drafter import (
+    HOPES,
+    MASK_VOTER,
+    NOTHING,
+    OF_MASKS,
+    REMEMBERED,
+    SOURCES,
+    VOTERS,
+    Drafted,
+    Drafter,
+    Masks,
+)
+from lopa_dist.engine.mixer import CHANCES, LEANS, Mixer
+from lopa_dist.engine.ngrams import MOST
 from lopa_dist.engine.work import Work
 from lopa_dist.ragged import Ints
 
 SOURCE = Path(__file__).with_name("drafter.c")
 ENTRY_BYTES = 64  # of a table's entry, with the room that the table keeps free
 FUNCTIONS = {
-    "drafter_new": (P, (LONG, LONG, P, LONG, P, P, P, P)),
+    "drafter_new": (P, (LONG, LONG, P, LONG, P, LONG, P, P, P, P, P, P, P)),
     "drafter_free": (None, (P,)),
     "drafter_admit": (None, (P, LONG, P, LONG, LONG)),
     "drafter_leave": (None, (P, LONG)),
     "drafter_hear": (None, (P, P, LONG, P, P, LONG, P, P, LONG, P, P, P, LONG)),
     "drafter_remember": (None, (P, P, LONG, LONG)),
-    "drafter_after": (None, (P, P, LONG, P)),
+    "drafter_proposed": (LONG, (P, LONG, P, LONG, P, P)),
     "drafter_dropped": (LONG, (P,)),
     "drafter_num_verified": (LONG, (P,)),
     "drafter_verifying": (LONG, (P, LONG, P, P)),
@@ -53,9 +66,25 @@ def fault() -> str | None:
     return library if isinstance(library, str) else None
 
 
+OF_CONTEXTS = np.zeros((len(CONTEXTS), 3 + 2 * PARTS), np.int64)
+"""The contexts as C reads them: what each tells, its length, the number of its parts; their places; their kinds."""
+for row, (tells, parts) in zip(OF_CONTEXTS, CONTEXTS, strict=True):
+    row[:3] = tells, max(place for place, _ in parts), len(parts)
+    row[3 : 3 + len(parts)], row[3 + PARTS : 3 + PARTS + len(parts)] = np.transpose(parts)
+
+
 def numbers(values: Sequence[int]) -> Ints:
     """Return integers as C reads them."""
     return np.ascontiguousarray(values, np.int64)
+
+
+class ArrayMixer(Mixer):
+    """A mixer whose numbers C reads and writes."""
+
+    def __init__(self, voters: int, hope: Sequence[float], trusted: int) -> None:
+        super().__init__(voters, hope, trusted)
+        for name in ("tried", "right", "chance", "weights"):
+            setattr(self, name, np.array(getattr(self, name)))
 
 
 class CDrafter(Drafter):
@@ -63,19 +92,21 @@ class CDrafter(Drafter):
 
     def __init__(self, eos_ids: Sequence[int], most: int, masks: bool, entries: int = MOST) -> None:
         super().__init__(eos_ids, most, masks)
-        self.entries, self.dropped = entries, False
-        # C reads and writes these
-        self.tried, self.right = np.zeros(KINDS), np.zeros(KINDS)  # type: ignore[assignment]
-        self.hope, self.chance = np.array(self.hope), np.array(self.chance)  # type: ignore[assignment]
+        self.entries = entries
         self.works: dict[int, Work] = {}  # by slot
         self.left: list[Work] = []  # of the texts that have left since `learn`
         library = found()
         if isinstance(library, str):
             raise Unavailable(library)
         self.library = library
-        eos = numbers(sorted(self.eos_ids))
-        arrays = (array.ctypes.data for array in (self.tried, self.right, self.chance, self.hope))  # type: ignore[attr-defined]
-        self.own = self.library.drafter_new(entries, most, eos.ctypes.data, len(eos), *arrays)
+        self.mixer = ArrayMixer(VOTERS, HOPES, trusted=MASK_VOTER)
+        self.hope, self.leans, self.chances = np.array(HOPES), np.array(LEANS), np.array(CHANCES)
+        mixer, eos = self.mixer, numbers(sorted(self.eos_ids))
+        arrays = mixer.tried, mixer.right, mixer.chance, mixer.weights, self.hope, self.leans, self.chances
+        self.own = self.library.drafter_new(
+            entries, most, eos.ctypes.data, len(eos), OF_CONTEXTS.ctypes.data, len(CONTEXTS),
+            *(np.asarray(array).ctypes.data for array in arrays),
+        )  # fmt: skip
 
     def __del__(self) -> None:
         if own := getattr(self, "own", None):
@@ -85,12 +116,11 @@ class CDrafter(Drafter):
     def inherit(self, other: Drafter) -> None:
         """As of `Drafter`; the two change places, since what C has goes with its arrays."""
         assert isinstance(other, CDrafter)
-        for name in ("own", "hope", "tried", "right", "chance", "works", "left"):
+        for name in ("own", "hope", "leans", "chances", "mixer", "works", "left", "full"):
             mine, theirs = getattr(self, name), getattr(other, name)
             setattr(self, name, theirs)
             setattr(other, name, mine)
-        for name, begin in (("tried", 0.0), ("right", 0.0), ("chance", self.hope[OF_MASKS:])):
-            getattr(self, name)[OF_MASKS:] = begin
+        self.mixer.forget(OF_MASKS)
 
     def clear(self) -> None:
         """As of `Drafter`."""
@@ -105,8 +135,8 @@ class CDrafter(Drafter):
 
     def tell_of_room(self) -> None:
         """Say, once, that the table is full."""
-        if not self.dropped and self.library.drafter_dropped(self.own):
-            self.dropped = True
+        if not self.full and self.library.drafter_dropped(self.own):
+            self.full = True
             self.say_full(2 * self.entries * ENTRY_BYTES)
 
     def admit(self, slot: int, prompt: Sequence[int], work: Work) -> None:
@@ -186,10 +216,10 @@ class CDrafter(Drafter):
         at = self.library.drafter_passage(self.own, slot, length.ctypes.data)
         return int(at), int(length[0])
 
-    def in_table(self, context: list[int]) -> Iterator[tuple[int, float]]:
+    def proposed(self, slot: int, more: Sequence[int]) -> list[tuple[int, float]]:
         """As of `Drafter`."""
-        tokens, entries = numbers(context[-LONGEST:]), np.zeros(LONGEST, np.int64)
-        self.library.drafter_after(self.own, tokens.ctypes.data, len(tokens), entries.ctypes.data)
-        for order, entry in zip(range(LONGEST, 0, -1), entries[::-1].tolist(), strict=True):
-            if entry:
-                yield entry >> 8, self.chance_of(order, entry & COUNT)
+        behind, tokens, chances = numbers(more), np.zeros(VOTERS, np.int64), np.zeros(VOTERS)
+        count = self.library.drafter_proposed(
+            self.own, slot, behind.ctypes.data, len(behind), tokens.ctypes.data, chances.ctypes.data
+        )
+        return list(zip(tokens[:count].tolist(), chances[:count].tolist(), strict=True))

@@ -1,13 +1,15 @@
-/* Drafts from text, as drafter.py and ngrams.py say, token for token (c_drafter.py compiles and calls this). */
+/* Drafts from text, as drafter.py, contexts.py, ngrams.py and mixer.py say, token for token (c_drafter.py compiles and
+calls this). */
 
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { LONGEST = 6, COUNT = 255, MATCH = 8, LEVELS = 8, DEPTHS = 16, SOURCES = 3, MASKS = 0, TEXT = 1, OWN = 2 };
-enum { OF_OWN = 8 * (LONGEST + 1), OF_MASKS = OF_OWN + MATCH + 1, OF_BOTH = OF_MASKS + 2 * DEPTHS * LEVELS };
+enum { COUNT = 255, MATCH = 8, LEVELS = 8, DEPTHS = 16, SOURCES = 3, MASKS = 0, TEXT = 1, OWN = 2 };
+enum { TOKEN = 0, BACK = 1, REACH = 128, PARTS = 5, MOST_VOTERS = 16 };
+enum { SETS = 4, STEPS = 1024, SCALE = 32, WIDE = 12 };
 
-static const double DECAY = 0.998, SURE = 0.85;
+static const double DECAY = 0.998, RATE = 0.005, DOUBT = -1.0;
 
 static void *checked(void *memory) {
     if (!memory) abort();
@@ -63,50 +65,69 @@ static void map_put(Map *map, uint64_t key, int64_t value) {
 /* ---- texts ---- */
 
 typedef struct {
+    double lean;
+    int64_t token;
+    int32_t voter, kind;
+} Proposal;
+
+typedef struct {
     double chance;
-    int64_t token, source, text, text_kind, mask, mask_kind;
+    int64_t token, weights, count;
+    Proposal proposals[MOST_VOTERS];
 } Draft;
 
 typedef struct {
-    int64_t *tokens, length, room, counted;
+    int64_t *tokens, *backs, length, room, counted;
     Map index; /* by two tokens: where the next one stands, lastly */
-    Draft *chain;
-    int64_t drafts, users;           /* users: its slot, and chains to learn from */
+    Draft *chain;                    /* and, behind its drafts, what was refused */
+    int64_t drafts, refused, users;  /* users: its slot, and chains to learn from */
     int64_t counts[2][SOURCES];      /* drafts by their source: verified, and of these accepted */
 } Text;
 
 typedef struct {
     Text *text;
     Draft *chain;
-    int64_t drafts, begin;
+    int64_t drafts, refused, begin;
 } Verified;
+
+typedef struct { /* as of contexts.py */
+    int64_t tells, length, count, place[PARTS], kind[PARTS];
+} Context;
 
 typedef struct {
     Map young, old;
     int64_t most, most_drafts, num_eos, dropped, slots, num_verified, room_verified;
     int64_t *eos;
-    double *tried, *right, *chance;
-    const double *hope;
+    Context contexts[MOST_VOTERS];
+    int64_t num_contexts, voters, of_passages, of_masks;
+    double *tried, *right, *chance, *weights; /* weights [SETS, 2 voters + 1] */
+    const double *hope, *leans, *chances;
     Text **texts; /* by slot; 0: none */
     Verified *verified;
     Text **left; /* since the last time that was learned */
     int64_t num_left, room_left;
 } Drafter;
 
-Drafter *drafter_new(int64_t most_entries, int64_t most_drafts, const int64_t *eos, int64_t num_eos, double *tried,
-                     double *right, double *chance, const double *hope) {
+/* contexts [num_contexts, 3 + 2 PARTS]: what each tells, its length, the number of its parts; their places; their kinds */
+Drafter *drafter_new(int64_t most_entries, int64_t most_drafts, const int64_t *eos, int64_t num_eos,
+                     const int64_t *contexts, int64_t num_contexts, double *tried, double *right, double *chance,
+                     double *weights, const double *hope, const double *leans, const double *chances) {
     Drafter *d = checked(calloc(1, sizeof *d));
     d->young = map_of(1024), d->old = map_of(16);
     d->most = most_entries, d->most_drafts = most_drafts, d->num_eos = num_eos;
     d->eos = checked(malloc((num_eos + 1) * sizeof *eos));
     memcpy(d->eos, eos, num_eos * sizeof *eos);
-    d->tried = tried, d->right = right, d->chance = chance, d->hope = hope;
+    for (int64_t i = 0; i < num_contexts; i++) memcpy(d->contexts + i, contexts + i * (3 + 2 * PARTS), sizeof(Context));
+    d->num_contexts = num_contexts, d->voters = num_contexts + 2;
+    d->of_passages = 8 * num_contexts, d->of_masks = d->of_passages + MATCH + 1;
+    d->tried = tried, d->right = right, d->chance = chance, d->weights = weights;
+    d->hope = hope, d->leans = leans, d->chances = chances;
     return d;
 }
 
 static void release(Text *text) {
     if (--text->users) return;
-    free(text->tokens);
+    free(text->tokens), free(text->backs);
     map_free(&text->index);
     free(text->chain);
     free(text);
@@ -136,15 +157,38 @@ void drafter_free(Drafter *d) {
 
 static inline uint64_t pair(int64_t a, int64_t b) { return (uint64_t)a << 32 | (uint32_t)b; }
 
+/* how far before token `number` the same one stands; 0: not among the last REACH tokens */
+static int64_t back_of(const int64_t *tokens, int64_t number) {
+    int64_t most = number < REACH ? number : REACH, token = tokens[number];
+    for (int64_t back = 1; back <= most; back++)
+        if (tokens[number - back] == token) return back;
+    return 0;
+}
+
+/* put a token at a place behind the text, for which there is room, but for what passages know */
+static inline void put(Text *text, int64_t number, int64_t token) {
+    text->tokens[number] = token;
+    text->backs[number] = back_of(text->tokens, number);
+}
+
+static void make_room(Text *text, int64_t count) {
+    if (text->length + count <= text->room) return;
+    text->room = 2 * (text->length + count);
+    text->tokens = checked(realloc(text->tokens, text->room * sizeof *text->tokens));
+    text->backs = checked(realloc(text->backs, text->room * sizeof *text->backs));
+}
+
 static void extend(Text *text, const int64_t *tokens, int64_t count, int indexed) {
-    if (text->length + count > text->room) {
-        text->room = 2 * (text->length + count);
-        text->tokens = checked(realloc(text->tokens, text->room * sizeof *tokens));
-    }
+    make_room(text, count);
     for (int64_t i = 0; i < count; i++) {
         int64_t n = text->length;
-        if (indexed && n > 1) map_put(&text->index, pair(text->tokens[n - 2], text->tokens[n - 1]), n);
-        text->tokens[text->length++] = tokens[i];
+        if (indexed) {
+            if (n > 1) map_put(&text->index, pair(text->tokens[n - 2], text->tokens[n - 1]), n);
+            put(text, n, tokens[i]);
+        } else {
+            text->tokens[n] = tokens[i], text->backs[n] = 0;
+        }
+        text->length++;
     }
 }
 
@@ -185,10 +229,10 @@ void drafter_hear(Drafter *d, const int64_t *slots, int64_t n, const int64_t *wr
             d->room_verified = 2 * d->room_verified + 16;
             d->verified = checked(realloc(d->verified, d->room_verified * sizeof *d->verified));
         }
-        d->verified[d->num_verified++] = (Verified){text, text->chain, text->drafts, text->length};
+        d->verified[d->num_verified++] = (Verified){text, text->chain, text->drafts, text->refused, text->length};
         text->users++;
         text->chain = checked(malloc((d->most_drafts + 1) * sizeof *text->chain));
-        text->drafts = 0;
+        text->drafts = text->refused = 0;
         extend(text, written + i * wide, counts[i], 1);
     }
 }
@@ -197,25 +241,39 @@ void drafter_hear(Drafter *d, const int64_t *slots, int64_t n, const int64_t *wr
 
 static inline uint64_t key_of(uint64_t shorter, int64_t token) { return mix(shorter * 0x9E3779B97F4A7C15u + token + 1); }
 
-void drafter_remember(Drafter *d, const int64_t *text, int64_t count, int64_t begin) {
-    for (int64_t number = begin; number < count; number++) {
-        int64_t token = text[number], most = number < LONGEST ? number : LONGEST;
-        uint64_t keys[LONGEST + 1] = {0};
-        for (int64_t order = 1; order <= most; order++) { /* the memory looks for all of them at once */
-            keys[order] = key_of(keys[order - 1], text[number - order]);
-            __builtin_prefetch(d->young.entries + home_of(&d->young, keys[order]), 1);
-            if (d->old.count) __builtin_prefetch(d->old.entries + home_of(&d->old, keys[order]));
+/* the keys of the contexts of the place `end`; 0: the text is too short for one */
+static void keys_of(const Drafter *d, const int64_t *tokens, const int64_t *backs, int64_t end, uint64_t *keys) {
+    for (int64_t i = 0; i < d->num_contexts; i++) {
+        const Context *context = d->contexts + i;
+        if (end < context->length) {
+            keys[i] = 0;
+            continue;
         }
-        for (int64_t order = 1; order <= most; order++) {
-            Entry *young = entry_of(&d->young, keys[order]);
+        uint64_t key = (uint64_t)i + 1;
+        for (int64_t j = 0; j < context->count; j++)
+            key = key_of(key, (context->kind[j] ? backs : tokens)[end - context->place[j]]);
+        keys[i] = key | 1;
+        __builtin_prefetch(d->young.entries + home_of(&d->young, keys[i]), 1); /* the memory looks for all at once */
+        if (d->old.count) __builtin_prefetch(d->old.entries + home_of(&d->old, keys[i]));
+    }
+}
+
+static void count_tokens(Drafter *d, const int64_t *tokens, const int64_t *backs, int64_t count, int64_t begin) {
+    for (int64_t number = begin; number < count; number++) {
+        uint64_t keys[MOST_VOTERS];
+        keys_of(d, tokens, backs, number, keys);
+        for (int64_t i = 0; i < d->num_contexts; i++) {
+            if (!keys[i]) continue;
+            int64_t came = d->contexts[i].tells == TOKEN ? tokens[number] : backs[number];
+            Entry *young = entry_of(&d->young, keys[i]);
             int64_t entry = young->value;
             int found = entry != 0;
-            if (!found) entry = map_get(&d->old, keys[order]);
-            if (!entry) entry = token << 8 | 1;
-            else if (entry >> 8 == token) entry += (entry & COUNT) < COUNT;
-            else entry = (entry & COUNT) > 1 ? entry - 1 : (token << 8 | 1);
+            if (!found) entry = map_get(&d->old, keys[i]);
+            if (!entry) entry = came << 8 | 1;
+            else if (entry >> 8 == came) entry += (entry & COUNT) < COUNT;
+            else entry = (entry & COUNT) > 1 ? entry - 1 : (came << 8 | 1);
             if (found) young->value = entry;
-            else map_put(&d->young, keys[order], entry);
+            else map_put(&d->young, keys[i], entry);
         }
     }
     if (d->young.count > d->most) {
@@ -226,21 +284,17 @@ void drafter_remember(Drafter *d, const int64_t *text, int64_t count, int64_t be
     }
 }
 
+void drafter_remember(Drafter *d, const int64_t *tokens, int64_t count, int64_t begin) {
+    int64_t *backs = checked(malloc((count + 1) * sizeof *backs));
+    for (int64_t number = 0; number < count; number++) backs[number] = back_of(tokens, number);
+    count_tokens(d, tokens, backs, count, begin);
+    free(backs);
+}
+
 static int64_t after(Drafter *d, uint64_t key) {
     int64_t entry = map_get(&d->young, key);
     if (!entry && d->old.count && (entry = map_get(&d->old, key))) map_put(&d->young, key, entry);
     return entry;
-}
-
-/* the entries behind a context's last 1 ... LONGEST tokens, 0 for none */
-void drafter_after(Drafter *d, const int64_t *context, int64_t count, int64_t *entries) {
-    uint64_t key = 0;
-    for (int64_t order = 1; order <= LONGEST; order++) {
-        entries[order - 1] = 0;
-        if (order > count) continue;
-        key = key_of(key, context[count - order]);
-        entries[order - 1] = after(d, key);
-    }
 }
 
 int64_t drafter_dropped(const Drafter *d) { return d->dropped; }
@@ -259,10 +313,70 @@ static int bits_of(int64_t count) { /* its bits, at most 7 */
     return bits < 7 ? bits : 7;
 }
 
-static void count_one(Drafter *d, int64_t kind, int right) {
-    d->tried[kind] = DECAY * d->tried[kind] + 1;
-    d->right[kind] = DECAY * d->right[kind] + right;
-    d->chance[kind] = (d->right[kind] + d->hope[kind]) / (d->tried[kind] + 1);
+static void propose(const Drafter *d, Draft *draft, int64_t token, int64_t voter, int64_t kind) {
+    int64_t step = (int64_t)(d->chance[kind] * STEPS);
+    double lean = d->leans[step < STEPS - 1 ? step : STEPS - 1];
+    draft->proposals[draft->count++] = (Proposal){lean, token, (int32_t)voter, (int32_t)kind};
+}
+
+static inline double at_least(double value, double least) { return value > least ? value : least; }
+
+/* as of mixer.py: what most speaks for among the proposals */
+static void decide(const Drafter *d, Draft *draft) {
+    int64_t tokens[MOST_VOTERS], different = 0, of[MOST_VOTERS];
+    double votes[MOST_VOTERS] = {0}, against = 0.0;
+    for (int64_t i = 0; i < draft->count; i++) {
+        int64_t j = 0;
+        while (j < different && tokens[j] != draft->proposals[i].token) j++;
+        if (j == different) tokens[different++] = draft->proposals[i].token;
+        of[i] = j;
+    }
+    draft->token = -1, draft->chance = 0.0, draft->weights = 0;
+    if (!different) return;
+    draft->weights = (different < SETS ? different : SETS) - 1;
+    const double *weights = d->weights + draft->weights * (2 * d->voters + 1);
+    for (int64_t i = 0; i < draft->count; i++) {
+        const Proposal *one = draft->proposals + i;
+        double doubt = weights[d->voters + one->voter] * at_least(one->lean, DOUBT);
+        votes[of[i]] += weights[one->voter] * one->lean + doubt;
+        against += doubt;
+    }
+    int64_t best = 0;
+    for (int64_t j = 1; j < different; j++)
+        if (votes[j] > votes[best]) best = j;
+    double total = weights[2 * d->voters] + votes[best] - against;
+    total = total > WIDE ? WIDE : at_least(total, -WIDE);
+    int64_t step = (int64_t)((total + WIDE) * SCALE), last = 2 * WIDE * SCALE - 1;
+    draft->token = tokens[best], draft->chance = d->chances[step < last ? step : last];
+}
+
+static void learn_one(Drafter *d, const Draft *draft, int64_t token) {
+    double *weights = d->weights + draft->weights * (2 * d->voters + 1);
+    double step = RATE * ((draft->token == token) - draft->chance);
+    for (int64_t i = 0; i < draft->count; i++) {
+        const Proposal *one = draft->proposals + i;
+        d->tried[one->kind] = DECAY * d->tried[one->kind] + 1;
+        d->right[one->kind] = DECAY * d->right[one->kind] + (one->token == token);
+        d->chance[one->kind] = (d->right[one->kind] + d->hope[one->kind]) / (d->tried[one->kind] + 1);
+        if (one->token == draft->token) weights[one->voter] += step * one->lean;
+        else weights[d->voters + one->voter] -= step * at_least(one->lean, DOUBT);
+    }
+    weights[2 * d->voters] += step * 0.5;
+}
+
+static int64_t source_of(const Drafter *d, const Draft *draft) {
+    int64_t source = TEXT;
+    double best = -1e9;
+    for (int64_t i = 0; i < draft->count; i++) {
+        const Proposal *one = draft->proposals + i;
+        if (one->token != draft->token) continue;
+        if (one->voter == d->num_contexts + 1) return MASKS;
+        if (one->lean > best) {
+            best = one->lean;
+            source = one->voter < d->num_contexts && d->contexts[one->voter].tells == TOKEN ? TEXT : OWN;
+        }
+    }
+    return source;
 }
 
 int64_t drafter_num_verified(const Drafter *d) { return d->num_verified; }
@@ -271,7 +385,7 @@ int64_t drafter_num_verified(const Drafter *d) { return d->num_verified; }
 int64_t drafter_verifying(const Drafter *d, int64_t number, int64_t *tokens, int64_t *sources) {
     const Verified *one = d->verified + number;
     for (int64_t j = 0; j < one->drafts; j++)
-        tokens[j] = one->chain[j].token, sources[j] = one->chain[j].source;
+        tokens[j] = one->chain[j].token, sources[j] = source_of(d, one->chain + j);
     return one->drafts;
 }
 
@@ -282,16 +396,18 @@ void drafter_learn(Drafter *d, int64_t *total, int64_t *of_left) {
         Verified *one = d->verified + i;
         Text *text = one->text;
         int64_t left = text->length - one->begin;
-        for (int64_t j = 0; j < one->drafts; j++) text->counts[0][one->chain[j].source]++, total[one->chain[j].source]++;
-        for (int64_t j = 0; j < one->drafts && j < left; j++) {
-            Draft *draft = one->chain + j;
-            int64_t token = text->tokens[one->begin + j];
-            if (draft->text >= 0) count_one(d, draft->text_kind, draft->text == token);
-            if (draft->mask >= 0) count_one(d, draft->mask_kind, draft->mask == token);
-            if (draft->token != token) break;
-            text->counts[1][draft->source]++, total[SOURCES + draft->source]++;
+        int64_t right = 0;
+        for (; right < one->drafts + one->refused && right < left; right++) {
+            int64_t token = text->tokens[one->begin + right];
+            learn_one(d, one->chain + right, token);
+            if (right == one->drafts || one->chain[right].token != token) break;
         }
-        drafter_remember(d, text->tokens, text->length, text->counted);
+        for (int64_t j = 0; j < one->drafts; j++) {
+            int64_t source = source_of(d, one->chain + j);
+            text->counts[0][source]++, total[source]++;
+            if (j < right) text->counts[1][source]++, total[SOURCES + source]++;
+        }
+        count_tokens(d, text->tokens, text->backs, text->length, text->counted);
         text->counted = text->length;
         free(one->chain);
         release(text);
@@ -304,10 +420,10 @@ void drafter_learn(Drafter *d, int64_t *total, int64_t *of_left) {
     d->num_left = 0;
 }
 
-/* where the passage goes on that stands lastly at the text's end, and its length; 0: nowhere */
-static int64_t passage_of(const Text *text, int64_t *length) {
+/* where the passage goes on that stands lastly at the end of the text's first n tokens, and its length; 0: nowhere */
+static int64_t passage_of(const Text *text, int64_t n, int64_t *length) {
     const int64_t *tokens = text->tokens;
-    int64_t n = text->length, at;
+    int64_t at;
     *length = 0;
     if (n < 2) return 0;
     at = map_get(&text->index, pair(tokens[n - 2], tokens[n - 1]));
@@ -316,70 +432,60 @@ static int64_t passage_of(const Text *text, int64_t *length) {
     return at;
 }
 
+/* what the table and the text itself propose behind the text's first `end` tokens */
+static void propose_all(Drafter *d, const Text *text, int64_t end, Draft *draft) {
+    uint64_t keys[MOST_VOTERS];
+    int64_t length;
+    keys_of(d, text->tokens, text->backs, end, keys);
+    for (int64_t i = 0; i < d->num_contexts; i++) {
+        int64_t entry = keys[i] ? after(d, keys[i]) : 0, came = entry >> 8;
+        if (!entry) continue;
+        if (d->contexts[i].tells == BACK) {
+            if (came == 0 || came > end) continue;
+            came = text->tokens[end - came];
+        }
+        propose(d, draft, came, i, 8 * i + bits_of(entry & COUNT));
+    }
+    int64_t passage = passage_of(text, end, &length);
+    if (passage) propose(d, draft, text->tokens[passage], d->num_contexts, d->of_passages + length);
+}
+
+static int is_eos(const Drafter *d, int64_t token) {
+    for (int64_t i = 0; i < d->num_eos; i++)
+        if (d->eos[i] == token) return 1;
+    return 0;
+}
+
 static int64_t draft_one(Drafter *d, Text *text, int64_t most, double worth, const int64_t *masks,
                          const double *probabilities, int64_t num_masks, int from_text, double *ends) {
-    const double *chances = d->chance;
-    int64_t context[LONGEST], known = text->length < LONGEST ? text->length : LONGEST, in_context = known;
-    int64_t end = text->length, length = 0, passage = from_text ? passage_of(text, &length) : 0;
-    int64_t on_track = 0;
+    int64_t on_track = 0, expects_eos = 0;
     double reached = 1.0;
-    memcpy(context, text->tokens + end - in_context, in_context * sizeof *context);
-    text->drafts = 0;
-    known *= from_text;
+    text->drafts = text->refused = 0;
+    make_room(text, d->most_drafts + 1);
     if (!from_text && num_masks < most) most = num_masks;
-    int64_t expects_eos = 0;
     for (int64_t depth = 0; depth < most; depth++) {
-        int64_t token = -1, source = TEXT, kind = 0, longest = 0, top = known < LONGEST ? known : LONGEST;
-        double chance = 0.0;
-        uint64_t keys[LONGEST + 1] = {0};
-        for (int64_t order = 1; order <= top; order++) keys[order] = key_of(keys[order - 1], context[in_context - order]);
-        for (int64_t order = top; order > 0; order--) {
-            int64_t entry = after(d, keys[order]);
-            if (!entry) continue;
-            if (!longest) longest = order;
-            int64_t of = 8 * order + bits_of(entry & COUNT);
-            if (chances[of] > chance) {
-                token = entry >> 8, chance = chances[of], kind = of;
-                if (chance > SURE) break;
-            }
-        }
-        known = (longest + 1) * from_text;
-        if (passage && chances[OF_OWN + length] > chance)
-            token = text->tokens[passage], chance = chances[OF_OWN + length], source = OWN, kind = OF_OWN + length;
-        int64_t proposed = token, mask = -1, mask_kind = 0;
+        Draft *draft = text->chain + depth;
+        int64_t mask = -1;
+        draft->count = 0;
+        if (from_text) propose_all(d, text, text->length + depth, draft);
         if (depth < num_masks) {
             mask = masks[depth];
-            mask_kind = OF_MASKS + (on_track + depth) * LEVELS + level(probabilities[depth]);
-            if (mask == token) {
-                kind = mask_kind = OF_BOTH + LEVELS * (on_track > 0) + level(probabilities[depth]);
-                chance = chance > chances[kind] ? chance : chances[kind], source = MASKS;
-            } else if (chances[mask_kind] > chance) {
-                token = mask, chance = chances[mask_kind], source = MASKS;
-            }
+            propose(d, draft, mask, d->num_contexts + 1,
+                    d->of_masks + (on_track + depth) * LEVELS + level(probabilities[depth]));
         }
-        double before = reached;
-        reached *= chance;
-        if (token < 0 || reached < worth) {
-            reached = before;
+        decide(d, draft);
+        double then = reached * draft->chance;
+        int ends_text = is_eos(d, draft->token);
+        if (draft->token < 0 || then < worth || ends_text) {
+            expects_eos = ends_text && then >= worth;
+            text->refused = 1;
             break;
         }
-        int ends_text = 0;
-        for (int64_t i = 0; i < d->num_eos; i++) ends_text |= d->eos[i] == token;
-        if (ends_text) {
-            expects_eos = 1, reached = before;
-            break;
-        }
-        ends[text->drafts] = before - reached;
-        text->chain[text->drafts++] = (Draft){chance, token, source, proposed, kind, mask, mask_kind};
-        if (mask != token) on_track = DEPTHS;
-        if (passage && text->tokens[passage] == token && passage + 1 < end) {
-            passage++;
-            length = length < MATCH ? length + 1 : MATCH;
-        } else if (from_text) {
-            passage = in_context ? map_get(&text->index, pair(context[in_context - 1], token)) : 0, length = 2;
-        }
-        if (in_context == LONGEST) memmove(context, context + 1, --in_context * sizeof *context);
-        context[in_context++] = token;
+        ends[depth] = reached - then;
+        put(text, text->length + depth, draft->token);
+        text->drafts++;
+        reached = then;
+        if (draft->token != mask) on_track = DEPTHS;
     }
     ends[text->drafts] = reached;
     return expects_eos;
@@ -411,7 +517,21 @@ void drafter_tokens(const Drafter *d, int64_t slot, int64_t *tokens) {
     memcpy(tokens, d->texts[slot]->tokens, d->texts[slot]->length * sizeof *tokens);
 }
 
-int64_t drafter_passage(const Drafter *d, int64_t slot, int64_t *length) { return passage_of(d->texts[slot], length); }
+int64_t drafter_passage(const Drafter *d, int64_t slot, int64_t *length) {
+    return passage_of(d->texts[slot], d->texts[slot]->length, length);
+}
+
+/* what is proposed behind the text in a slot and n tokens more: at most MOST_VOTERS tokens, and how sure each is */
+int64_t drafter_proposed(Drafter *d, int64_t slot, const int64_t *more, int64_t n, int64_t *tokens, double *chances) {
+    Text *text = d->texts[slot];
+    Draft draft = {.count = 0};
+    make_room(text, n);
+    for (int64_t i = 0; i < n; i++) put(text, text->length + i, more[i]);
+    propose_all(d, text, text->length + n, &draft);
+    for (int64_t i = 0; i < draft.count; i++)
+        tokens[i] = draft.proposals[i].token, chances[i] = d->chance[draft.proposals[i].kind];
+    return draft.count;
+}
 
 /* the chain: its tokens [drafts], and their chances */
 int64_t drafter_chain(const Drafter *d, int64_t slot, int64_t *tokens, double *chances) {

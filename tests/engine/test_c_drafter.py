@@ -10,10 +10,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lopa_dist.engine import c_drafter
+from lopa_dist.engine import c_drafter, contexts, mixer
 from lopa_dist.engine.c_drafter import CDrafter
-from lopa_dist.engine.drafter import MASKS, OF_MASKS, OWN, SOURCES, TEXT, Drafter, Masks, drafter_for
-from lopa_dist.engine.ngrams import NGrams
+from lopa_dist.engine.drafter import (
+    DEPTHS,
+    LEVELS,
+    MASK_VOTER,
+    MASKS,
+    MATCH,
+    OF_MASKS,
+    OWN,
+    SOURCES,
+    TEXT,
+    VOTERS,
+    Drafter,
+    Masks,
+    drafter_for,
+)
+from lopa_dist.engine.ngrams import COUNT, NGrams
 from lopa_dist.engine.work import Work
 from lopa_dist.models.transformer import Transformer
 from tests.engine.test_causal import causal
@@ -22,6 +36,7 @@ pytestmark = pytest.mark.skipif(c_drafter.fault() is not None, reason=f"no C her
 
 
 SLOTS = 10
+OF_MASK_VOTER = MASK_VOTER, VOTERS + MASK_VOTER  # its weights
 NOBODY = 9  # a slot without a text, which takes part in steps as an idle one does
 
 
@@ -67,7 +82,7 @@ class Both:
         for slot in slots.tolist():
             assert self.one.chain_of(slot) == self.other.chain_of(slot)
             assert self.one.tokens_of(slot) == self.other.tokens_of(slot)
-            assert self.one.passage_of(slot) == self.other.passage_of(slot)
+            assert self.one.proposed(slot, [3, 1]) == self.other.proposed(slot, [3, 1])
             paths = [d.paths(slot, 3, self.masks[0].of(slot)) for d in (self.one, self.other)]
             assert paths[0] == paths[1]
         written, counts = np.full((count, self.most + 1), -1), np.zeros(count, np.int64)
@@ -94,8 +109,8 @@ class Both:
             self.equal()
 
     def equal(self) -> None:
-        assert np.array_equal(self.one.chance, self.other.chance)
-        assert np.array_equal(self.one.tried, self.other.tried)
+        for name in ("tried", "right", "chance", "weights"):
+            assert np.array_equal(getattr(self.one.mixer, name), getattr(self.other.mixer, name)), name
         for mine, theirs in [self.of_all, *self.left]:
             assert mine.verified_from == theirs.verified_from
             assert mine.accepted_from == theirs.accepted_from
@@ -128,9 +143,12 @@ def test_a_table_is_inherited() -> None:
         new.admit(1, [1, 2], Work())
         none = Masks(np.zeros((2, 1), np.int64), np.zeros((2, 1)), np.zeros(2, np.int64))
         drafted = new.draft_all(np.array([1]), np.array([4]), 0.0, none)
-        found.append([*(x.tolist() for x in drafted), list(new.chance)])
-        assert np.array_equal(new.chance[OF_MASKS:], fresh.chance[OF_MASKS:])
-        assert not np.array_equal(new.chance[:OF_MASKS], fresh.chance[:OF_MASKS])
+        mine, begun = new.mixer, fresh.mixer
+        found.append([*(x.tolist() for x in drafted), list(mine.chance), [list(x) for x in mine.weights]])
+        assert np.array_equal(mine.chance[OF_MASKS:], begun.chance[OF_MASKS:])
+        assert not np.array_equal(mine.chance[:OF_MASKS], begun.chance[:OF_MASKS])
+        for own, first in zip(mine.weights, begun.weights, strict=True):
+            assert [own[i] for i in OF_MASK_VOTER] == [first[i] for i in OF_MASK_VOTER]
     assert found[0] == found[1]
 
 
@@ -153,6 +171,14 @@ def test_without_a_compiler_python_drafts(small_model: Transformer, monkeypatch:
     assert type(drafter_for(causal(drafts=4), small_model.config)) is Drafter
 
 
-def test_sources_have_the_numbers_that_c_knows() -> None:
+def test_c_has_the_numbers_of_python() -> None:
     source = c_drafter.SOURCE.read_text(encoding="utf-8")
-    assert f"SOURCES = {len(SOURCES)}, MASKS = {MASKS}, TEXT = {TEXT}, OWN = {OWN} " in source
+    for text in (
+        f"COUNT = {COUNT}, MATCH = {MATCH}, LEVELS = {LEVELS}, DEPTHS = {DEPTHS}, SOURCES = {len(SOURCES)}, ",
+        f"MASKS = {MASKS}, TEXT = {TEXT}, OWN = {OWN} ",
+        f"TOKEN = {contexts.TOKEN}, BACK = {contexts.BACK}, REACH = {contexts.REACH}, PARTS = {contexts.PARTS}, ",
+        f"SETS = {mixer.SETS}, STEPS = {mixer.STEPS}, SCALE = {mixer.SCALE}, WIDE = {mixer.WIDE} ",
+        f"DECAY = {mixer.DECAY}, RATE = {mixer.RATE}, DOUBT = {mixer.DOUBT};",
+    ):
+        assert text in source
+    assert int(source.split("MOST_VOTERS = ")[1].split(" ")[0]) >= VOTERS

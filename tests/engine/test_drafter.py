@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from lopa_dist.decode.state import HostState
 from lopa_dist.engine.config import EngineConfig
-from lopa_dist.engine.drafter import LEVELS, MASKS, OWN, TEXT, Drafter, level
+from lopa_dist.engine.contexts import CONTEXTS
+from lopa_dist.engine.drafter import LEVELS, MASKS, OWN, TEXT, Drafter, level, source_of
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.ngrams import NGrams
 from lopa_dist.engine.request import Request
@@ -34,8 +35,9 @@ class Adversary(NGrams):
         super().__init__()
         self.random, self.tokens = random.Random(seed), tokens
 
-    def after(self, context: tuple[int, ...]) -> int | None:
-        return self.random.choice([None, self.random.randrange(self.tokens) << 8 | 3])
+    def after(self, tokens: Sequence[int], backs: Sequence[int]) -> list[tuple[int, int, int]]:
+        some = [number for number in range(len(CONTEXTS)) if self.random.random() < 0.5]
+        return [(number, self.random.randrange(self.tokens), 3) for number in some]
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -127,14 +129,14 @@ def drafter(masks: bool = False, most: int = 8) -> Drafter:
 
 
 def tokens(made: Drafter, slot: int = 0, masks: Sequence[tuple[int, float]] = (), most: int = 8) -> list[int]:
-    return [draft[0] for draft in made.draft(slot, most, WORTH, masks).chain]
+    return [draft.token for draft in made.draft(slot, most, WORTH, masks).chain]
 
 
 def test_a_passage_of_the_prompt_goes_on() -> None:
     made = drafter()
     made.admit(0, [5, 6, 7, 8, 9, 5, 6], Work())
     assert tokens(made)[:3] == [7, 8, 9]
-    assert {source for _, _, source, *_ in made.texts[0].chain} == {OWN}
+    assert {source_of(draft) for draft in made.texts[0].chain} == {OWN}
     made.admit(1, [5], Work())  # nothing to go by
     assert tokens(made, 1) == []
 
@@ -144,7 +146,7 @@ def test_the_end_of_a_text_is_expected_and_not_drafted() -> None:
     made.table.add([1, 2, 3, 0], 0)
     made.admit(0, [1], Work())
     text = made.draft(0, 8, WORTH)
-    assert ([draft[0] for draft in text.chain], text.expects_eos) == ([2, 3], True)
+    assert ([draft.token for draft in text.chain], text.expects_eos) == ([2, 3], True)
     assert tokens(made, most=1) == [2]
 
 
@@ -162,18 +164,18 @@ def test_the_surer_source_drafts() -> None:
             made.texts[0].counted += 1  # the table stays as it is
             made.learn(Work())
         made.admit(0, [1], Work())
-        [(token, chance, source, *_)] = made.draft(0, 1, WORTH, [(3, 0.6)]).chain
-        assert (token, source) == ((3, MASKS) if wrong == 2 else (2, TEXT))
-        assert chance > 0.5
+        [draft] = made.draft(0, 1, WORTH, [(3, 0.6)]).chain
+        assert (draft.token, source_of(draft)) == ((3, MASKS) if wrong == 2 else (2, TEXT))
+        assert draft.chance > 0.5
 
 
 def test_unlikely_drafts_are_not_worth_a_row() -> None:
     made = drafter()
     made.table.add([1, 2, 3, 4, 5, 6, 7, 8], 0)
     made.admit(0, [1], Work())
-    chances = [chance for _, chance, *_ in made.draft(0, 8, 0.0).chain]
+    chances = [draft.chance for draft in made.draft(0, 8, 0.0).chain]
     assert len(chances) == 7
-    assert len(made.draft(0, 8, 0.5 * chances[0]).chain) == 2
+    assert len(made.draft(0, 8, 0.99 * chances[0] * chances[1]).chain) == 2
     assert made.draft(0, 8, 1.1 * chances[0]).chain == []
 
 

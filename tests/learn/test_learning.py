@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 from lopa_dist.config import ModelOptions
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
+from lopa_dist.engine.work import Work
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.learn.groups import Answer, group_batches
 from lopa_dist.learn.learning import Answers, Learning, answers_of, check_learnable, is_held_out
@@ -220,8 +221,10 @@ def test_an_engine_takes_an_adapter_and_keeps_its_table(tmp_path: Path) -> None:
     engine = builder.engine(replace(GREEDY, drafts=4), EngineConfig(4))
     assert engine.drafter
     engine.drafter.remember([1, 2, 3, 4])
-    entries = list(engine.drafter.in_table([1, 2, 3]))
-    assert [token for token, _ in entries] == [4, 4, 4]
+    engine.drafter.admit(0, [1, 2], Work())
+    entries = engine.drafter.proposed(0, [3])
+    assert {token for token, _ in entries} == {4}
     Learning(builder.load(), builder.shape.mask_id, 4).adopt()
     engine.take_adapter()
-    assert list(engine.drafter.in_table([1, 2, 3])) == entries
+    engine.drafter.admit(0, [1, 2], Work())
+    assert engine.drafter.proposed(0, [3]) == entries

@@ -1,0 +1,111 @@
+"""One proposal out of many: each voter names a token, and its vote has the weight that it has earned.
+
+Voters that look at the same text from many sides are mixed as data compressors mix them (M. Mahoney, Adaptive Weighing
+of Context Models for Lossless Data Compression, 2005): the chances that each voter's proposal is right are added up on
+a logistic scale, with a weight for where it agrees with what is drafted and one for where it does not; after each token
+the weights move to where the sum would have been better.
+
+Nothing but additions and multiplications is done, and logarithms come from rounded tables, so every machine finds the
+same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+DECAY = 0.998  # weight of a proposal of the same kind, one proposal later
+AGREES, DIFFERS = 0.3, 0.15  # weights of a voter, before it has earned any
+TRUSTED = 1.0  # the first of these weights, of a voter that knows its own chance to be right
+RATE = 0.005  # by which weights move
+DOUBT = -1.0  # the least that a proposal which is probably wrong speaks for another one
+SETS = 4  # of weights: for one, two, three, or more different tokens that are proposed
+STEPS, SCALE, WIDE = 1024, 32, 12  # of the tables: chances; sums, a unit of which has SCALE steps, up to +-WIDE
+
+LEANS = tuple(round(math.log((i + 0.5) / (STEPS - i - 0.5)) * 2**16) / 2**16 for i in range(STEPS))
+CHANCES = tuple(round(2**24 / (1 + math.exp(WIDE - (i + 0.5) / SCALE))) / 2**24 for i in range(2 * WIDE * SCALE))
+
+
+class Proposal(NamedTuple):
+    """A token that a voter proposes: the voter's number, the proposal's kind, and how much speaks for it."""
+
+    token: int
+    voter: int
+    kind: int
+    lean: float
+
+
+class Decision(NamedTuple):
+    """What was decided: the token, the chance that it is right, and from which proposals, by which set of weights."""
+
+    token: int
+    chance: float
+    proposals: tuple[Proposal, ...] = ()
+    weights: int = 0
+
+
+class Mixer:
+    """Decides between proposals, and learns from what came.
+
+    Args:
+        voters: how many there are.
+        hope: for each kind of proposal, the chance that it is right, before any of its kind was made.
+        trusted: number of a voter that knows its own chance to be right.
+    """
+
+    def __init__(self, voters: int, hope: Sequence[float], trusted: int) -> None:
+        self.voters, self.hope, self.trusted = voters, hope, trusted
+        self.tried, self.right = [0.0] * len(hope), [0.0] * len(hope)
+        self.chance = list(hope)
+        self.weights = [self.first() for _ in range(SETS)]
+
+    def first(self) -> list[float]:
+        """Return the weights of a set, before any was earned: of each voter if it agrees, and if not; a constant."""
+        agrees = [TRUSTED if voter == self.trusted else AGREES for voter in range(self.voters)]
+        return [*agrees, *([DIFFERS] * self.voters), 0.0]
+
+    def proposal(self, token: int, voter: int, kind: int) -> Proposal:
+        """Return a proposal of a kind."""
+        return Proposal(token, voter, kind, LEANS[min(int(self.chance[kind] * STEPS), STEPS - 1)])
+
+    def decide(self, proposals: Sequence[Proposal]) -> Decision:
+        """Return the token that most speaks for; -1 and a chance of 0 if there is no proposal."""
+        votes: dict[int, float] = {}
+        for token, *_ in proposals:
+            votes[token] = 0.0
+        if not votes:
+            return Decision(-1, 0.0)
+        number = min(len(votes), SETS) - 1
+        weights, voters, against = self.weights[number], self.voters, 0.0
+        for token, voter, _, lean in proposals:
+            doubt = weights[voters + voter] * max(lean, DOUBT)
+            votes[token] += weights[voter] * lean + doubt
+            against += doubt
+        best = max(votes, key=votes.__getitem__)
+        total = min(max(weights[-1] + votes[best] - against, -WIDE), WIDE)
+        chance = CHANCES[min(int((total + WIDE) * SCALE), len(CHANCES) - 1)]
+        return Decision(best, chance, tuple(proposals), number)
+
+    def learn(self, decision: Decision, token: int) -> None:
+        """Learn from a decision behind which `token` came."""
+        drafted, chance, proposals, number = decision
+        weights, step = self.weights[number], RATE * ((drafted == token) - chance)
+        for proposed, voter, kind, lean in proposals:
+            self.tried[kind] = tried = DECAY * self.tried[kind] + 1
+            self.right[kind] = right = DECAY * self.right[kind] + (proposed == token)
+            self.chance[kind] = (right + self.hope[kind]) / (tried + 1)
+            if proposed == drafted:
+                weights[voter] += step * lean
+            else:
+                weights[self.voters + voter] -= step * max(lean, DOUBT)
+        weights[-1] += step * 0.5
+
+    def forget(self, kinds: int) -> None:
+        """Forget what was learned of the trusted voter, whose proposals are of the kinds from number `kinds` on."""
+        nothing = [0.0] * (len(self.hope) - kinds)
+        self.tried[kinds:], self.right[kinds:], self.chance[kinds:] = nothing, nothing, list(self.hope[kinds:])
+        first = self.first()
+        for weights in self.weights:
+            for number in (self.trusted, self.voters + self.trusted):
+                weights[number] = first[number]
