@@ -28,6 +28,7 @@ from lopa_dist.tasks.registry import make_task
 from lopa_dist.tasks.task import TotallingTask
 
 AT_ONCE = 1.25  # how much longer than its longest shard an array may take whose shards ran at once
+MOST_NAMED = 8  # shards in a line
 CLOCK_S = 2.0  # by which clocks of nodes may differ, and jobs of an array start
 
 
@@ -122,6 +123,16 @@ def not_at_once(reports: list[dict[str, Any]]) -> str:
     )
 
 
+def warning_of(said: list[tuple[str, int]]) -> str:
+    """Return a warning of several shards, whose numbers may differ, as one line: each number is of one shard alone."""
+    alike = len({warning for warning, _ in said}) == 1
+    shards = "shard " + ", ".join(str(shard) for _, shard in said[:MOST_NAMED])
+    more = f" and {len(said) - MOST_NAMED} more" * (len(said) > MOST_NAMED)
+    if len(said) == 1 or alike:
+        return f"{shards}{more}: {said[0][0]}"
+    return f"{shards}{more}, each for itself, here shard {said[0][1]}: {said[0][0]}"
+
+
 def report_of(reports: list[dict[str, Any]], merged: Merged, errors: int) -> dict[str, Any]:
     """Return the report of all shards together; speed is as if they had run side by side, and a warning says if not.
 
@@ -133,17 +144,20 @@ def report_of(reports: list[dict[str, Any]], merged: Merged, errors: int) -> dic
     first = reports[0]
     decode_s, wall_s = (max(report[key] for report in reports) for key in ("decode_s", "wall_s"))
     report = counted(config_of(first), merged, errors, decode_s, wall_s)
-    kept: dict[str, Any] = {key: first[key] for key in ("masks", "whole_input", "chat_template") if key in first}
-    said: dict[str, str] = {}  # by the warning without its number
+    kept: dict[str, Any] = {
+        key: first[key] for key in ("masks", "whole_input", "chat_template", "weights", "own_code") if key in first
+    }
+    said: dict[str, list[tuple[str, int]]] = {}  # by the warning without its numbers: as each shard says it
     for one in reports:
         for warning in one.get("warnings", []):
-            said.setdefault(re.sub(r"\d+", "", warning), f"shard {one['task']['shard']}: {warning}")
+            said.setdefault(re.sub(r"\d+", "", warning), []).append((warning, one["task"]["shard"]))
+    of_shards = [warning_of(shards) for shards in said.values()]
     together = not_at_once(reports)
     codes = {one["made"].get("code", "") for one in reports if "made" in one}
     changed = len(codes) > 1
     others = "the shards were made by different code of lopa_dist: its files changed between them"
     if said or together or changed:
-        kept["warnings"] = [others] * changed + [together] * bool(together) + list(said.values())
+        kept["warnings"] = [others] * changed + [together] * bool(together) + of_shards
     if all("made" in one for one in reports):
         kept["made"] = made_together([one["made"] for one in reports])
     versions = {name: ", ".join(dict.fromkeys(r["versions"][name] for r in reports)) for name in first["versions"]}

@@ -103,7 +103,7 @@ def compare(folder: Path, console: Console | None = None, baseline: str | None =
         ) from error
     for part in parts:
         part.draw("" if len(parts) == 1 else f"-{part.title}")
-    if len(groups) == 1:
+    if len(groups) == 1 and len(groups[0].folders) == 1:
         page = write_run_page(groups[0].folders[0], groups[0].report, questions_again(groups[0].report))
     else:
         page = write_page(
@@ -466,6 +466,24 @@ def busy_at(report: dict[str, Any]) -> list[tuple[float, int]]:
     return [(load, int(cores[1]))] if cores and load > BUSY * int(cores[1]) else []
 
 
+def unlike(groups: Sequence[SeedGroup]) -> list[str]:
+    """Return what makes runs differ besides their decoding: how they were judged, by what code, on which input."""
+    notes = []
+    reports = [group.report for group in groups]
+    rules = {(r["task"].get("score"), (r.get("own_code") or {}).get("the source of task.score")) for r in reports}
+    if len(rules) > 1 and any("accuracy" in report for report in reports):
+        notes.append("Not all runs were judged by the same rule (task.score), so their accuracies are not comparable.")
+    tasks: dict[Any, set[Any]] = {}
+    for report in reports:
+        tasks.setdefault(report["task"].get("problem_seed"), set()).add(str(report.get("whole_input")))
+    if any(len(inputs - {"None"}) > 1 for inputs in tasks.values()):
+        notes.append("Not all runs had the same input; differences and p are over what runs have in common.")
+    codes = {code for report in reports for code in (report.get("made") or {}).get("code", "").split(", ")} - {""}
+    if len(codes) > 1:
+        notes.append("Not all runs were made by the same code: files of lopa_dist changed between them.")
+    return notes
+
+
 def notes_of(groups: Sequence[SeedGroup], pairs: Sequence[Paired | None]) -> list[str]:
     """Return what a reader must know of some points before comparing them; points are called by their numbers."""
     notes, numbered = [], list(enumerate((group.report for group in groups), 1))
@@ -496,6 +514,7 @@ def notes_of(groups: Sequence[SeedGroup], pairs: Sequence[Paired | None]) -> lis
             )
     if busy := [f"{number} (load {load:g}, {cores} cores)" for number, r in numbered for load, cores in busy_at(r)]:
         notes.append(f"Other programs ran when these runs began, so their times say little: {', '.join(busy)}.")
+    notes += unlike(groups)
     warned: dict[str, list[int]] = {}
     for number, report in numbered:
         for warning in report.get("warnings", []):

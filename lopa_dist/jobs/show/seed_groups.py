@@ -78,12 +78,19 @@ def settings_by_name(report: dict[str, Any]) -> dict[str, Any]:
 def grouped(folder: Path, named: Sequence[tuple[str, dict[str, Any]]]) -> list[SeedGroup]:
     """Runs whose settings differ in nothing but `seed` and `task.problem_seed` as one point each, the slowest first.
 
+    Where the weights, the user's own code or the input have changed between runs, these are points of their own.
+
     Another seed asks no new problem: the accuracy is the mean, and its confidence interval is a single run's. Another
     stream of problems does: the accuracy and its interval are those of all problems.
     """
     points: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+    inputs: dict[str, Any] = {}  # by setting and stream of problems: what the first run of them was given
     for name, report in named:
-        key = json.dumps(settings_by_name(report) | dict.fromkeys(SEEDS), sort_keys=True)
+        of_files = {key: report.get(key) for key in ("weights", "own_code")}  # which may change under their names
+        key = json.dumps(settings_by_name(report) | dict.fromkeys(SEEDS) | of_files, sort_keys=True)
+        given = report.get("whole_input")
+        if inputs.setdefault(f"{key} {report['task'].get('problem_seed')}", given) != given:
+            key += str(given)
         points.setdefault(key, []).append((name, report))
     groups = []
     for runs in points.values():

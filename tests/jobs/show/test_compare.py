@@ -249,6 +249,45 @@ def test_streams_of_problems_are_pooled(tmp_path: Path, report: dict[str, Any]) 
         assert gone in shown
 
 
+def test_seeds_alone_have_a_page_of_their_own(tmp_path: Path, report: dict[str, Any]) -> None:
+    """The first run's page stays: figures of all seeds would stand beside its tokens and times there."""
+    for seed in range(3):
+        folder = tmp_path / f"seed={seed}"
+        folder.mkdir()
+        (folder / "report.json").write_text(json.dumps(report | {"seed": seed, "accuracy": 0.9 + 0.05 * (seed % 2)}))
+        (folder / "report.html").write_text("its own page")
+    compare(tmp_path)
+    assert (tmp_path / "seed=0" / "report.html").read_text() == "its own page"
+    assert "91.7" in Page(tmp_path / "comparison.html").text
+
+
+@pytest.mark.parametrize(
+    ("changed", "points", "note"),
+    [
+        ({}, 1, ""),
+        ({"own_code": {"the source of decode.fill": "other"}}, 2, ""),
+        ({"own_code": {"the source of task.score": "other"}}, 2, "judged by the same rule"),
+        ({"weights": {"revision": "other"}}, 2, ""),
+        ({"whole_input": "other"}, 2, "had the same input"),
+    ],
+)
+def test_seeds_are_not_one_point_where_files_have_changed_under_their_names(
+    tmp_path: Path, report: dict[str, Any], changed: dict[str, Any], points: int, note: str
+) -> None:
+    own = {"own_code": {"the source of decode.fill": "a", "the source of task.score": "a"}}
+    if "own_code" in changed:
+        changed = {"own_code": own["own_code"] | changed["own_code"]}
+    for seed, more in enumerate(({}, changed)):
+        (tmp_path / f"seed={seed}").mkdir()
+        (tmp_path / f"seed={seed}" / "report.json").write_text(json.dumps(report | own | {"seed": seed} | more))
+    console = Console(record=True, width=200)
+    compare(tmp_path, console)
+    told = console.export_text()
+    assert len(list(csv.DictReader((tmp_path / "comparison.csv").open()))) == points
+    assert note in told
+    assert ("Not all runs" in told) == bool(note)
+
+
 def test_equal_texts_are_counted_seed_by_seed(tmp_path: Path, report: dict[str, Any]) -> None:
     """Also where nothing is judged: that is what a comparison of lossless decoding asks."""
     for name, texts in (
