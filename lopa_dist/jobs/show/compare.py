@@ -25,7 +25,7 @@ from lopa_dist.jobs.show.made_on import made_sentence
 from lopa_dist.jobs.show.page import Point, Scatter, write_page
 from lopa_dist.jobs.show.paired import Paired
 from lopa_dist.jobs.show.paper_table import latex, markdown
-from lopa_dist.jobs.show.report import accuracy_interval, judged, typed_words
+from lopa_dist.jobs.show.report import accuracy_interval, judged, problems, samples_of, typed_words
 from lopa_dist.jobs.show.run_page import command, questions_again, stopped, write_run_page
 from lopa_dist.jobs.show.seed_groups import (
     SEEDS,
@@ -497,10 +497,12 @@ def notes_of(groups: Sequence[SeedGroup], pairs: Sequence[Paired | None]) -> lis
             )
     counts = {number: pair.problems for number, pair in enumerate(pairs, 1) if pair}
     if len(set(counts.values())) > 1 or any(
-        judged(r) != counts.get(n, judged(r)) for n, r in numbered if "accuracy" in r
+        problems(r) != counts.get(n, problems(r)) for n, r in numbered if "accuracy" in r
     ):
         words = ", ".join(f"run {number}: {count}" for number, count in counts.items())
         notes.append(f"Differences are over the problems that both have judged ({words}).")
+    if any(samples_of(report) > 1 and "accuracy" in report for _, report in numbered):
+        notes.append("Several samples of a prompt are one problem, of which their mean counts: so wide are intervals.")
     if any(report.get("seeds", 1) > 1 for _, report in numbered):
         words = ", and p is that of the sign test of the problems' means" if counts else ""
         notes.append(

@@ -120,7 +120,8 @@ def counted(config: Config, merged: Merged, errors: int, decode_s: float, wall_s
     for name in sorted(name for name in figures.columns if name.startswith(ALSO)):
         report[f"accuracy_{name.removeprefix(ALSO)}"] = mean(figures.known(name))
     if len(correct):
-        report["accuracy_95"] = [*wilson(mean(correct), len(correct))]
+        problems = max(1, len(correct) // config.task.samples)  # samples of a prompt are no problems of their own
+        report["accuracy_95"] = [*wilson(mean(correct), problems)]
     if len(cut := figures.known("cut")):
         report["cut"] = int(cut.sum())
     if groups := reliability(figures):

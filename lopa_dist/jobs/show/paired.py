@@ -28,13 +28,14 @@ class Paired:
     problems: int
 
 
-def verdicts(folders: Sequence[Path]) -> Verdicts:
-    """Return the verdicts of runs that differ in the seed alone."""
+def verdicts(folders: Sequence[Path], samples: int = 1) -> Verdicts:
+    """Return the verdicts of runs that differ in the seed alone; of several samples of a prompt, the mean."""
     judged = defaultdict(list)
     for folder in folders:
         for line in results(folder):
             if line.get("correct") is not None:
-                judged[line["custom_id"]].append(float(line["correct"]))
+                problem = line["custom_id"].rpartition("#")[0] if samples > 1 else line["custom_id"]
+                judged[problem].append(float(line["correct"]))
     return {problem: fmean(values) for problem, values in judged.items()}
 
 

@@ -145,9 +145,19 @@ def judged(report: dict[str, Any]) -> int:
     return int(report.get("judged", report["requests"] - report["errors"]))
 
 
+def problems(report: dict[str, Any]) -> int:
+    """Return on how many problems a run was judged: several samples of a prompt are one."""
+    return max(1, judged(report) // samples_of(report))
+
+
+def samples_of(report: dict[str, Any]) -> int:
+    """Return how many answers each prompt got; reports of older versions do not say."""
+    return int(report.get("task", {}).get("samples", 1))
+
+
 def accuracy_interval(report: dict[str, Any]) -> tuple[float, float]:
-    """Return the 95 % confidence interval of the accuracy."""
-    return wilson(report["accuracy"], judged(report))
+    """Return the 95 % confidence interval of the accuracy; samples of a prompt are no problems of their own."""
+    return wilson(report["accuracy"], problems(report))
 
 
 def with_interval(report: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ from lopa_dist.checks import UserError
 from lopa_dist.jobs.setup.settings import shown
 from lopa_dist.jobs.show.equal_texts import EqualTexts, equal_texts
 from lopa_dist.jobs.show.paired import Paired, Verdicts, compared, verdicts
-from lopa_dist.jobs.show.report import judged, read_report, typed_words, why_no_results
+from lopa_dist.jobs.show.report import judged, read_report, samples_of, typed_words, why_no_results
 
 log = logging.getLogger("lopa_dist")
 SEEDS = ("seed", "task.problem_seed")  # runs that differ in nothing else are one point
@@ -203,9 +203,12 @@ def of_one_input(group: SeedGroup, other: SeedGroup) -> bool:
 
 def verdicts_of(group: SeedGroup) -> Verdicts:
     """A point's verdicts by problem; problems of several streams have the same names, so each stream's number too."""
+    samples = samples_of(group.report)
     if group.report.get("streams", 1) == 1:
-        return verdicts(group.folders)
+        return verdicts(group.folders, samples)
     streams: dict[str, list[Path]] = {}
     for folder in group.folders:
         streams.setdefault(str(read_report(folder / "report.json")["task"]["problem_seed"]), []).append(folder)
-    return {f"{stream}/{name}": right for stream, runs in streams.items() for name, right in verdicts(runs).items()}
+    return {
+        f"{stream}/{name}": right for stream, runs in streams.items() for name, right in verdicts(runs, samples).items()
+    }

@@ -19,7 +19,9 @@ from lopa_dist.jobs.run.job import run
 from lopa_dist.jobs.show.compare import compare, curves_of
 from lopa_dist.jobs.show.equal_texts import equal_texts
 from lopa_dist.jobs.show.metrics import wilson
+from lopa_dist.jobs.show.paired import verdicts
 from lopa_dist.jobs.show.pareto import in_order
+from lopa_dist.jobs.show.report import accuracy_interval
 from lopa_dist.jobs.show.seed_groups import SeedGroup, load_reports
 from lopa_dist.parallel.launcher import World
 from tests.jobs.run.test_job import config
@@ -247,6 +249,30 @@ def test_streams_of_problems_are_pooled(tmp_path: Path, report: dict[str, Any]) 
         assert re.search(r"38\.5 \(\d\d\.\d-\d\d\.\d\) .*-\d\d\.\d \(-\d\d\.\d,-\d\.\d\)", shown)
         assert ("left out for want of room, and in comparison.csv: " in shown) == bool(gone)
         assert gone in shown
+
+
+def test_samples_of_a_prompt_are_one_problem(tmp_path: Path, report: dict[str, Any]) -> None:
+    for name, right in (("a", [1, 1, 0, 0]), ("b", [0, 0, 0, 0])):
+        (tmp_path / name).mkdir()
+        of = {"task": report["task"] | {"samples": 2}, "judged": 4, "requests": 4, "accuracy": sum(right) / 4}
+        (tmp_path / name / "report.json").write_text(json.dumps(report | of))
+        made = [
+            {
+                "custom_id": f"p{i // 2}#{i % 2}",
+                "index": i,
+                "finish_reason": "stop",
+                "correct": bool(x),
+                "text": "",
+                "tpf": 1.0,
+            }
+            for i, x in enumerate(right)
+        ]
+        (tmp_path / name / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in made))
+    assert verdicts([tmp_path / "a"], 2) == {"p0": 1.0, "p1": 0.0}
+    assert accuracy_interval(json.loads((tmp_path / "a" / "report.json").read_text())) == wilson(0.5, 2)
+    console = Console(record=True, width=200)
+    compare(tmp_path, console)
+    assert "samples of a prompt are one problem" in " ".join(console.export_text().split())
 
 
 def test_seeds_alone_have_a_page_of_their_own(tmp_path: Path, report: dict[str, Any]) -> None:
