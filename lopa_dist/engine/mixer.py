@@ -5,7 +5,7 @@ of Context Models for Lossless Data Compression, 2005): the chances that each vo
 a logistic scale, with a weight for where it agrees with what is drafted and one for where it does not; after each token
 the weights move to where the sum would have been better.
 
-Nothing but additions and multiplications is done, and logarithms come from rounded tables, so every machine finds the
+Only sums, products and quotients are computed, and logarithms come from rounded tables, so every machine finds the
 same.
 """
 
