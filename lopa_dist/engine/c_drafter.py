@@ -46,7 +46,6 @@ FUNCTIONS = {
     "drafter_draft": (None, (P, P, P, LONG, DOUBLE, P, P, P, LONG, INT, P, P)),
     "drafter_length": (LONG, (P, LONG)),
     "drafter_tokens": (None, (P, LONG, P)),
-    "drafter_passage": (LONG, (P, LONG, P)),
     "drafter_chain": (LONG, (P, LONG, P, P)),
 }
 
@@ -66,11 +65,14 @@ def fault() -> str | None:
     return library if isinstance(library, str) else None
 
 
-OF_CONTEXTS = np.zeros((len(CONTEXTS), 3 + 2 * PARTS), np.int64)
-"""The contexts as C reads them: what each tells, its length, the number of its parts; their places; their kinds."""
-for row, (tells, parts) in zip(OF_CONTEXTS, CONTEXTS, strict=True):
-    row[:3] = tells, max(place for place, _ in parts), len(parts)
-    row[3 : 3 + len(parts)], row[3 + PARTS : 3 + PARTS + len(parts)] = np.transpose(parts)
+def context_rows() -> Ints:
+    """Return the contexts as C reads them: what each tells, its length, how many parts; their places; their kinds."""
+    rows = np.zeros((len(CONTEXTS), 3 + 2 * PARTS), np.int64)
+    for row, context in zip(rows, CONTEXTS, strict=True):
+        count = len(context.parts)
+        row[:3] = context.tells, context.length, count
+        row[3 : 3 + count], row[3 + PARTS : 3 + PARTS + count] = np.transpose(context.parts)
+    return rows
 
 
 def numbers(values: Sequence[int]) -> Ints:
@@ -101,10 +103,10 @@ class CDrafter(Drafter):
         self.library = library
         self.mixer = ArrayMixer(VOTERS, HOPES, trusted=MASK_VOTER)
         self.hope, self.leans, self.chances = np.array(HOPES), np.array(LEANS), np.array(CHANCES)
-        mixer, eos = self.mixer, numbers(sorted(self.eos_ids))
+        mixer, eos, contexts = self.mixer, numbers(sorted(self.eos_ids)), context_rows()
         arrays = mixer.tried, mixer.right, mixer.chance, mixer.weights, self.hope, self.leans, self.chances
         self.own = self.library.drafter_new(
-            entries, most, eos.ctypes.data, len(eos), OF_CONTEXTS.ctypes.data, len(CONTEXTS),
+            entries, most, eos.ctypes.data, len(eos), contexts.ctypes.data, len(CONTEXTS),
             *(np.asarray(array).ctypes.data for array in arrays),
         )  # fmt: skip
 
@@ -209,12 +211,6 @@ class CDrafter(Drafter):
         tokens, chances = np.zeros(self.most, np.int64), np.zeros(self.most)
         count = self.library.drafter_chain(self.own, slot, tokens.ctypes.data, chances.ctypes.data)
         return list(zip(tokens[:count].tolist(), chances[:count].tolist(), strict=True))
-
-    def passage_of(self, slot: int) -> tuple[int, int]:
-        """As of `Drafter`."""
-        length = np.zeros(1, np.int64)
-        at = self.library.drafter_passage(self.own, slot, length.ctypes.data)
-        return int(at), int(length[0])
 
     def proposed(self, slot: int, more: Sequence[int]) -> list[tuple[int, float]]:
         """As of `Drafter`."""

@@ -517,10 +517,6 @@ void drafter_tokens(const Drafter *d, int64_t slot, int64_t *tokens) {
     memcpy(tokens, d->texts[slot]->tokens, d->texts[slot]->length * sizeof *tokens);
 }
 
-int64_t drafter_passage(const Drafter *d, int64_t slot, int64_t *length) {
-    return passage_of(d->texts[slot], d->texts[slot]->length, length);
-}
-
 /* what is proposed behind the text in a slot and n tokens more: at most MOST_VOTERS tokens, and how sure each is */
 int64_t drafter_proposed(Drafter *d, int64_t slot, const int64_t *more, int64_t n, int64_t *tokens, double *chances) {
     Text *text = d->texts[slot];

@@ -125,10 +125,9 @@ def not_at_once(reports: list[dict[str, Any]]) -> str:
 
 def warning_of(said: list[tuple[str, int]]) -> str:
     """Return a warning of several shards, whose numbers may differ, as one line: each number is of one shard alone."""
-    alike = len({warning for warning, _ in said}) == 1
     shards = "shard " + ", ".join(str(shard) for _, shard in said[:MOST_NAMED])
     more = f" and {len(said) - MOST_NAMED} more" * (len(said) > MOST_NAMED)
-    if len(said) == 1 or alike:
+    if len({warning for warning, _ in said}) == 1:
         return f"{shards}{more}: {said[0][0]}"
     return f"{shards}{more}, each for itself, here shard {said[0][1]}: {said[0][0]}"
 

@@ -27,6 +27,7 @@ from lopa_dist.parallel.launcher import Start
 from lopa_dist.tasks.task import Task
 
 log = logging.getLogger("lopa_dist")
+SOURCE_OF = "the source of "  # a setting: begins the name of a hash of the user's own code
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,7 @@ def own_sources(config: Config) -> dict[str, str]:
     decode = config.decode
     named = {"task": config.task.name, "task.score": config.task.score}
     named |= {"decode.fill": decode.fill, "decode.rule": decode.rule}
-    return {f"the source of {key}": digest(str(text), key) for key, text in named.items() if is_own(text)}
+    return {SOURCE_OF + key: digest(str(text), key) for key, text in named.items() if is_own(text)}
 
 
 def pack_flags(flags: bytearray) -> str:

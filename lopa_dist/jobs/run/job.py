@@ -29,7 +29,7 @@ from lopa_dist.jobs.folder.part_names import in_parts
 from lopa_dist.jobs.folder.results import results, write_errors
 from lopa_dist.jobs.folder.shard_figures import write_figures
 from lopa_dist.jobs.run.answers import NOT_NUMBERS, Pieces, answer_of, error_line, generation_line
-from lopa_dist.jobs.run.attempt import Attempt, begin_attempt, own_sources, tries_of
+from lopa_dist.jobs.run.attempt import SOURCE_OF, Attempt, begin_attempt, tries_of
 from lopa_dist.jobs.run.crashes import Begun
 from lopa_dist.jobs.run.job_input import JobInput, request_id
 from lopa_dist.jobs.run.judging import Answer, Judges, Verdict
@@ -392,7 +392,7 @@ class Job:
             "made": self.made,
             "chat_template": wraps(self.builder.tokenizer, config.model.chat_template),
         }
-        if own := own_sources(config):
+        if own := {key: value for key, value in self.attempt.settings.items() if key.startswith(SOURCE_OF)}:
             report["own_code"] = own
         if in_vain := statistics.in_vain():
             log.warning("WARNING: %s", in_vain)

@@ -120,8 +120,7 @@ def counted(config: Config, merged: Merged, errors: int, decode_s: float, wall_s
     for name in sorted(name for name in figures.columns if name.startswith(ALSO)):
         report[f"accuracy_{name.removeprefix(ALSO)}"] = mean(figures.known(name))
     if len(correct):
-        problems = max(1, len(correct) // config.task.samples)  # samples of a prompt are no problems of their own
-        report["accuracy_95"] = [*wilson(mean(correct), problems)]
+        report["accuracy_95"] = [*wilson(mean(correct), num_problems(len(correct), config.task.samples))]
     if len(cut := figures.known("cut")):
         report["cut"] = int(cut.sum())
     if groups := reliability(figures):
@@ -192,6 +191,11 @@ def generation_s(merged: Merged) -> float:
     attempts = np.append(figures["attempt"], [replica["attempt"] for replica in replicas])
     seconds = np.append(figures["at"], [replica["at"] for replica in replicas])
     return sum(float(seconds[attempts == attempt].max()) for attempt in set(attempts.tolist()))
+
+
+def num_problems(answers: int, samples: int) -> int:
+    """Return how many problems `answers` are of: several samples of a prompt are one."""
+    return max(1, answers // samples)
 
 
 def wilson(share: float, count: int) -> tuple[float, float]:

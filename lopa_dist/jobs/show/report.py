@@ -15,7 +15,7 @@ from lopa_dist.config import Config, ModelOptions, TaskConfig
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.jobs.folder.attempt_record import AttemptRecord
-from lopa_dist.jobs.show.metrics import wilson
+from lopa_dist.jobs.show.metrics import num_problems, wilson
 
 UNCONFINED = "The model's programs were run unconfined, with limits alone (task.allow_code_execution=unconfined)."
 
@@ -147,7 +147,7 @@ def judged(report: dict[str, Any]) -> int:
 
 def problems(report: dict[str, Any]) -> int:
     """Return on how many problems a run was judged: several samples of a prompt are one."""
-    return max(1, judged(report) // samples_of(report))
+    return num_problems(judged(report), samples_of(report))
 
 
 def samples_of(report: dict[str, Any]) -> int:
