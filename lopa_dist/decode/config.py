@@ -14,7 +14,7 @@ IntOrAuto: TypeAlias = Any  # with `int | str`, every use of the number would ha
 MOST_DRAFTS = 16  # of a causal model's chain, with drafts=auto
 FILLING = Reader(lambda config: not config.causal, "models that fill masks")
 LOOKING = Reader(lambda config: not config.causal and (config.branches or config.drafts), "lookahead in masked models")
-CAUSAL = Reader(lambda config: config.causal, "causal models")
+DRAFTING = Reader(lambda config: config.causal and config.drafts, "causal models with decode.drafts above 0")
 
 
 @dataclass
@@ -59,7 +59,7 @@ class DecodeConfig:
         "auto",
         "where the drafts of causal models come from: masks, the text that the job has written, or, with auto, both",
         ("auto", "masks", "text"),
-        reader=CAUSAL,
+        reader=DRAFTING,
     )
     block_size: int = option(32, "tokens of a block", reader=FILLING)
     max_new_tokens: int = option(512, "tokens of an answer at most")

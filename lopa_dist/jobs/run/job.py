@@ -41,7 +41,7 @@ from lopa_dist.jobs.run.recall import recall
 from lopa_dist.jobs.run.rejudge import verdict_rule
 from lopa_dist.jobs.run.session import Session
 from lopa_dist.jobs.setup.build import EngineBuilder
-from lopa_dist.jobs.setup.device import OTHERS, choose_device, cores, threads
+from lopa_dist.jobs.setup.device import BEYOND, OTHERS, choose_device, cores, threads
 from lopa_dist.jobs.setup.resolve import resolve
 from lopa_dist.jobs.show.extra import Extra
 from lopa_dist.jobs.show.made_on import made_on
@@ -276,8 +276,10 @@ class Job:
             else f"{self.builder.dtype} and {config.model.quantization}",
             self.builder.device, how, mesh.data, mesh.branch, mesh.tensor, self.threads(), self.folder,
         )  # fmt: skip
-        if self.builder.device.type == "cpu" and (why := threads(config, self.group.world)[1]).startswith(OTHERS):
-            log.warning("WARNING: %s", why)
+        if self.builder.device.type == "cpu":
+            why = threads(config, self.group.world)[1]
+            if why.startswith((OTHERS, BEYOND)):
+                log.warning("WARNING: %s", why)
         if any(self.attempt.done):
             log.info("%d of them were done before (attempt %d)", sum(self.attempt.done), self.attempt.number)
         if self.attempt.rejudged:

@@ -15,6 +15,7 @@ from lopa_dist.config import Config, ModelOptions
 from lopa_dist.parallel.launcher import World
 
 OTHERS = "other programs keep"
+BEYOND = "parallel.threads is more than"
 LOOKS = 5  # at how busy the cores are
 LOOK_S = 0.2
 
@@ -47,9 +48,10 @@ def threads(config: Config, world: World) -> tuple[int, str]:
     others. A rank that is alone leaves the cores that other programs keep busy, except in a job of Slurm's, whose cores
     are its own.
     """
-    if config.parallel.threads:
-        return config.parallel.threads, "parallel.threads"
     number, why = cores(world)
+    if asked := config.parallel.threads:
+        beyond = f"{BEYOND} the {number} cores of this rank: threads that wait for a core make all others wait"
+        return asked, "parallel.threads" if asked <= number else beyond
     if world.size == 1 and number > 1 and "SLURM_JOB_ID" not in os.environ and (busy := busy_cores()):
         why = f"{OTHERS} {busy} of {number} cores busy; parallel.threads={number} takes all"
         number = max(1, number - busy)

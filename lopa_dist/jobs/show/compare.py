@@ -207,7 +207,8 @@ class Comparison:
         seeds = any(report.get("seeds", 1) > 1 for report in self.reports)
         words = "Accuracies have Wilson's 95 % confidence intervals"
         words += ", of several seeds around the mean and as wide as one run's" if seeds else ""
-        if self.base is not None:
+        if "difference" in self.head:
+            assert self.base is not None
             words += (
                 f"; differences are from {self.names[self.base]} on the same problems, with the intervals of Agresti "
                 "and Min (2005), and p is that of "
@@ -332,9 +333,9 @@ def cells_of(name: str, group: SeedGroup, pair: Paired | None, same: EqualTexts 
         numbers = {"difference": pair.difference, "difference_low": pair.low, "difference_high": pair.high}
         text = f"{100 * pair.difference:+.1f} ({100 * pair.low:+.1f},{100 * pair.high:+.1f})"
         cells["difference"] = text, numbers | {"better": pair.better, "worse": pair.worse}
-        cells["p"] = f"{pair.p:.2g}", {"mcnemar_p": pair.p}
+        cells["p"] = f"{pair.p:.2g}", {"p": pair.p}
     if same:
-        cells["equal texts"] = f"{same.equal:,} of {same.requests:,}", same._asdict()
+        cells["equal texts"] = f"{same.equal:,} of {same.requests:,}", {"equal": same.equal, "equal_of": same.requests}
     rows, speed = report.get("rows_per_token"), report["tokens_per_s"]["job"]
     cells["TPF"] = f"{report['tpf']:.2f}", {"tpf": report["tpf"]}
     cells["rows/token"] = f"{rows:.1f}" if rows else "-", {"rows_per_token": rows}
@@ -466,8 +467,13 @@ def busy_at(report: dict[str, Any]) -> list[tuple[float, int]]:
     return [(load, int(cores[1]))] if cores and load > BUSY * int(cores[1]) else []
 
 
-def unlike(groups: Sequence[SeedGroup]) -> list[str]:
-    """Return what makes runs differ besides their decoding: how they were judged, by what code, on which input."""
+def unlike(groups: Sequence[SeedGroup], compared: bool) -> list[str]:
+    """Return what makes runs differ besides their decoding: how they were judged, by what code, on which input.
+
+    Args:
+        groups: the points.
+        compared: whether some are compared with a baseline problem by problem.
+    """
     notes = []
     reports = [group.report for group in groups]
     rules = {(r["task"].get("score"), (r.get("own_code") or {}).get("the source of task.score")) for r in reports}
@@ -477,7 +483,8 @@ def unlike(groups: Sequence[SeedGroup]) -> list[str]:
     for report in reports:
         tasks.setdefault(report["task"].get("problem_seed"), set()).add(str(report.get("whole_input")))
     if any(len(inputs - {"None"}) > 1 for inputs in tasks.values()):
-        notes.append("Not all runs had the same input; differences and p are over what runs have in common.")
+        words = "differences and p are over what runs have in common" if compared else "so they are not comparable"
+        notes.append(f"Not all runs had the same input; {words}.")
     codes = {code for report in reports for code in (report.get("made") or {}).get("code", "").split(", ")} - {""}
     if len(codes) > 1:
         notes.append("Not all runs were made by the same code: files of lopa_dist changed between them.")
@@ -508,6 +515,8 @@ def notes_of(groups: Sequence[SeedGroup], pairs: Sequence[Paired | None]) -> lis
         notes.append(
             f"Of a run with several seeds, the accuracy is the mean; its interval is that of one run's problems{words}."
         )
+    if cut := [f"run {n}: {r['cut'] / (r['requests'] - r['errors']):.1%}" for n, r in numbered if r.get("cut")]:
+        notes.append(f"Answers that are cut at their limit of tokens: {', '.join(cut)}.")
     for number, report in numbered:
         low, high = report.get("tokens_per_s_range", (1, 1))
         if high > SCATTER * low:
@@ -516,7 +525,7 @@ def notes_of(groups: Sequence[SeedGroup], pairs: Sequence[Paired | None]) -> lis
             )
     if busy := [f"{number} (load {load:g}, {cores} cores)" for number, r in numbered for load, cores in busy_at(r)]:
         notes.append(f"Other programs ran when these runs began, so their times say little: {', '.join(busy)}.")
-    notes += unlike(groups)
+    notes += unlike(groups, bool(counts))
     warned: dict[str, list[int]] = {}
     for number, report in numbered:
         for warning in report.get("warnings", []):

@@ -116,6 +116,8 @@ def pooled_report(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
         if all(key in report for report in reports)
     }
     pooled |= {key: sum(runs[0][key] for runs in streams.values()) for key in ("requests", "errors") if key in first}
+    if all(report.get("cut") is not None for report in reports):
+        pooled["cut"] = sum(fmean(report["cut"] for report in runs) for runs in streams.values())
     speeds = [report["tokens_per_s"]["job"] for report in reports]
     if all(report.get("completion_tokens") and report.get("decode_s") for report in reports):
         job = sum(r["completion_tokens"] for r in reports) / sum(r["decode_s"] for r in reports)
@@ -127,7 +129,7 @@ def pooled_report(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
     pooled |= {"seed": ", ".join(dict.fromkeys(str(r.get("seed")) for r in reports)), "streams": len(streams)}
     pooled["seeds"] = len(reports) // len(streams)
     if len(streams) > 1:
-        pooled["whole_input"] = sorted({str(report.get("whole_input")) for report in reports})
+        pooled["whole_input"] = {stream_of(runs[0]): runs[0].get("whole_input") for runs in streams.values()}
         pooled["task"] = first["task"] | {"problem_seed": ", ".join(map(str, streams))}
     if all("accuracy" in report for report in reports):
         counts = [judged(runs[0]) for runs in streams.values()]
@@ -140,21 +142,35 @@ def pooled_report(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def find_baseline(groups: Sequence[SeedGroup], asked: str) -> SeedGroup:
-    """The point that is called `asked`, or the only one with these settings, as in ``decode.drafts=0,tau_conf=0.9``.
+    """Return the point that is called `asked`, as one of its runs is, or the only one with these settings.
+
+    Settings are written as ``decode.drafts=0,tau_conf=0.9``.
 
     Raises:
         UserError: there is no such point, or there are several.
     """
-    named = [group for group in groups if group.name == asked]
+    named = [group for group in groups if asked in (group.name, *(folder.name for folder in group.folders))]
     if len(named) == 1:
         return named[0]
     wanted = dict(part.removeprefix("decode.").split("=", 1) for part in asked.split(",") if "=" in part)
-    matching = [group for group in groups if wanted and wanted.items() <= told(group).items()]
+    matching = [
+        group
+        for group in groups
+        if wanted and all(same_value(value, told(group).get(key)) for key, value in wanted.items())
+    ]
     if len(matching) == 1:
         return matching[0]
     names = ", ".join(group.name for group in matching or groups)
     many = f"{len(matching)} runs have these settings" if matching else "no run is called so or has these settings"
     raise UserError(f"--baseline {asked}: {many}; there are {names}")
+
+
+def same_value(asked: str, value: str | None) -> bool:
+    """Return whether two settings have the same value, as 0 and 0.0 have."""
+    try:
+        return asked == value or float(asked) == float(value or "")
+    except ValueError:
+        return False
 
 
 def told(group: SeedGroup) -> dict[str, str]:
@@ -197,18 +213,41 @@ def same_texts(groups: Sequence[SeedGroup], baseline: SeedGroup) -> list[EqualTe
 
 
 def of_one_input(group: SeedGroup, other: SeedGroup) -> bool:
-    """Return whether two points have the same input: names of problems, often their numbers, do not tell."""
-    return bool(group.report.get("whole_input") == other.report.get("whole_input"))
+    """Return whether two points asked the same problems in the streams that both have, of which there is one at least.
+
+    The problems' names, often their numbers, do not tell.
+    """
+    first, second = (inputs_of(point.report) for point in (group, other))
+    common = first.keys() & second.keys()
+    return bool(common) and all(first[stream] == second[stream] for stream in common)
+
+
+def inputs_of(report: dict[str, Any]) -> dict[str, str | None]:
+    """Return the hash of a point's input, by the stream of problems."""
+    given = report.get("whole_input")
+    return given if isinstance(given, dict) else {stream_of(report): given}
+
+
+def stream_of(report: dict[str, Any]) -> str:
+    """Return the name of a run's stream of problems."""
+    return str(report["task"].get("problem_seed"))
+
+
+def streams_of(group: SeedGroup) -> dict[str, list[Path]]:
+    """Return a point's runs by their stream of problems."""
+    if group.report.get("streams", 1) == 1:
+        return {stream_of(group.report): group.folders}
+    streams: dict[str, list[Path]] = {}
+    for folder in group.folders:
+        streams.setdefault(stream_of(read_report(folder / "report.json")), []).append(folder)
+    return streams
 
 
 def verdicts_of(group: SeedGroup) -> Verdicts:
-    """A point's verdicts by problem; problems of several streams have the same names, so each stream's number too."""
+    """Return a point's verdicts by stream and problem, for problems of several streams have the same names."""
     samples = samples_of(group.report)
-    if group.report.get("streams", 1) == 1:
-        return verdicts(group.folders, samples)
-    streams: dict[str, list[Path]] = {}
-    for folder in group.folders:
-        streams.setdefault(str(read_report(folder / "report.json")["task"]["problem_seed"]), []).append(folder)
     return {
-        f"{stream}/{name}": right for stream, runs in streams.items() for name, right in verdicts(runs, samples).items()
+        f"{stream}/{name}": right
+        for stream, runs in streams_of(group).items()
+        for name, right in verdicts(runs, samples).items()
     }

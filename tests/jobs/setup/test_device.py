@@ -34,7 +34,14 @@ def _one_thread() -> Iterator[None]:
         (0, 8, 4, "6", (2, "the share of a rank in 8 cores")),
         (0, 3, 1, "", (3, "torch.set_num_threads, or torch's own choice")),
         (0, 3, 4, "", (2, "the share of a rank in 8 cores")),
-        (5, 1, 4, "2", (5, "parallel.threads")),
+        (5, 1, 1, "", (5, "parallel.threads")),
+        (
+            5,
+            1,
+            4,
+            "2",
+            (5, f"{device.BEYOND} the 2 cores of this rank: threads that wait for a core make all others wait"),
+        ),
     ],
 )
 def test_the_least_of_what_is_asked(

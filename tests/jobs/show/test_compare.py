@@ -194,8 +194,8 @@ def test_seeds_are_one_point_and_a_baseline_is_compared_on_the_same_problems(
         plain, drafted = csv.DictReader(file)
     assert (plain["drafts"], plain["seeds"], float(plain["accuracy"])) == ("0", "2", 4 / 6)
     assert float(plain["accuracy_low"]) < 0.4 < 0.9 < float(plain["accuracy_high"])  # of 6 problems, not 12
-    assert plain["difference"] == plain["mcnemar_p"] == ""
-    assert (drafted["better"], drafted["worse"], float(drafted["mcnemar_p"])) == ("0", "4", 0.125)
+    assert plain["difference"] == plain["p"] == ""
+    assert (drafted["better"], drafted["worse"], float(drafted["p"])) == ("0", "4", 0.125)
     assert float(drafted["difference"]) == pytest.approx(1 / 12 - 4 / 6)
     assert f"{100 * (1 / 12 - 4 / 6):+.1f} (" in shown
     assert "0.12" in shown
@@ -395,6 +395,22 @@ def test_labels_side_by_side_stand_as_their_points() -> None:
     assert in_order([(1, 0), (2, 0)], [(5, 9), (3, 0)]) == [(5, 9), (3, 0)]
 
 
+def test_more_problems_of_one_setting_do_not_part_it_from_another(tmp_path: Path, report: dict[str, Any]) -> None:
+    """They are compared on the problems that both were asked; a baseline is called as one of its runs is."""
+    for stream, right in ((0, "++--"), (1, "++++")):
+        asked = report | {"task": report["task"] | {"problem_seed": stream}, "whole_input": str(stream)}
+        make(tmp_path, f"plain{stream}", asked, right, temperature=0.0)
+    of_first = report | {"task": report["task"] | {"problem_seed": 0}, "whole_input": "0"}
+    make(tmp_path, "sampled", of_first, "+---", temperature=0.7)
+    for baseline in ("plain1", "plain0 + plain1", "decode.temperature=0", "temperature=0.0"):
+        compare(tmp_path, Console(quiet=True), baseline=baseline)
+        with (tmp_path / "comparison.csv").open(newline="") as file:
+            rows = {row["temperature"]: row for row in csv.DictReader(file)}
+        assert (rows["0.0"]["difference"], rows["0.7"]["difference"]) == ("", "-0.25")
+    with pytest.raises(UserError, match=r"--baseline temperature=1: no run"):
+        compare(tmp_path, Console(quiet=True), baseline="temperature=1")
+
+
 def test_equal_runs_are_no_spread(tmp_path: Path, report: dict[str, Any]) -> None:
     for seed in (0, 1, 2):
         make(tmp_path, f"seed={seed}", report, "++--")
@@ -411,7 +427,7 @@ def test_what_a_reader_must_know_of_some_runs_stands_below_the_table(tmp_path: P
     make(tmp_path, "decode.drafts=0", report, "++--", drafts=0)
     make(tmp_path, "decode.drafts=16", report | {"warnings": ["no chat template"]}, "+++", drafts=16)
     file = tmp_path / "decode.drafts=16" / "report.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"requests": 4, "errors": 1, "expected": 9}))
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"requests": 4, "errors": 1, "expected": 9, "cut": 2}))
     for seed, speed in ((1, fast), (2, slow)):
         make(tmp_path, f"decode.drafts=2,seed={seed}", report | speed, "++--", drafts=2)
     console = Console(width=200, record=True)
@@ -424,6 +440,7 @@ def test_what_a_reader_must_know_of_some_runs_stands_below_the_table(tmp_path: P
     assert "4 (3 judged)" in shown
     assert float(rows["2"][1]["tokens_per_s"]) == 200 / 4, "all tokens by all seconds"
     for note in (
+        f"Answers that are cut at their limit of tokens: run {failed}: 66.7%.",
         f"The accuracy of run {failed} leaves out 1 of its 4 requests (1 ended with an error).",
         f"Differences are over the problems that both have judged (run {min(failed, several)}",
         f"Tokens a second of run {several} were from 33 to 100",
@@ -549,6 +566,11 @@ def test_tables_for_a_paper_and_a_readme(
     assert lines[0] == "**arithmetic with embedded**"
     assert [line.count("|") for line in lines[2:-3]] == [lines[2].count("|")] * 6
     assert lines[-2] == "Accuracies have Wilson's 95 % confidence intervals."
+    compare(tmp_path, form="markdown", baseline="decode=verified")
+    assert "differences" not in capsys.readouterr().out, "no results, no differences"
+    for name in tmp_path.glob("*/report.json"):
+        line = {"custom_id": "0", "index": 0, "finish_reason": "stop", "correct": True}
+        (name.parent / "results.jsonl").write_text(json.dumps(line) + "\n")
     compare(tmp_path, form="markdown", baseline="decode=verified")
     assert "differences are from decode=verified on the same problems, with" in capsys.readouterr().out
     assert (tmp_path / "comparison.html").exists(), "whatever form is printed, all is written"

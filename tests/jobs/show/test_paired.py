@@ -62,7 +62,7 @@ def test_runs_of_other_inputs_are_not_compared_problem_by_problem(
         (tmp_path / name).mkdir()
         line = {"custom_id": "line-1", "index": 0, "finish_reason": "stop", "correct": True}
         (tmp_path / name / "results.jsonl").write_text(json.dumps(line) + "\n")
-        groups.append(SeedGroup(name, {"whole_input": hashed}, [tmp_path / name]))
+        groups.append(SeedGroup(name, {"whole_input": hashed, "task": {}}, [tmp_path / name]))
     base, same, other = differences(groups, groups[0])
     assert (base, other) == (None, None)
     assert same is not None
