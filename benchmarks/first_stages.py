@@ -26,7 +26,7 @@ from benchmarks.first_ranks import ranks
 from benchmarks.first_speed import speed
 from benchmarks.first_texts import texts
 
-AHEAD = {"preflight": 3, "engines": 3, "texts": 3}  # processes by stage
+AHEAD = {"preflight": 3, "engines": 3, "texts": 3, "kernels": 4}  # processes by stage
 AHEAD_SECONDS = 60.0
 SANITIZER = "compute-sanitizer"
 SANITIZER_FOLDERS = "/usr/local/cuda/bin", "/opt/cuda/bin"  # where it is, beside the search path
@@ -53,9 +53,12 @@ def environment(device: torch.device) -> Iterator[Fact]:
     def gpu() -> dict[str, Any]:
         properties = torch.cuda.get_device_properties(device)
         free, total = torch.cuda.mem_get_info(device)
-        said = subprocess.run(["nvidia-smi"], capture_output=True, text=True, timeout=10)
+        try:
+            said = subprocess.run(["nvidia-smi"], capture_output=True, text=True, timeout=10).stdout
+        except (OSError, subprocess.SubprocessError) as error:  # some containers lack it
+            said = str(error)
         nccl = ".".join(map(str, torch.cuda.nccl.version()))
-        return {"gpu": str(properties), "free": free, "total": total, "NCCL": nccl, "nvidia-smi": said.stdout}
+        return {"gpu": str(properties), "free": free, "total": total, "NCCL": nccl, "nvidia-smi": said}
 
     yield "software", software
     yield "compiler", compiler
@@ -78,10 +81,12 @@ def ahead(device: torch.device, stages: Mapping[str, int], seconds: float) -> di
     What dies here, or is not done in time, is found once more by the stage itself.
     """
     end, toy = time.monotonic() + seconds, ["--toy"] * (device.type == "cpu")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, cores // sum(stages.values())))}
     children = {
         f"{stage} {number}": subprocess.Popen(
             [sys.executable, "-m", "benchmarks.first_stages", stage, "--share", str(number), str(processes), *toy],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment,
         )
         for stage, processes in stages.items() for number in range(processes)
     }  # fmt: skip

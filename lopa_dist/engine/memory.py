@@ -62,6 +62,16 @@ def free_bytes(device: torch.device) -> int | None:
     return int(torch.cuda.mem_get_info(device)[0]) + unused
 
 
+def release_cached(device: torch.device) -> None:
+    """Give a GPU's cached memory back to the driver.
+
+    Tensors that are made now and kept would otherwise lie inside large freed pieces, where the next K/V space, which
+    needs one piece, would not fit.
+    """
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 def token_bytes(model: ModelConfig, element: int) -> int:
     """Return the bytes of a token's K/V in all layers; `element` bytes a number."""
     return 2 * model.layers * model.kv_heads * model.head_dim * element

@@ -10,7 +10,7 @@ from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.kernel_choice import plain_kernels, without_graphs
 from lopa_dist.engine.kv_pool import KVPool
-from lopa_dist.engine.memory import MOST_ROWS
+from lopa_dist.engine.memory import MOST_ROWS, release_cached
 from lopa_dist.engine.runner import Runner
 from lopa_dist.engine.sizes import longest_sequence, tile_rows, usual_forward, usual_predictions
 from lopa_dist.engine.static_runner import StaticRunner
@@ -35,9 +35,10 @@ def merged(model: Transformer) -> FusedTransformer:
     if model in FUSED and FUSED[model].adapters != model.adapters:
         del FUSED[model]
     if model not in FUSED:
+        device = model.head_weight.device
+        release_cached(device)
         FUSED[model] = FusedTransformer(model)
-        if model.head_weight.is_cuda:  # the old weights' memory is in pieces that nothing else fits into
-            torch.cuda.empty_cache()
+        release_cached(device)  # the old weights' memory is in pieces that nothing else fits into
     return FUSED[model]
 
 

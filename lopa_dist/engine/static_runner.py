@@ -27,7 +27,7 @@ from lopa_dist.engine.memory import short_of_memory
 from lopa_dist.engine.runner import Prepared, Runner
 from lopa_dist.kernels.attention import Meta, attend_tiles
 from lopa_dist.kernels.dispatch import by_torch, on_device, processors
-from lopa_dist.kernels.meta_attention import RESIDENT, MetaPlan, Workspace
+from lopa_dist.kernels.meta_attention import MetaPlan, Workspace, resident
 from lopa_dist.kernels.record_head import record_head
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.kernels.tiles import Capacity, KeptTiles, Split, Tiles, capacity, matrix_rows, tile
@@ -47,7 +47,7 @@ def split_for(sequences: int, kv_heads: int, height: int, device: torch.device) 
     The programs of all of them together find room at the same time: what is left over would take as long again. That
     bounds the memory of their results, too. `height` is that of a tile's matrix.
     """
-    programs = RESIDENT.get(height, 2) * (processors(device) if device.type == "cuda" else PROCESSORS)
+    programs = resident(height, device) * (processors(device) if device.type == "cuda" else PROCESSORS)
     parts = programs // (sequences * kv_heads)
     return Split(parts) if parts > 1 else None
 

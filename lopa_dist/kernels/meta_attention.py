@@ -18,15 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lopa_dist.kernels.dispatch import OPTIONS, processors
+from lopa_dist.kernels.dispatch import OPTIONS, processors, shared_memory
 from lopa_dist.kernels.tiles import FIELDS, MERGE_FIELDS, Capacity, Ints32, Tiles, matrix_rows
 from lopa_dist.ragged import UNBOUNDED, pinned
 
 MERGED_ROWS = 16  # matrix rows that one program of the merge takes
 MOST_DIM = 128  # of a head
-RESIDENT = {
-    128: 1
-}  # programs of attention that fit on a multiprocessor, by the height of tiles: 2, but for the highest
+TWO_FIT = 128 * 1024  # bytes of shared memory of a block, above which two programs of 64 rows fit a multiprocessor
 MERGES = 16  # programs of the merge that do
 
 
@@ -47,8 +45,13 @@ def launch_for(height: int, dim: int, dtype: torch.dtype, capability: tuple[int,
     if dtype == torch.float32:
         return Launch(32, 8 if height == 128 else 4, 2)
     if height == 128:
-        return Launch(64, 8, 3)
+        return Launch(64 if capability < (12, 0) else 32, 8, 3)  # where wider steps spill registers
     return Launch(64, 4, 3 if capability >= (9, 0) or height < 64 or dim <= 64 else 2)
+
+
+def resident(height: int, device: torch.device) -> int:
+    """Return how many programs of attention fit on a multiprocessor at a time, by the height of tiles."""
+    return 1 if height == 128 or shared_memory(device) < TWO_FIT else 2
 
 
 @dataclass
@@ -201,7 +204,7 @@ def attend_tiles_plain(q: Tensor, keys: Tensor, values: Tensor, plan: MetaPlan, 
 def programs_for(plan: MetaPlan, device: torch.device) -> int:
     """Return how many programs attend: one for each tile that may be, or as many as find room at the same time."""
     most = max(plan.capacity.tiles * plan.kv_heads, 1)
-    return min(most, RESIDENT.get(plan.height, 2) * processors(device)) if plan.bounded else most
+    return min(most, resident(plan.height, device) * processors(device)) if plan.bounded else most
 
 
 def rows_at(q0: int, rows: int, first: int, q1: int) -> slice | list[int]:

@@ -158,7 +158,7 @@ def check_finite(weight: Tensor, where: str) -> None:
 def check_fp8(device: torch.device, shape: Sequence[int], grouped: bool = False) -> None:
     """Raise a ValueError where a GPU, or a weight's shape on it, does not allow an fp8 product, or a `grouped` one."""
     name, capability = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
-    if grouped and capability < (9, 0):
+    if grouped and capability[0] != 9:
         raise ValueError(
             f"fp8 on {name}: the library's product with experts needs compute capability 9.0 (Hopper), this GPU has "
             f"{capability[0]}.{capability[1]}; use int8 weights or bf16"

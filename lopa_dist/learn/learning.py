@@ -29,13 +29,10 @@ MOST_ANSWERS = 8192  # that a rank remembers, the last ones
 MOST_TOKENS = 1 << 22  # of them, with their prompts
 
 
-def check_learnable(model: Transformer, tensor_ranks: int = 1) -> None:
-    """Raise a ValueError if a model's drafts cannot be learned here."""
-    if tensor_ranks > 1 and model.config.experts is not None:
-        raise ValueError(
-            f"parallel.tensor={tensor_ranks}: drafts of a mixture of experts are learned by ranks with a whole model "
-            "each; learn with parallel.tensor=1"
-        )
+def check_learnable(model: Transformer) -> None:
+    """Raise a ValueError if a model's drafts cannot be learned."""
+    if model.config.experts is not None:
+        raise ValueError("drafts of a mixture of experts cannot be learned: its products have no gradients here")
     if any(isinstance(module, QuantizedLinear) for module in model.modules()):
         raise ValueError(
             "model.quantization: drafts are learned beside weights as they are; learn with quantization=none"

@@ -20,12 +20,8 @@ from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import Any
 
-SHARED_LIMIT = {
-    80: 163 * 1024,
-    86: 99 * 1024,
-    89: 99 * 1024,
-    90: 227 * 1024,
-}  # bytes that one block may have, by capability
+# bytes that one block may have, by capability
+SHARED_LIMIT = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 120: 99 * 1024}
 
 
 @dataclass

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from lopa_dist.kernels.dispatch import processors
 from lopa_dist.kernels.meta_attention import (
-    RESIDENT,
     Launch,
     MetaPlan,
     attend_meta,
@@ -275,7 +274,7 @@ def test_programs_of_a_causal_step_find_room_at_once() -> None:
         room = capacity(1152, 64 * (groups + 3), rows)
         plan = MetaPlan(1152, room, 32, 8, 128, rows, 0, torch.device("meta"), bounded=True)
         assert room.tiles * 8 > 5000
-        assert programs_for(plan, torch.device("cpu")) == RESIDENT[128] * processors(torch.device("cpu"))
+        assert programs_for(plan, torch.device("cpu")) == processors(torch.device("cpu")), "one each"
         masked = MetaPlan(1152, room, 32, 8, 128, rows, 0, torch.device("meta"))
         assert programs_for(masked, torch.device("cpu")) == room.tiles * 8
 
@@ -380,7 +379,7 @@ def merge_variant(arch: int) -> Variant:
 
 
 @pytest.mark.no_gpu
-@pytest.mark.parametrize("arch", [80, 86, 89, 90])
+@pytest.mark.parametrize("arch", [80, 89, 90, 120])
 def test_cross_compiled(arch: int) -> None:
     """Tensor cores, loads that run ahead, no spills to speak of, and blocks that fit."""
     variants = [variant(arch, group, height) for group, height in ((1, 128), (7, 128), (8, 64), (1, 32))]

@@ -153,10 +153,10 @@ def test_what_cannot_be_learned_is_refused(tmp_path: Path) -> None:
     kind = CAUSAL_KINDS["qwen3"]
     folder = write(tmp_path / "base", kind, weights_of(kind, reference(kind)))
     model = load_model(folder, torch.float32, CPU)
-    check_learnable(model, 2)
+    check_learnable(model)
     model.config = replace(model.config, experts=Experts(4, 2, 8, "softmax", False))
-    with pytest.raises(ValueError, match=r"a mixture of experts .* parallel\.tensor=1"):
-        check_learnable(model, 2)
+    with pytest.raises(ValueError, match="drafts of a mixture of experts cannot be learned"):
+        check_learnable(model)
     eight = load_model(folder, torch.float32, CPU, quantization="int8")
     with pytest.raises(ValueError, match="quantization=none"):
         check_learnable(eight)

@@ -73,7 +73,7 @@ def learn(folder: Path, settings: Sequence[str]) -> dict[str, Any]:
     group = Group(world, mesh, parallel.backend, parallel.timeout_s, device, Stop(config.job.grace_s))
     with group.failures.guard():
         model = builder.load(world.rank == 0, group.tensor)
-        check_learnable(model, group.mesh.tensor)
+        check_learnable(model)
         group.ready()
         return Student(folder, config, builder, group, answered).learn()
 

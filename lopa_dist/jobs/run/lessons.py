@@ -20,6 +20,7 @@ from lopa_dist.config import Config
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.engine.gain import gain
 from lopa_dist.engine.loop import Engine
+from lopa_dist.engine.memory import release_cached
 from lopa_dist.engine.request import Generation
 from lopa_dist.learn.learning import Answers, Learning, check_learnable
 from lopa_dist.learn.predictions import Reached
@@ -115,7 +116,7 @@ class Lessons:
         """Go on with what an earlier attempt has learned, if this one is to learn, too."""
         if self.config.job.learn is None:
             return
-        check_learnable(self.model, self.group.mesh.tensor)
+        check_learnable(self.model)
         folder = self.folder / FOLDER
         has = self.group.world.rank == 0 and (folder / "adapter_model.safetensors").exists()
         if self.group.store.broadcast("drafts", "yes" if has else "no") == "yes":
@@ -175,6 +176,8 @@ class Lessons:
             self.attend(done, remaining, min(limit, SLICE * remaining) if self.auto else limit, limit)
         if self.told and not self.told[-1].taken:
             self.ended = True
+        if self.ended:  # what a further lesson would need takes a GPU's memory
+            self.learning = None
 
     def attend(self, done: int, remaining: float, seconds: float, limit: float) -> None:
         """Hold a lesson: one slice of time, and where `auto` decides, further ones as long as they promise to pay."""
@@ -245,6 +248,7 @@ class Lessons:
     def free_memory(self) -> None:
         """Free the K/V space, which the next round makes again."""
         self.engine.workspace = self.engine.batch = None
+        release_cached(self.engine.device)
 
     def stepped(self, share: float, loss: float) -> None:
         """After a step of learning."""
