@@ -123,7 +123,7 @@ def active_blocks(config: DecodeConfig, masked: Tensor, total: Tensor, running: 
 
 
 def write(window: Tensor, offset: Tensor, token: Tensor) -> Tensor:
-    """Return the windows' tokens ``[S, W]`` with `token` at `offset` (``[S, F]`` each), unless that is negative."""
+    """Return the windows' tokens ``[S, W]`` with `token` at `offset` (``[S, F]`` each), where it is not negative."""
     width = window.shape[1]
     if offset.shape[1] == 1:
         return torch.where(offset == arange(width, window.device), token, window)
@@ -132,7 +132,7 @@ def write(window: Tensor, offset: Tensor, token: Tensor) -> Tensor:
 
 
 def keep_boundary(state: State, records: Records, running: Tensor) -> None:
-    """Remember what a committing forward predicts for the first position behind the cache: no later row may do it."""
+    """Remember what a committing forward predicts for the first position behind the cache; no later row may do so."""
     if state.vocabulary.shift and state.config.scope.stores_kv:
         commits = running & (state.committed != state.complete)
         torch.where(commits, records.packed[:, :, 0], state.boundary, out=state.boundary)
@@ -147,8 +147,8 @@ def fill(
         config: `tau_conf`, `tau_entropy` or `fill`, and `extra_fill` are read.
         records: ``[S, W]``.
         masked: ``[S, W]`` bool, the positions that may be filled.
-        full: ``[S, blocks]`` bool, the fully active blocks, of which one position is filled if none passes.
-        may_force: ``[S]`` bool, sequences in which that may be done; None: all.
+        full: ``[S, blocks]`` bool, the fully active blocks, in each of which one position is filled if none passes.
+        may_force: ``[S]`` bool, sequences in which this may be done; None: all.
     """
     slots, width = masked.shape
     size = config.block_size
@@ -174,7 +174,7 @@ def fill(
 
 
 def own_rule(name: str, records: Records, masked: Tensor) -> Tensor:
-    """Return what the user's rule `name` chooses of the masked positions, ``[S, W]`` bool.
+    """Return which of the masked positions the user's rule `name` chooses, ``[S, W]`` bool.
 
     Raises:
         UserError: it returned something else; a tensor of another shape would be broadcast, and fill what nobody chose.

@@ -11,7 +11,7 @@ from lopa_dist.decode.context import CONTEXTS, Context
 
 IntOrAuto: TypeAlias = Any  # with `int | str`, every use of the number would have to exclude text
 
-MOST_DRAFTS = 16  # of a causal model's chain, with drafts=auto
+MOST_DRAFTS = 16  # the most drafts of a causal model's chain, with drafts=auto
 FILLING = Reader(lambda config: not config.causal, "models that fill masks")
 LOOKING = Reader(lambda config: not config.causal and (config.branches or config.drafts), "lookahead in masked models")
 DRAFTING = Reader(lambda config: config.causal and config.drafts, "causal models with decode.drafts above 0")
@@ -193,7 +193,7 @@ class DecodeConfig:
 
     @property
     def causal(self) -> bool:
-        """As of `Context`."""
+        """See `Context`."""
         return self.scope.causal
 
     @property
@@ -203,22 +203,22 @@ class DecodeConfig:
 
     @property
     def max_branches(self) -> int:
-        """Branches of a sequence, the anchor included: k + 1."""
+        """The most branches of a sequence, the anchor included: k + 1."""
         return self.branches + 1
 
     @property
     def max_drafts(self) -> int:
-        """Drafts that a branch verifies at most: m."""
+        """The most drafts that a branch verifies: m."""
         return MOST_DRAFTS if isinstance(self.drafts, str) else self.drafts
 
     @property
     def drafts_text(self) -> bool:
-        """Whether tokens of texts that were written before are drafts."""
+        """Whether causal models draft from text."""
         return self.causal and self.max_drafts > 0 and self.draft_from != "masks"
 
     @property
     def drafts_masks(self) -> bool:
-        """Whether what masks predict are drafts, where the model has masks."""
+        """Whether what masks predict may be drafted, if the model has masks."""
         return self.draft_from != "text"
 
     @property
@@ -228,10 +228,10 @@ class DecodeConfig:
 
     @property
     def record_size(self) -> int:
-        """Numbers of a record (`Records`)."""
+        """How many numbers a record has (`Records`)."""
         return 5 if self.second_choices else 3
 
     @property
     def max_edits(self) -> int:
-        """Tokens in which a branch differs from the anchor at most: 1, or with a tree of drafts its longest path."""
+        """The most tokens in which a branch differs from the anchor: 1, or with a tree of drafts its longest path."""
         return max(self.max_drafts, self.branches) if self.second_choices and not self.causal else 1

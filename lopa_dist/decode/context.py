@@ -1,4 +1,4 @@
-"""What rows see of a text, and whose keys and values a step takes from an earlier one: the rows of one table."""
+"""What rows see of a text, and which keys and values a step takes from an earlier one: a table of contexts."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from lopa_dist.ragged import UNBOUNDED, Ints
 
 
 class Part(NamedTuple):
-    """Tokens of a given answer that are scored together; places from the prompt's first token on."""
+    """Tokens of a given answer that are scored together; places are counted from the prompt's first token."""
 
-    begin: int  # of the rows that are computed anew for each mask
-    first: int  # token
-    end: int
+    begin: int  # place of the first row that is computed anew for each mask
+    first: int  # place of the first token
+    end: int  # place behind the last token
 
 
 IntsOrTensor = TypeVar("IntsOrTensor", Ints, Tensor)
 
 
 def end_of(attention: str, position: Ints, size: int) -> Ints | int:
-    """Return the position behind the last one that rows see: of all, of none of the answer, of their block, or theirs.
+    """Return the position behind the last one that each row sees: its own, its block's last, the prompt's, or any.
 
     Args:
-        attention: as of `Context`, of windows or of prompts.
+        attention: as in `Context`, of windows or of prompts.
         position: ``[R]`` of the rows.
         size: of a block.
     """
@@ -52,11 +52,11 @@ class Context:
     cache, it sees the window of the first forward, and no later one."""
 
     boundary: str
-    """For models with the logit shift, whose first window position is predicted by the row before it, which is cached.
+    """How models with the logit shift predict the window's first position: from the row before it, which is cached.
 
-    That row is computed anew in every step, unless nothing that it sees can have changed (fresh); or what it predicted
-    in the forward that filled the cache holds until the position is filled (stale); or that forward fills this one
-    position and no other (fill, Fast-dLLM's rule)."""
+    - fresh: that row is computed anew in every step, unless nothing that it sees can have changed.
+    - stale: what it predicted in the forward that filled the cache holds until the position is filled.
+    - fill: the forward that fills the cache fills this position and no other (Fast-dLLM's rule)."""
 
     cache: str
     """Which K/V a step takes from an earlier one.
@@ -66,7 +66,7 @@ class Context:
     - dual: those of all tokens before and of the masks behind. The forward after a block was completed computes all K/V
       of the sequence anew.
 
-    With block, rows see the masks of the appended blocks only, otherwise those of the complete answer."""
+    With block, rows see only the masks of appended blocks; otherwise they see those of the whole answer."""
 
     max_active_blocks: int | None
     """The value of ``max_active_blocks=auto``."""
@@ -111,7 +111,7 @@ class Context:
 
     @property
     def cuts_prompts(self) -> bool:
-        """Whether K/V of a prompt's first tokens depend on nothing behind them, wherever it is cut between units."""
+        """Whether K/V of a prompt's first tokens depend on nothing behind them, between whichever units it is cut."""
         return self.keeps_kv and self.prompt_attention in ("blocks", "causal")
 
     def unit(self, size: int) -> int:
@@ -125,7 +125,7 @@ class Context:
         return prompt % size if self.from_prompt else 0
 
     def last_end(self, limit: IntsOrTensor, size: int) -> IntsOrTensor:
-        """Return where the last block ends, of answers that end at `limit`.
+        """Return where the last block ends in answers that end at `limit`.
 
         Blocks that are counted from the prompt's first token are whole, as in training. What lies behind the limit
         belongs to no answer.
@@ -133,7 +133,7 @@ class Context:
         return -(-limit // size) * size if self.from_prompt else limit
 
     def opening(self, known: Ints, limit: Ints, suffix: Ints, size: int) -> tuple[Ints, Ints]:
-        """Return the frontiers `complete` and `end` of sequences that begin, ``[S]`` each.
+        """Return the frontiers `complete` and `end` of sequences before their first step, ``[S]`` each.
 
         Args:
             known, limit, suffix: as in `HostState`, ``[S]`` each.
@@ -142,7 +142,7 @@ class Context:
         if self.causal:
             return known, known
         first_block = np.minimum(size, self.last_end(limit, size))
-        # what leads to a suffix is seen as a whole from the start
+        # an answer that leads to a suffix is seen as a whole from the start
         return np.zeros_like(known), np.where(suffix > 0, limit, first_block)
 
     def columns(self, answer: int, size: int, drafts: int) -> int:
@@ -151,7 +151,7 @@ class Context:
         Args:
             answer: tokens.
             size: of a block.
-            drafts: that a branch verifies at most.
+            drafts: the most that a branch verifies.
         """
         if self.causal:  # the last prompt token, the answer, and what drafts may lie behind its end
             return answer + drafts + 2
@@ -159,7 +159,7 @@ class Context:
         return 2 * -(-(answer + (size - 1) * self.from_prompt) // size) * size
 
     def sees(self, position: Ints, size: int) -> Ints | int:
-        """Return the position behind the last one that each row sees, ``[R]``, if its segment does not end before.
+        """Return the position behind the last one that each row sees, ``[R]``, unless its segment ends before that.
 
         Args:
             position: ``[R]`` of the rows; those of prompts are negative.
@@ -174,7 +174,7 @@ class Context:
         """Return the parts in which a given answer is scored: all of it, or its blocks if none sees those behind it.
 
         Args:
-            prompt, end: tokens of the prompt, and with the answer.
+            prompt, end: tokens of the prompt, and of prompt and answer together.
             size: of a block.
             shift: 1 if the row before a token predicts it.
         """
@@ -189,11 +189,11 @@ class Context:
         return [Part(at, max(at, prompt), min(at + size, end)) for at in range(first, end, size)]
 
     def estimates(self, masks: int) -> int:
-        """Return how many masks of a text its likelihood takes, where up to `masks` are asked for; 1 if it is exact."""
+        """Return how many masks of a text its likelihood takes if up to `masks` are asked for; one if it is exact."""
         return min(masks, 1) if self.causal else masks
 
     def before(self, part: Part, prompt: int) -> int:
-        """Return how many tokens before a part it sees that do not see it.
+        """Return how many tokens before a part the part sees that do not see the part.
 
         Args:
             part: of an answer.

@@ -1,8 +1,9 @@
-"""Models that edit: what is filled is predicted again, and replaced where the model says another token.
+"""Models that edit: filled tokens are predicted again, and replaced where the model predicts another token.
 
 So a token that was filled too early is taken back, whether verification had accepted it or not (LLaDA2.1, arXiv
-2602.08676). A block without masks is not complete yet. It is once a forward changes nothing in it, or after
-`MOST_CHECKS` such forwards; until then what it holds may change, an end-of-text included. The prompt's tokens stay.
+2602.08676). A block without masks is not complete yet. It becomes complete once a forward changes nothing in it, or
+after `MOST_CHECKS` forwards without masks. Until then its tokens may change, an end-of-text included. The prompt's
+tokens stay.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ MOST_CHECKS = 16  # forwards of a block without masks, after which it is complet
 
 
 class Replacements(NamedTuple):
-    """What a forward says of the filled positions of the windows, ``[S, W]`` bool."""
+    """What a forward says about the filled positions of the windows, ``[S, W]`` bool."""
 
     possible: Tensor  # positions of the answer that were filled before the forward
     replaced: Tensor  # of these, where the record's token replaces the one that stands there
@@ -26,10 +27,10 @@ class Replacements(NamedTuple):
 def replacements(state: State, records: Records) -> Replacements:
     """Return which filled tokens of the windows are replaced.
 
-    `State.edits` is another thing: the tokens in which branches differ.
+    `State.edits` is something else: the tokens in which branches differ from the anchor.
 
     Args:
-        state: as it was laid out for the forward, with `DecodeConfig.tau_edit`.
+        state: from which the forward was laid out, with `DecodeConfig.tau_edit`.
         records: ``[S, W]`` of the branch that won.
     """
     assert state.config.tau_edit is not None
@@ -41,7 +42,7 @@ def replacements(state: State, records: Records) -> Replacements:
 
 
 def settled(state: State, masked: Tensor, replaced: Tensor) -> Tensor:
-    """Return which windows are complete, ``[S]`` bool, and count in `State.settling` the forwards that found no mask.
+    """Return which windows are complete, ``[S]`` bool, and count the forwards without masks in `State.settling`.
 
     Args:
         state: its `settling` is changed in place.

@@ -1,4 +1,4 @@
-"""Decoding state of all running sequences: tensors with a leading S, and the small copy of it that the host gets.
+"""Decoding state of all running sequences: tensors with a dimension S, and the small copy of it that the host gets.
 
 Positions are relative to the end of the prompt: the first generated token is position 0, prompts have negative ones.
 All sequences' generated tokens begin in the same column of `canvas`, so block arithmetic needs no per-sequence offset.
@@ -36,8 +36,8 @@ class Vocabulary:
 class Records:
     """What the model predicts for masked positions: token (int32), probability and confidence (fp32), of one shape.
 
-    They are one int32 tensor ``packed [3, ...]``, as they travel between ranks, so that one operation moves
-    all of them. For a tree of drafts it is ``packed [5, ...]``: the second choice's token and probability, too.
+    They are packed in one int32 tensor, ``packed [3, ...]``, also when they travel between ranks, so that one operation
+    moves all of them. For a tree of drafts it is ``packed [5, ...]``, with the second choice's token and probability.
     """
 
     def __init__(self, packed: Tensor, drafts: Records | None = None) -> None:
@@ -51,7 +51,7 @@ class Records:
 
     @cached_property
     def probability(self) -> Tensor:
-        """The tokens' probabilities; the fill threshold compares them."""
+        """The tokens' probabilities, which are compared with the fill threshold."""
         return self.packed[1].view(torch.float32)
 
     @cached_property
@@ -146,7 +146,7 @@ class State:
     # [3, S, K x m] of each branch's drafts, in the order of their verification: position; token; and the token of the
     # row that verifies it: with the shift the one before its position (`rules.verified`), without it a mask
     chain: Tensor
-    paths: Tensor  # [4, S, K] of each branch's path: `path_depth`, `path_parent`, `path_token`, `path_drafts` (`tree`)
+    paths: Tensor  # [4, S, K] of each branch's path: `path_depth`, `path_parent`, `path_token`, `path_drafts`
     boundary: Tensor  # [3 or 5, S] record of position `committed`, from the forward that committed the token before it
     sampled: NDArray[np.bool_]  # [S] whether the request draws random numbers
     written: Tensor | None = None  # [S, 3, N + 1] how tokens were written (`decode/written.py`); None: not asked for
@@ -270,7 +270,7 @@ class State:
         return HostState._make(values)
 
     def finish(self, slots: Sequence[int], host: HostState) -> HostState:
-        """Finish the sequences in some slots; returns what the host knows then."""
+        """Finish the sequences in some slots, and return what the host knows afterwards."""
         at, values = to_device(np.array(slots), self.canvas.device), np.stack(host)
         for field, value in (("done", 1), ("branches", 0), ("drafts", 0)):
             getattr(self, field).index_fill_(0, at, value)
@@ -278,7 +278,7 @@ class State:
         return HostState._make(values)
 
     def limit_branches(self, host: HostState, most: int) -> HostState:
-        """Let at most `most` branches of each sequence run, the anchor included; returns what the host knows then."""
+        """Let at most `most` branches of each sequence run, anchor included; return what the host knows afterwards."""
         self.branches.clamp_(max=most)
         return host._replace(branches=np.minimum(host.branches, most))
 
@@ -305,7 +305,7 @@ class State:
         return masked if self.config.tau_edit is None else inside & (span >= self.known[:, None])
 
     def forget_window(self) -> None:
-        """Let `window` be computed anew: the sequences have taken a step."""
+        """Make `window` compute its windows anew, because the sequences have taken a step."""
         self._window = None
 
     def is_eos(self, token: Tensor) -> Tensor:
@@ -327,7 +327,7 @@ class State:
         return (parts & (has & (has.cumsum(2) == 1))[..., None]).view_as(masked)
 
     def take(self, slots: Ints) -> State:
-        """Return a copy of some slots, for a step that runs only these; the others wait for rows of a later step."""
+        """Return a copy of some slots, for a step that runs only these; the others wait for a later step."""
         at = to_device(slots, self.canvas.device)
         parts = {
             name: tensor.index_select(dimension, at)
@@ -347,7 +347,7 @@ class State:
     def noise_keys(self, sequence: Tensor, position: Tensor) -> Tensor:
         """Return keys of random numbers by (seed, request, position, step): no rank, batch or order changes them.
 
-        With verify=agreement the step is left out: a draft and its verification, a step later, draw the same noise.
+        If drafts are verified, the step is left out: a draft and its verification, a step later, draw the same noise.
 
         Args:
             sequence, position: ``[H]``.
@@ -356,11 +356,11 @@ class State:
         return (self.key[sequence] * 0x1_0000_0001 + position) * 0x1_0000_0001 + step
 
     def to_host(self) -> HostState:
-        """Copy what the host must know, in one transfer."""
+        """Return what the host must know, copied in one transfer."""
         return self.to_host_with()[0]
 
     def to_host_with(self, *extra: Tensor) -> tuple[HostState, list[Ints]]:
-        """Copy what the host must know and each of `extra`, integers of one dimension, still in one transfer."""
+        """Return what the host must know and each of `extra`, integers of one dimension, copied in one transfer."""
         sent = torch.cat([self.integers.view(-1), *extra]).cpu().numpy()
         others, begin = [], self.integers.numel()
         for part in extra:
@@ -370,12 +370,12 @@ class State:
 
 
 def of_branch(values: Tensor, branch: Tensor, dimension: int = 0) -> Tensor:
-    """Return each sequence's values in one of its branches; where there is but one, nothing is copied.
+    """Return each sequence's values in one of its branches; if it has only one, nothing is copied.
 
     Args:
         values: ``[..., S, K, ...]``.
         branch: ``[S]``.
-        dimension: number of the one of S.
+        dimension: number of the dimension S.
     """
     if values.shape[dimension + 1] == 1:
         return values.select(dimension + 1, 0)
@@ -383,7 +383,7 @@ def of_branch(values: Tensor, branch: Tensor, dimension: int = 0) -> Tensor:
 
 
 def wanted_count(config: DecodeConfig, host: HostState) -> Ints:
-    """Return how many positions of each window a forward predicts, ``[S]``: the masks; to edit, all of the answer's."""
+    """Return how many positions of each window are predicted, ``[S]``: masks; with `tau_edit`, all of the answer."""
     if config.tau_edit is None:
         return host.masked
     return np.where(host.done == 0, host.end - np.maximum(host.complete, host.known), 0)
@@ -391,5 +391,5 @@ def wanted_count(config: DecodeConfig, host: HostState) -> Ints:
 
 @lru_cache(maxsize=256)
 def arange(count: int, device: torch.device) -> Tensor:
-    """Return ``[0, count)``, made once."""
+    """Return ``[0, count)``, made only once."""
     return torch.arange(count, device=device)

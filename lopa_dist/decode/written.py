@@ -2,7 +2,8 @@
 
 It is recorded on the device while a running request asks for it (`Request.token_steps`), as a tensor ``[S, 3, N + 1]``
 int32: probability (bits of fp32), step and way of each position; an extra column takes values without a position. At
-masked positions the probability is that of the last prediction, which a lookahead branch fills without another one.
+masked positions the probability is that of the last prediction, because a lookahead branch may fill the position
+without predicting it again.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Written(NamedTuple):
 
 
 def take_notes(state: State, wanted: bool) -> None:
-    """Record how tokens are written from now on, if that is `wanted`; of earlier tokens nothing is known."""
+    """Record how tokens are written from now on, if `wanted`; nothing is known about earlier tokens."""
     if not wanted:
         state.written = None
     elif state.written is None:
@@ -55,14 +56,14 @@ def note(
     chosen: Tensor | None = None,
     replaced: Tensor | None = None,
 ) -> None:
-    """Record how the tokens of a step were written, if a request asks; to be called after `State.step` has counted it.
+    """Record how the tokens of a step were written, if a request asks. Call it after `State.step` has counted the step.
 
     Args:
         state: with the drafts of this step.
-        winner: what it brings was written.
+        winner: of the step; what it brings was written.
         window: the windows after the fill; None: the model has none.
         chosen: ``[S, W]`` bool, the positions that were filled from the winner's records.
-        replaced: ``[S, W]`` bool, the positions whose token was replaced by the records'; None: of none.
+        replaced: ``[S, W]`` bool, the positions whose token was replaced by the records'; None: none.
     """
     if state.written is None:
         return

@@ -1,4 +1,4 @@
-"""The drafter in C: the same drafts as `Drafter`'s, for all sequences of a step in one call, in some 2 us each."""
+"""The drafter in C: the same drafts as `Drafter`'s, for all sequences of a step in one call, at about 2 us each."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from lopa_dist.engine.work import Work
 from lopa_dist.ragged import Ints
 
 SOURCE = Path(__file__).with_name("drafter.c")
-ENTRY_BYTES = 64  # of a table's entry, with the room that the table keeps free
+ENTRY_BYTES = 64  # of a table's entry, including its share of the room that the table keeps free
 FUNCTIONS = {
     "drafter_new": (P, (LONG, LONG, P, LONG, P, LONG, P, P, P, P, P, P, P)),
     "drafter_free": (None, (P,)),
@@ -52,7 +52,7 @@ FUNCTIONS = {
 
 @cache
 def found() -> ctypes.CDLL | str:
-    """Return the library, or why there is none."""
+    """Return the C library, or why there is none."""
     try:
         return load(SOURCE, FUNCTIONS)
     except Unavailable as error:
@@ -60,13 +60,13 @@ def found() -> ctypes.CDLL | str:
 
 
 def fault() -> str | None:
-    """Return why there is no drafter in C here; None: there is one."""
+    """Return why the drafter in C cannot be used here; None: it can."""
     library = found()
     return library if isinstance(library, str) else None
 
 
 def context_rows() -> Ints:
-    """Return the contexts as C reads them: what each tells, its length, how many parts; their places; their kinds."""
+    """Return the contexts as C reads them, a row each: what it tells, length, number of parts, places, kinds."""
     rows = np.zeros((len(CONTEXTS), 3 + 2 * PARTS), np.int64)
     for row, context in zip(rows, CONTEXTS, strict=True):
         count = len(context.parts)
@@ -76,12 +76,12 @@ def context_rows() -> Ints:
 
 
 def numbers(values: Sequence[int]) -> Ints:
-    """Return integers as C reads them."""
+    """Return integers as an array that C can read."""
     return np.ascontiguousarray(values, np.int64)
 
 
 class ArrayMixer(Mixer):
-    """A mixer whose numbers C reads and writes."""
+    """A mixer whose numbers are arrays that C reads and writes."""
 
     def __init__(self, voters: int, hope: Sequence[float], trusted: int) -> None:
         super().__init__(voters, hope, trusted)
@@ -90,13 +90,13 @@ class ArrayMixer(Mixer):
 
 
 class CDrafter(Drafter):
-    """As `Drafter`, whose methods for all sequences at once it has."""
+    """A `Drafter` whose texts and table are in C: `wrote`, `draft`, `proposals` and `passage` cannot be called."""
 
     def __init__(self, eos_ids: Sequence[int], most: int, masks: bool, entries: int = MOST) -> None:
         super().__init__(eos_ids, most, masks)
         self.entries = entries
         self.works: dict[int, Work] = {}  # by slot
-        self.left: list[Work] = []  # of the texts that have left since `learn`
+        self.left: list[Work] = []  # of the texts that have left since the last `learn`
         library = found()
         if isinstance(library, str):
             raise Unavailable(library)
@@ -116,7 +116,7 @@ class CDrafter(Drafter):
             self.own = None
 
     def inherit(self, other: Drafter) -> None:
-        """As of `Drafter`; the two change places, since what C has goes with its arrays."""
+        """Take over as `Drafter.inherit` does, but by swapping all contents: C's memory points to the arrays here."""
         assert isinstance(other, CDrafter)
         for name in ("own", "hope", "leans", "chances", "mixer", "works", "left", "full"):
             mine, theirs = getattr(self, name), getattr(other, name)
@@ -125,37 +125,37 @@ class CDrafter(Drafter):
         self.mixer.forget(OF_MASKS)
 
     def clear(self) -> None:
-        """As of `Drafter`."""
+        """See `Drafter`."""
         for slot in list(self.works):
             self.leave(slot)
 
     def remember(self, text: Sequence[int], begin: int = 0) -> None:
-        """As of `Drafter`."""
+        """See `Drafter`."""
         tokens = numbers(text)
         self.library.drafter_remember(self.own, tokens.ctypes.data, len(tokens), begin)
         self.tell_of_room()
 
     def tell_of_room(self) -> None:
-        """Say, once, that the table is full."""
+        """Log that the table is full, but only once."""
         if not self.full and self.library.drafter_dropped(self.own):
             self.full = True
             self.say_full(2 * self.entries * ENTRY_BYTES)
 
     def admit(self, slot: int, prompt: Sequence[int], work: Work) -> None:
-        """As of `Drafter`."""
+        """See `Drafter`."""
         tokens = numbers(prompt)
         self.library.drafter_admit(self.own, slot, tokens.ctypes.data, len(tokens), REMEMBERED)
         self.works[slot] = work
 
     def leave(self, slot: int) -> None:
-        """As of `Drafter`."""
+        """See `Drafter`."""
         self.library.drafter_leave(self.own, slot)
         self.left.append(self.works.pop(slot))
 
     def hear(
         self, slots: Ints, written: Ints, counts: Ints, masks: Masks, token: Ints = NOTHING, bits: Ints = NOTHING
     ) -> None:
-        """As of `Drafter`."""
+        """See `Drafter`."""
         given = (slots, written, counts, token, bits)
         slots, written, counts, token, bits = (np.ascontiguousarray(x, np.int64) for x in given)
         self.library.drafter_hear(
@@ -166,7 +166,7 @@ class CDrafter(Drafter):
         )  # fmt: skip
 
     def verifying(self) -> list[list[tuple[int, int]]]:
-        """As of `Drafter`."""
+        """See `Drafter`."""
         found = []
         for number in range(self.library.drafter_num_verified(self.own)):
             tokens, sources = np.zeros((2, self.most), np.int64)
@@ -175,7 +175,7 @@ class CDrafter(Drafter):
         return found
 
     def learn(self, total: Work) -> None:
-        """As of `Drafter`."""
+        """See `Drafter`."""
         works, self.left = [total, *self.left], []
         counts = np.zeros((len(works), 2, len(SOURCES)), np.int64)
         self.library.drafter_learn(self.own, counts[0].ctypes.data, counts[1:].ctypes.data)
@@ -188,7 +188,7 @@ class CDrafter(Drafter):
         self.tell_of_room()
 
     def draft_all(self, slots: Ints, most: Ints, worth: float, masks: Masks, from_text: bool = True) -> Drafted:
-        """As of `Drafter`."""
+        """See `Drafter`."""
         slots, most, count, m = np.ascontiguousarray(slots), np.ascontiguousarray(most), len(slots), self.most
         drafted = np.zeros(count * (m + 2), np.int64)
         ends: NDArray[np.float64] = np.zeros((count, m + 1))
@@ -201,19 +201,19 @@ class CDrafter(Drafter):
         return Drafted(tokens, counts, ends, eos > 0)
 
     def tokens_of(self, slot: int) -> list[int]:
-        """As of `Drafter`."""
+        """See `Drafter`."""
         tokens = np.zeros(self.library.drafter_length(self.own, slot), np.int64)
         self.library.drafter_tokens(self.own, slot, tokens.ctypes.data)
         return tokens.tolist()
 
     def chain_of(self, slot: int) -> list[tuple[int, float]]:
-        """As of `Drafter`."""
+        """See `Drafter`."""
         tokens, chances = np.zeros(self.most, np.int64), np.zeros(self.most)
         count = self.library.drafter_chain(self.own, slot, tokens.ctypes.data, chances.ctypes.data)
         return list(zip(tokens[:count].tolist(), chances[:count].tolist(), strict=True))
 
     def proposed(self, slot: int, more: Sequence[int]) -> list[tuple[int, float]]:
-        """As of `Drafter`."""
+        """See `Drafter`."""
         behind, tokens, chances = numbers(more), np.zeros(VOTERS, np.int64), np.zeros(VOTERS)
         count = self.library.drafter_proposed(
             self.own, slot, behind.ctypes.data, len(behind), tokens.ctypes.data, chances.ctypes.data

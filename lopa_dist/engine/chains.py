@@ -1,4 +1,4 @@
-"""Drafting on the host for the sequences of a batch: what it needs of a step, and what it gives back."""
+"""Drafting on the host for the sequences of a batch: what the host needs from a step, and the drafts it returns."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from lopa_dist.rules.causal import proposals, put_chains
 
 
 class Expected(NamedTuple):
-    """How chains of text are expected to end."""
+    """How chains that are drafted from text alone are expected to end."""
 
-    ends: NDArray[np.float64]  # [n, m + 1] chance that what is accepted ends at each depth
-    drafts: Ints  # [n]
-    room: Ints  # [n] drafts that there could be
+    ends: NDArray[np.float64]  # [n, m + 1] probability that the accepted part of the chain ends at each depth
+    drafts: Ints  # [n] drafts of the chain
+    room: Ints  # [n] drafts that the chain has room for
 
 
 class Chains:
-    """Lets a `Drafter` draft for the sequences of a batch.
+    """Drafts for the sequences of a batch, with a `Drafter`.
 
     Args:
-        drafter: of the replica.
-        slots: of the state.
+        drafter: the replica's.
+        slots: number of the state's slots.
     """
 
     def __init__(self, drafter: Drafter, slots: int) -> None:
         self.drafter = drafter
         drafter.clear()
-        self.due = np.zeros(slots, bool)  # sequences to draft for: they took a step, or begin
+        self.due = np.zeros(slots, bool)  # sequences to draft for: they took a step, or have just begun
         most = drafter.most
-        # what masks predicted behind each sequence's last token
+        # what masks predicted after each sequence's last token
         self.masks = Masks(np.zeros((slots, most), np.int64), np.zeros((slots, most)), np.zeros(slots, np.int64))
-        self.ends: NDArray[np.float64] = np.zeros((slots, most + 1))  # chances that chains end at each depth
-        self.expected: Expected | None = None  # of the chains of text in the last `draft`
+        self.ends: NDArray[np.float64] = np.zeros((slots, most + 1))  # probabilities that chains end at each depth
+        self.expected: Expected | None = None  # for chains from text alone in the last `draft`; None: not known
         self.predicted: Ints = np.zeros(slots, np.int64)  # places of each chain for which masks predicted a token
 
     def admit(self, slot: int, prompt: Sequence[int], work: Work) -> None:
-        """Draft for a sequence that begins in `slot`; its drafts are counted in `work`."""
+        """Begin to draft for a new sequence in `slot`; its drafts are counted in `work`."""
         self.drafter.admit(slot, prompt, work)
         self.due[slot], self.masks.counts[slot] = True, 0
 
@@ -55,17 +55,17 @@ class Chains:
         self.due[slot] = False
 
     def told(self, winner: Winner) -> list[Tensor]:
-        """Return what the host must know of a step, for its one copy: ``[S x D]`` and, if masks draft, ``[2 x S x n]``.
+        """Return what the step's one copy to the host must hold: ``[S x D]`` and, if masks draft, ``[2 x S x n]``.
 
-        These are the tokens that the step has written, with others behind them, and what masks predicted behind them:
-        tokens, -1 for none, and the bits of their probabilities.
+        The first has the tokens that the step has written, followed by tokens that do not count. The second has what
+        masks predicted after the written tokens: tokens, -1 for none, and the bits of their probabilities.
         """
         told = [winner.token, *([proposals(winner).packed[:2]] if self.drafter.masks else [])]
         self.shapes = [one.shape for one in told]
         return [one.flatten() for one in told]
 
     def heard(self, slots: Ints, counts: Ints, *told: Ints) -> None:
-        """Take what `told` has sent, for the sequences in `slots`, which have `counts` new tokens."""
+        """Take the host's copy of what `told` returned, for the sequences in `slots` with `counts` new tokens."""
         written, *proposed = (sent.reshape(shape) for sent, shape in zip(told, self.shapes, strict=True))
         self.drafter.hear(slots, written, counts, self.masks, *(proposed[0] if proposed else ()))
         self.due[slots] = True
@@ -73,12 +73,12 @@ class Chains:
     def draft(
         self, state: State, host: HostState, worth: float, from_text: bool = True, foresee: bool = False
     ) -> HostState:
-        """Draft for the sequences that took a step or begin, and return what the host knows then.
+        """Draft for the sequences that took a step or have just begun, and return what the host knows afterwards.
 
         Args:
-            state, host: of all slots, of the same step.
-            worth, from_text: as of `Drafter.draft`.
-            foresee: whether to tell what text would bring, where it does not draft (`expected`).
+            state, host: of all slots, after the same step.
+            worth, from_text: as in `Drafter.draft`.
+            foresee: whether to work out what drafts from text would bring (`expected`) even if text does not draft.
         """
         drafter = self.drafter
         slots = (self.due & (host.done == 0)).nonzero()[0]
@@ -102,7 +102,8 @@ class Chains:
                 wanted = free and drafted.counts[number]
                 paths.append(drafter.paths(slot, free, masks.of(slot)) if wanted else [])
         if drafter.masks:
-            # where an end is expected, or the answer's limit is near, a chain is not short for want of sources
+            # if an end-of-text is expected or the answer's limit is near, that is why a chain is short: places behind
+            # that do not count as predicted
             reach = np.where(drafted.expects_eos, drafted.counts, most)
             self.predicted[slots] = np.minimum(predicted, reach)
             self.ends[slots] = drafted.ends

@@ -1,9 +1,9 @@
-"""Long prompts are prefilled in chunks, one between two steps, so that decoding never waits for a complete one.
+"""Long prompts are prefilled in chunks, one between two steps, so that decoding never waits for a whole prompt.
 
 Chunked prefill (Sarathi, arXiv 2308.16369; XY-Serve, section 2) is exact where a prompt is block-causal: a chunk is a
 number of complete blocks, which see those before them in the cache. Chunks begin at the same tokens whatever else is
-running, so they change no text from batch to batch. A chunk is a forward of its own: it keeps a device busy, and
-windows beside it would gain nothing.
+running, so they change no text from batch to batch. A chunk is a forward of its own: it keeps a device busy, so
+sharing the forward with windows would gain nothing.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from lopa_dist.rules import rule_for
 
 @dataclass
 class ChunkedPrefill:
-    """Computes the shared prefixes that are longer than a chunk, into the pool."""
+    """Computes shared prefixes that are longer than a chunk, and stores their K/V in the pool."""
 
     pool: KVPool  # has space for the prefixes
     runner: Runner  # runs the chunks
     prefix_rules: PrefixRules  # how long chunks are
-    attempt: Callable[[], AbstractContextManager[None]]  # in which a chunk runs: `Lockstep.attempt`
+    attempt: Callable[[], AbstractContextManager[None]]  # context in which a chunk runs: `Lockstep.attempt`
     computed: set[int] = field(default_factory=set)  # slots whose prefix was computed here and is not counted yet
 
     def waiting(self) -> list[int]:
-        """Return the slots whose sequences cannot run before their prefix is computed, the first admitted first."""
+        """Return the slots whose sequences cannot run before their prefix is computed, in the order of admission."""
         return [
             s for s, entry in self.pool.entry_of.items() if not entry.stored and self.prefix_rules.chunks(entry.tokens)
         ]
 
     def compute(self, slot: int) -> None:
-        """Compute the next chunk of the prefix of the sequence in `slot`; all ranks go on, also if it fails on one."""
+        """Compute the next chunk of the prefix of the sequence in `slot`. If it fails on one rank, all ranks go on."""
         entry = self.pool.entry_of[slot]
         batch = self.batch(entry)
         count = int(batch.table.rows[0])
@@ -55,7 +55,7 @@ class ChunkedPrefill:
             self.computed.add(slot)
 
     def batch(self, entry: PrefixEntry) -> ForwardBatch:
-        """Return a forward of the next chunk alone, without predictions.
+        """Return a forward of the prefix's next chunk alone, without predictions.
 
         Positions in it are counted from the prompt's first token.
         """
@@ -67,10 +67,10 @@ class ChunkedPrefill:
         ids, positions = np.zeros((2, padded(count)), np.int64)
         ids[:count], positions[:count] = tokens, first + rows
 
-        def one(value: int) -> Ints:  # of the one segment, or of its sequence
+        def one(value: int) -> Ints:  # for the one segment, or for its sequence
             return np.array([value])
 
-        stores_hidden = first + count == entry.tokens and not in_place  # of the last row, for the token behind it
+        stores_hidden = first + count == entry.tokens and not in_place  # of the last row, to predict the next token
         prefill = Prefill(
             sequence=one(0), first=one(first), stop=one(first + count), num_prefixes=1, waiting=np.ones(1, bool),
             prefix_row=one(-1), suffix_row=one(-1),

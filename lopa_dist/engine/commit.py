@@ -1,7 +1,7 @@
 """Commit: the K/V of complete blocks move from the winner's scratch rows into its sequence's range, on every rank.
 
-Which rows are kept says the rule's `RowMaker`. Causal models write K/V to their place at once; of these, only K/V of
-branches beside the anchor move.
+The rule's `RowMaker` says which rows are kept. Causal models write K/V directly to their place in the pool; for them,
+only the K/V of branches other than the anchor move.
 
 There are three cases (LoPA, on LoPA-Dist). With one rank nothing is sent. If the tokens' K/V are the same in every
 branch (prompts, block-causal windows), each rank uses what it computed. Otherwise the winner's rank broadcasts one
@@ -31,14 +31,14 @@ def commit(
     after: HostState,
     comm: Communicator,
 ) -> None:
-    """Store the K/V of the last forward that are kept: of its prompts, and of the winners' rows.
+    """Store those K/V of the last forward that are kept: its prompts' and the winners'.
 
     Args:
         prepared: the last forward's batch.
         pool: its scratch still holds that forward's rows.
-        rows: of the rule.
+        rows: the rule's row maker.
         config: of the step.
-        before, after: what the host knew for that forward, and knows now.
+        before, after: what the host knew when it laid out that forward, and what it knows now.
         comm: the branch group.
     """
     batch, winner = prepared.batch, after.winner
@@ -55,7 +55,7 @@ def commit(
 
 
 def segments(batch: ForwardBatch, winner: Ints) -> Ints:
-    """Return the segment of each sequence's windows by branch, ``[S, K]``; -1: not on this rank."""
+    """Return the segment of each sequence's window in each branch, ``[S, K]``; -1: not on this rank."""
     table = batch.table
     branches = int(max(winner.max(), table.branch.max(initial=0))) + 1
     segment = np.full((len(winner), branches), -1)
@@ -74,18 +74,18 @@ def store(
     owner: Ints,
     comm: Communicator,
 ) -> None:
-    """Store the K/V of the first rows of a segment of each sequence.
+    """Store the K/V of the first rows of one segment of each sequence.
 
     Args:
-        batch, pool, comm: as of `commit`.
-        slot: ``[S]`` of the sequences.
-        segment: ``[S]``.
-        token: ``[S]`` the token of the sequence that the segment's first row holds.
-        count: ``[S]`` rows.
+        batch, pool, comm: as in `commit`.
+        slot: ``[S]`` slots of the sequences.
+        segment: ``[S]`` one segment of each.
+        token: ``[S]`` number, in its sequence, of the token that the segment's first row holds.
+        count: ``[S]`` how many rows to store.
         owner: ``[S]`` the branch rank that computed them; -1: every rank did.
     """
     sequence, number = np.arange(len(count)).repeat(count), ragged_arange(count)
-    rows = np.append(batch.table.start, 0)[segment[sequence]] + number  # those of other ranks are not read
+    rows = np.append(batch.table.start, 0)[segment[sequence]] + number  # those on other ranks are not read
     slots = pool.slots(slot[sequence], token[sequence] + number)
     rank_of_row = owner[sequence]
     local = rank_of_row < 0
@@ -99,7 +99,7 @@ def store(
 
 
 def commit_prompts(batch: ForwardBatch, prefill: Prefill, pool: KVPool, slot: Ints) -> None:
-    """Store the prompts, or parts of prompts, that were prefilled in segments of their own: the batch's first ones."""
+    """Store the K/V of the prompts, or parts of prompts, that have segments of their own: the batch's first ones."""
     sequence, own, table = slot[prefill.sequence], slice(len(prefill.sequence)), batch.table
     if table.place is None:  # otherwise they were written in place
         count, rows = table.rows[own], np.arange(table.rows[own].sum())

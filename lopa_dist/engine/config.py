@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from lopa_dist.checks import Reader, check_options, option
 from lopa_dist.kernels.attention import NAMES as ATTENTION
 
-# what of `DecodeConfig` reads an option
+# which decode configs read an option
 CACHING = Reader(lambda decode: decode.scope.stores_kv, "contexts that cache keys and values")
 SHARING = Reader(lambda decode: decode.scope.prefills_apart, "contexts whose prompts see no answer")
 CUTTING = Reader(lambda decode: decode.scope.cuts_prompts, "contexts that read prompts by blocks or causally")

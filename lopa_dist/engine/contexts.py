@@ -1,8 +1,9 @@
-"""What of the text before a token may tell it: the contexts of drafts from text.
+"""Contexts of drafts from text: the parts of the text before a token from which it is predicted.
 
-In batch jobs phrases come back, and templates do, in which names and numbers are others each time. So contexts are of
-two kinds. One tells which token comes next. The other tells how far back the next token has stood before: what a
-template repeats of its own text, whatever it is. The parts of a context are tokens, or how far back these had stood.
+Batch jobs repeat phrases. They also repeat templates, with other names and numbers each time. So there are two kinds of
+contexts. One tells which token comes next. The other tells how far back the next token last occurred: it predicts what
+a template repeats of its own text, whatever that text is. The parts of a context are tokens before the place that it
+predicts, or how far back these tokens had last occurred.
 """
 
 from __future__ import annotations
@@ -10,20 +11,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-TOKEN, BACK = range(2)  # of what a context tells, and of what its parts are
-REACH = 128  # tokens in which is looked for an earlier one
-PARTS = 5  # of a context at most
+TOKEN, BACK = range(2)  # kinds of what a context tells, and of its parts
+REACH = 128  # how many tokens back an earlier occurrence is looked for
+PARTS = 5  # the most parts of a context
 
 
 class Context(NamedTuple):
-    """A context: what it tells, and its parts, each as a place counted from the text's end and a kind."""
+    """A context: what it tells, and its parts, each with its place (counted back from the text's end) and its kind."""
 
     tells: int
     parts: tuple[tuple[int, int], ...]
 
     @property
     def length(self) -> int:
-        """Return how many tokens a text must have."""
+        """Return how many tokens a text must have for this context."""
         return max(place for place, _ in self.parts)
 
 
@@ -47,7 +48,7 @@ CONTEXTS = tuple(
 
 
 def back_of(tokens: Sequence[int], number: int) -> int:
-    """Return how far before token `number` the same one stands; 0: not among the last `REACH` tokens."""
+    """Return how far before token `number` the same token last occurred; 0: not within `REACH` tokens."""
     token = tokens[number]
     for back in range(1, min(number, REACH) + 1):
         if tokens[number - back] == token:
@@ -56,11 +57,11 @@ def back_of(tokens: Sequence[int], number: int) -> int:
 
 
 def keys(tokens: Sequence[int], backs: Sequence[int], end: int) -> list[int]:
-    """Return a key for each context of the place `end`; 0: the text is too short for it.
+    """Return the key of each context at the place `end`; 0: the text before it is too short for the context.
 
     Args:
-        tokens, backs: of the text, and how far back each had stood.
-        end: how many tokens stand before the place.
+        tokens, backs: the text's tokens, and how far back each had last occurred.
+        end: how many tokens come before the place.
     """
     return [
         hash((number, *((backs if kind else tokens)[end - place] for place, kind in context.parts))) or 1

@@ -1,5 +1,5 @@
-/* Drafts from text, as drafter.py, contexts.py, ngrams.py and mixer.py say, token for token (c_drafter.py compiles and
-calls this). */
+/* Drafts from text: token for token the same as in drafter.py, contexts.py, ngrams.py and mixer.py (c_drafter.py
+compiles and calls this). */
 
 #include <stdint.h>
 #include <stdlib.h>
@@ -22,7 +22,7 @@ static inline uint64_t mix(uint64_t x) {
     return x ^ (x >> 31);
 }
 
-/* ---- a table from keys to values that are not 0 ---- */
+/* ---- a hash table from keys to values other than 0 ---- */
 
 typedef struct {
     uint64_t key;
@@ -40,7 +40,7 @@ static void map_free(Map *map) { free(map->entries); }
 
 static inline int64_t home_of(const Map *map, uint64_t key) { return (int64_t)(mix(key) & (uint64_t)(map->room - 1)); }
 
-static inline Entry *entry_of(const Map *map, uint64_t key) { /* where it is, or where there is room for it */
+static inline Entry *entry_of(const Map *map, uint64_t key) { /* the key's entry, or the free one for it */
     int64_t at = home_of(map, key);
     while (map->entries[at].value && map->entries[at].key != key) at = (at + 1) & (map->room - 1);
     return map->entries + at;
@@ -78,9 +78,9 @@ typedef struct {
 
 typedef struct {
     int64_t *tokens, *backs, length, room, counted;
-    Map index; /* by two tokens: where the next one stands, lastly */
-    Draft *chain;                    /* and, behind its drafts, what was refused */
-    int64_t drafts, refused, users;  /* users: its slot, and chains to learn from */
+    Map index;                       /* by two tokens: where they last went on */
+    Draft *chain;                    /* its drafts, then the decision that was refused */
+    int64_t drafts, refused, users;  /* users: references, by its slot and by chains to learn from */
     int64_t counts[2][SOURCES];      /* drafts by their source: verified, and of these accepted */
 } Text;
 
@@ -90,7 +90,7 @@ typedef struct {
     int64_t drafts, refused, begin;
 } Verified;
 
-typedef struct { /* as of contexts.py */
+typedef struct { /* as in contexts.py */
     int64_t tells, length, count, place[PARTS], kind[PARTS];
 } Context;
 
@@ -104,11 +104,12 @@ typedef struct {
     const double *hope, *leans, *chances;
     Text **texts; /* by slot; 0: none */
     Verified *verified;
-    Text **left; /* since the last time that was learned */
+    Text **left; /* since the last drafter_learn */
     int64_t num_left, room_left;
 } Drafter;
 
-/* contexts [num_contexts, 3 + 2 PARTS]: what each tells, its length, the number of its parts; their places; their kinds */
+/* contexts [num_contexts, 3 + 2 PARTS]: what each tells, its length, the number of its parts; the parts' places; the
+parts' kinds */
 Drafter *drafter_new(int64_t most_entries, int64_t most_drafts, const int64_t *eos, int64_t num_eos,
                      const int64_t *contexts, int64_t num_contexts, double *tried, double *right, double *chance,
                      double *weights, const double *hope, const double *leans, const double *chances) {
@@ -157,7 +158,7 @@ void drafter_free(Drafter *d) {
 
 static inline uint64_t pair(int64_t a, int64_t b) { return (uint64_t)a << 32 | (uint32_t)b; }
 
-/* how far before token `number` the same one stands; 0: not among the last REACH tokens */
+/* Return how far before token `number` the same token last occurred; 0: not within REACH tokens. */
 static int64_t back_of(const int64_t *tokens, int64_t number) {
     int64_t most = number < REACH ? number : REACH, token = tokens[number];
     for (int64_t back = 1; back <= most; back++)
@@ -165,7 +166,7 @@ static int64_t back_of(const int64_t *tokens, int64_t number) {
     return 0;
 }
 
-/* put a token at a place behind the text, for which there is room, but for what passages know */
+/* Write a token as number `number` of the text, which has room for it, without indexing the passage before it. */
 static inline void put(Text *text, int64_t number, int64_t token) {
     text->tokens[number] = token;
     text->backs[number] = back_of(text->tokens, number);
@@ -207,9 +208,10 @@ void drafter_admit(Drafter *d, int64_t slot, const int64_t *prompt, int64_t coun
     extend(text, prompt + skipped, count - skipped, 1);
 }
 
-/* What a step wrote to slots[i], one without a text apart: the first counts[i] of row i of written [n, wide]. What masks
-predicted behind it, row i of token and bits [n, width] of which -1 ends the first, becomes row slots[i] of the tables
-mask_token and mask_probability [S, reach], and its length mask_counts[slots[i]]; nothing if width is 0. */
+/* Take what a step wrote. The text in slots[i], if there is one, gets the first counts[i] tokens of row i of
+written [n, wide]. What masks predicted after it is row i of token and bits [n, width], up to the first token -1. It
+becomes row slots[i] of the tables mask_token and mask_probability [S, reach], and its length mask_counts[slots[i]].
+With width 0 these do not change. */
 void drafter_hear(Drafter *d, const int64_t *slots, int64_t n, const int64_t *written, const int64_t *counts, int64_t wide,
                   const int64_t *token, const int64_t *bits, int64_t width, int64_t *mask_token, double *mask_probability,
                   int64_t *mask_counts, int64_t reach) {
@@ -241,7 +243,7 @@ void drafter_hear(Drafter *d, const int64_t *slots, int64_t n, const int64_t *wr
 
 static inline uint64_t key_of(uint64_t shorter, int64_t token) { return mix(shorter * 0x9E3779B97F4A7C15u + token + 1); }
 
-/* the keys of the contexts of the place `end`; 0: the text is too short for one */
+/* Set the key of each context at the place `end`; 0: the text before it is too short for the context. */
 static void keys_of(const Drafter *d, const int64_t *tokens, const int64_t *backs, int64_t end, uint64_t *keys) {
     for (int64_t i = 0; i < d->num_contexts; i++) {
         const Context *context = d->contexts + i;
@@ -253,7 +255,7 @@ static void keys_of(const Drafter *d, const int64_t *tokens, const int64_t *back
         for (int64_t j = 0; j < context->count; j++)
             key = key_of(key, (context->kind[j] ? backs : tokens)[end - context->place[j]]);
         keys[i] = key | 1;
-        __builtin_prefetch(d->young.entries + home_of(&d->young, keys[i]), 1); /* the memory looks for all at once */
+        __builtin_prefetch(d->young.entries + home_of(&d->young, keys[i]), 1); /* all entries are fetched at once */
         if (d->old.count) __builtin_prefetch(d->old.entries + home_of(&d->old, keys[i]));
     }
 }
@@ -308,7 +310,7 @@ static int level(double probability) {
     return halved;
 }
 
-static int bits_of(int64_t count) { /* its bits, at most 7 */
+static int bits_of(int64_t count) { /* its length in bits, at most 7 */
     int bits = 64 - __builtin_clzll((unsigned long long)count);
     return bits < 7 ? bits : 7;
 }
@@ -321,7 +323,7 @@ static void propose(const Drafter *d, Draft *draft, int64_t token, int64_t voter
 
 static inline double at_least(double value, double least) { return value > least ? value : least; }
 
-/* as of mixer.py: what most speaks for among the proposals */
+/* Choose the token with the most support among the draft's proposals, as `Mixer.decide` does. */
 static void decide(const Drafter *d, Draft *draft) {
     int64_t tokens[MOST_VOTERS], different = 0, of[MOST_VOTERS];
     double votes[MOST_VOTERS] = {0}, against = 0.0;
@@ -381,7 +383,7 @@ static int64_t source_of(const Drafter *d, const Draft *draft) {
 
 int64_t drafter_num_verified(const Drafter *d) { return d->num_verified; }
 
-/* the tokens and sources [drafts] of a chain that waits to be learned from */
+/* Set the tokens and sources [drafts] of a chain that waits for drafter_learn, and return the number of its drafts. */
 int64_t drafter_verifying(const Drafter *d, int64_t number, int64_t *tokens, int64_t *sources) {
     const Verified *one = d->verified + number;
     for (int64_t j = 0; j < one->drafts; j++)
@@ -389,8 +391,9 @@ int64_t drafter_verifying(const Drafter *d, int64_t number, int64_t *tokens, int
     return one->drafts;
 }
 
-/* Learn from the chains that wait. total [2, SOURCES]: their drafts, and of these the accepted ones, by source, to which
-they are added; of_left [n, 2, SOURCES]: all of the texts that have left since, in that order. */
+/* Learn from the chains that wait. Their drafts, and of these the accepted ones, are added by source to
+total [2, SOURCES]. of_left [n, 2, SOURCES] is set to the same counts over all steps, for each text that has left since
+the last call, in the order in which they left. */
 void drafter_learn(Drafter *d, int64_t *total, int64_t *of_left) {
     for (int64_t i = 0; i < d->num_verified; i++) {
         Verified *one = d->verified + i;
@@ -420,7 +423,8 @@ void drafter_learn(Drafter *d, int64_t *total, int64_t *of_left) {
     d->num_left = 0;
 }
 
-/* where the passage goes on that stands lastly at the end of the text's first n tokens, and its length; 0: nowhere */
+/* Return where the last occurrence of the tokens at the end of the text's first n goes on (0: nowhere); set `length` to
+how many match. */
 static int64_t passage_of(const Text *text, int64_t n, int64_t *length) {
     const int64_t *tokens = text->tokens;
     int64_t at;
@@ -432,7 +436,7 @@ static int64_t passage_of(const Text *text, int64_t n, int64_t *length) {
     return at;
 }
 
-/* what the table and the text itself propose behind the text's first `end` tokens */
+/* Add to the draft what the table and the text itself propose after the text's first `end` tokens. */
 static void propose_all(Drafter *d, const Text *text, int64_t end, Draft *draft) {
     uint64_t keys[MOST_VOTERS];
     int64_t length;
@@ -491,9 +495,9 @@ static int64_t draft_one(Drafter *d, Text *text, int64_t most, double worth, con
     return expects_eos;
 }
 
-/* Draft for n sequences: drafted has tokens [n, most_drafts], counts [n] and whether an end is expected [n]; ends
-[n, most_drafts + 1], zeros behind the last. masks and probabilities: [S, width], of which the first num_masks[slot] of a
-row are there. */
+/* Draft for n sequences. Set drafted to tokens [n, most_drafts], counts [n] and whether an end-of-text is expected [n],
+and ends [n, most_drafts + 1] to the probabilities that each chain ends at each depth, followed by zeros. masks and
+probabilities are [S, width]; the first num_masks[slot] of a row are valid. */
 void drafter_draft(Drafter *d, const int64_t *slots, const int64_t *most, int64_t n, double worth, const int64_t *masks,
                    const double *probabilities, const int64_t *num_masks, int64_t width, int from_text,
                    int64_t *drafted, double *ends) {
@@ -509,7 +513,7 @@ void drafter_draft(Drafter *d, const int64_t *slots, const int64_t *most, int64_
     }
 }
 
-/* ---- what is asked of a sequence ---- */
+/* ---- queries about one sequence ---- */
 
 int64_t drafter_length(const Drafter *d, int64_t slot) { return d->texts[slot]->length; }
 
@@ -517,7 +521,8 @@ void drafter_tokens(const Drafter *d, int64_t slot, int64_t *tokens) {
     memcpy(tokens, d->texts[slot]->tokens, d->texts[slot]->length * sizeof *tokens);
 }
 
-/* what is proposed behind the text in a slot and n tokens more: at most MOST_VOTERS tokens, and how sure each is */
+/* Set what text proposes after the tokens in a slot and n more: at most MOST_VOTERS tokens, and the chance of each.
+Return how many there are. */
 int64_t drafter_proposed(Drafter *d, int64_t slot, const int64_t *more, int64_t n, int64_t *tokens, double *chances) {
     Text *text = d->texts[slot];
     Draft draft = {.count = 0};
@@ -529,7 +534,7 @@ int64_t drafter_proposed(Drafter *d, int64_t slot, const int64_t *more, int64_t 
     return draft.count;
 }
 
-/* the chain: its tokens [drafts], and their chances */
+/* Set the tokens [drafts] of the chain and their chances, and return the number of its drafts. */
 int64_t drafter_chain(const Drafter *d, int64_t slot, int64_t *tokens, double *chances) {
     const Text *text = d->texts[slot];
     for (int64_t j = 0; j < text->drafts; j++) tokens[j] = text->chain[j].token, chances[j] = text->chain[j].chance;

@@ -1,18 +1,18 @@
 """Drafts of causal models from several sources: masks, the text that the job has written, and each request's own text.
 
-No draft changes a text, so a draft may come from anywhere, and a batch job repeats itself: templates, phrases, samples
-of one prompt, copies from the prompt. Three sources propose the next token of a chain, one draft after another:
+No draft changes a text, so a draft may come from anywhere. A batch job repeats itself: templates, phrases, samples of
+one prompt, copies from the prompt. A chain is built one draft at a time, and three sources propose the next token:
 
 - *masks*: what the masks behind the last verified token predicted, as far as there were any;
 - *text*: what most often followed the last tokens in the answers that this replica has written (`NGrams`;
-  SuffixDecoding, arXiv 2411.04975, does that for a server);
-- *own*: what followed the last tokens where they stood before, in the request's own prompt and answer (prompt lookup),
-  and what stood as far back as the answers so far let expect: the names and numbers of a template (`contexts.py`).
+  SuffixDecoding, arXiv 2411.04975, does this for a server);
+- *own*: what followed the last tokens where they last occurred in the request's own prompt and answer (prompt lookup),
+  and the token as far back as the job's answers so far suggest: the names and numbers of a template (`contexts.py`).
 
-All of them vote (`Mixer`). How sure a vote is, is measured while the job runs: the share of earlier proposals of the
-same kind (context and its count; length of the repeated passage; depth and probability of the mask) that the model then
-wrote, where all drafts before them had been right. Nothing but tokens decides, so all ranks of a replica propose the
-same.
+All of them vote (`Mixer`). The chance that a vote is right is measured while the job runs: it is the share of earlier
+proposals of the same kind (context and its count; length of the repeated passage; depth and probability of the mask)
+that the model then wrote, counted only where all drafts before them were right. Drafts depend only on tokens and on
+what masks predicted, which are equal on all ranks of a replica, so all ranks draft the same.
 """
 
 from __future__ import annotations
@@ -38,46 +38,46 @@ log = logging.getLogger("lopa_dist")
 SOURCES = ("masks", "text", "own")
 MASKS, TEXT, OWN = range(len(SOURCES))
 
-HOPE = 0.5  # probability that the text's proposal is right, before any of its kind was made; a mask's is its own
-MATCH = 8  # tokens of a repeated passage that are compared at most
-REMEMBERED = 4096  # tokens of a prompt in which passages are looked for: its last ones
+HOPE = 0.5  # chance of a proposal from text, before any of its kind was made; a mask's comes from its probability
+MATCH = 8  # the most tokens of a repeated passage that are compared
+REMEMBERED = 4096  # the last tokens of a prompt, in which passages are looked for
 
-# voters, numbered: the contexts, passages, masks
+# numbers of voters: the contexts, then passages, then masks
 PASSAGES, MASK_VOTER = len(CONTEXTS), len(CONTEXTS) + 1
 VOTERS = len(CONTEXTS) + 2
-# kinds of proposals, numbered: by context and count, the passage's length, a mask's depth and probability
+# numbers of kinds of proposals: by context and count, by a passage's length, then by a mask's depth and probability
 BITS = [min(count.bit_length(), 7) for count in range(COUNT + 1)]
 OF_PASSAGES = 8 * len(CONTEXTS)
 OF_MASKS = OF_PASSAGES + MATCH + 1
-LEVELS = 8  # of a mask's probability p: how many times 1 - p halves from 1
+LEVELS = 8  # of a mask's probability (`level`)
 DEPTHS = 16
 KINDS = OF_MASKS + 2 * DEPTHS * LEVELS
 HOPES = [HOPE] * OF_MASKS + [1 - 0.75 * 0.5 ** (kind % LEVELS) for kind in range(KINDS - OF_MASKS)]
 SOURCE_OF = [*(TEXT if context.tells == TOKEN else OWN for context in CONTEXTS), OWN, MASKS]  # by voter
 
 
-NOTHING: Ints = np.zeros((0, 0), np.int64)  # predicted by masks
+NOTHING: Ints = np.zeros((0, 0), np.int64)  # no predictions of masks
 
 
 class Masks(NamedTuple):
-    """What masks predicted for the next places of each slot's sequence; W is how many places they may reach."""
+    """What masks predicted for the next places of each slot's sequence; W is the most places that they reach."""
 
     token: Ints  # [S, W]
     probability: NDArray[np.float64]  # [S, W]
     counts: Ints  # [S] places for which there is a prediction
 
     def of(self, slot: int) -> list[tuple[int, float]]:
-        """Return the tokens and probabilities for one sequence."""
+        """Return the predicted tokens and their probabilities for the sequence in `slot`."""
         reach = self.counts[slot]
         return list(zip(self.token[slot, :reach].tolist(), self.probability[slot, :reach].tolist(), strict=True))
 
     def note(self, slots: Ints, token: Ints, bits: Ints) -> None:
-        """Take what masks predicted in a step.
+        """Store what masks predicted in a step.
 
         Args:
-            slots: ``[n]`` of its sequences.
-            token: ``[n, w]``; -1 from the first place on for which there is none.
-            bits: ``[n, w]`` of their probabilities.
+            slots: ``[n]`` slots of the step's sequences.
+            token: ``[n, w]`` tokens; -1 from the first place on that has no prediction.
+            bits: ``[n, w]`` bits of their fp32 probabilities.
         """
         reach = min(token.shape[1], self.token.shape[1])
         self.token[slots, :reach] = token[:, :reach]
@@ -90,8 +90,8 @@ class Drafted(NamedTuple):
 
     tokens: Ints  # [n, m]
     counts: Ints  # [n] drafts
-    ends: NDArray[np.float64]  # [n, m + 1] chance that what is accepted of the chain ends at each depth
-    expects_eos: NDArray[np.bool_]  # [n] whether an end-of-text was proposed behind the chain
+    ends: NDArray[np.float64]  # [n, m + 1] probability that the accepted part of the chain ends at each depth
+    expects_eos: NDArray[np.bool_]  # [n] whether an end-of-text was proposed after the chain
 
 
 @dataclass
@@ -99,29 +99,29 @@ class Text:
     """The text of a sequence in flight, and what was drafted for it."""
 
     tokens: list[int]  # of the prompt and the answer
-    backs: list[int]  # how far back each token had stood (`back_of`)
-    counted: int  # tokens that were counted in the table
+    backs: list[int]  # how far back each token had last occurred (`back_of`)
+    counted: int  # how many tokens are counted in the table
     work: Work  # in which its drafts are counted
-    index: dict[tuple[int, int], int] = field(default_factory=dict)  # by two tokens: where the next one stands, lastly
-    chain: list[Decision] = field(default_factory=list)  # that the next forward verifies, or the last one did
-    refused: Decision | None = None  # what would have come next in the chain, and was not drafted
-    ends: list[float] = field(default_factory=list)  # probabilities that what is accepted of it ends at each depth
-    expects_eos: bool = False  # whether an end-of-text was proposed behind the chain
+    index: dict[tuple[int, int], int] = field(default_factory=dict)  # by two tokens: where they last went on
+    chain: list[Decision] = field(default_factory=list)  # drafts that the next forward verifies
+    refused: Decision | None = None  # the decision after the chain's last one, if it was not drafted
+    ends: list[float] = field(default_factory=list)  # probabilities that the chain's accepted part ends at each depth
+    expects_eos: bool = False  # whether an end-of-text was proposed after the chain
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens."""
+        """Append tokens, and index the passages that they continue."""
         for token in tokens:
             if len(self.tokens) > 1:
                 self.index[self.tokens[-2], self.tokens[-1]] = len(self.tokens)
             self.append(token)
 
     def append(self, token: int) -> None:
-        """Append a token, which no passage is followed by yet."""
+        """Append a token without indexing the passage that it continues."""
         self.tokens.append(token)
         self.backs.append(back_of(self.tokens, len(self.tokens) - 1))
 
     def cut(self, length: int) -> None:
-        """Take back what was appended behind the first tokens."""
+        """Drop all tokens after the first `length`."""
         del self.tokens[length:], self.backs[length:]
 
 
@@ -130,16 +130,16 @@ class Drafter:
 
     Args:
         eos_ids: tokens that end a text; they are not drafted.
-        most: drafts of a chain.
+        most: the most drafts of a chain.
         masks: whether what masks predict may be drafted.
     """
 
     def __init__(self, eos_ids: Sequence[int], most: int, masks: bool) -> None:
         self.eos_ids, self.most, self.masks = frozenset(eos_ids), most, masks
-        self.full = False  # whether that was said of the table
+        self.full = False  # whether it was logged that the table is full
         self.table, self.mixer = NGrams(), Mixer(VOTERS, HOPES, trusted=MASK_VOTER)
         self.texts: dict[int, Text] = {}  # by slot
-        # chains of the last step, to learn from, what would have come behind each, and where it began
+        # chains of the last step, for `learn`: text, drafts, `Text.refused`, and where in the text the chain began
         self.verified: list[tuple[Text, list[Decision], Decision | None, int]] = []
 
     def clear(self) -> None:
@@ -147,12 +147,12 @@ class Drafter:
         self.texts.clear()
 
     def remember(self, text: Sequence[int], begin: int = 0) -> None:
-        """Add the tokens of a text from number `begin` on to the table."""
+        """Count the tokens of a text in the table, from number `begin` on."""
         self.table.add(text, begin)
         self.tell_of_room()
 
     def tell_of_room(self) -> None:
-        """Say, once, that the table is full."""
+        """Log that the table is full, but only once."""
         if self.table.dropped and not self.full:
             self.full = True
             self.say_full(2 * self.table.most * ENTRY_BYTES)
@@ -165,32 +165,32 @@ class Drafter:
         )
 
     def inherit(self, other: Drafter) -> None:
-        """Take over the table of another drafter, and how sure its texts were; masks are others now."""
+        """Take over the table of another drafter, and what it learned of all proposals but those of its masks."""
         self.table, self.mixer, self.full = other.table, other.mixer, other.full
         self.mixer.forget(OF_MASKS)
 
     def admit(self, slot: int, prompt: Sequence[int], work: Work) -> None:
-        """Begin the text of a request, whose drafts are counted in `work` when it has left and was learned from."""
+        """Begin the text of a request; `work` has the counts of its drafts once `learn` was called after it left."""
         skipped = max(len(prompt) - REMEMBERED, 0)
         text = Text(list(prompt[:skipped]), [0] * skipped, len(prompt), work)
         text.extend(prompt[skipped:])
         self.texts[slot] = text
 
     def leave(self, slot: int) -> None:
-        """Forget the text of a slot that becomes free, once it was learned from."""
+        """Forget the text of a slot that becomes free; the next `learn` still learns from it."""
         del self.texts[slot]
 
     def hear(
         self, slots: Ints, written: Ints, counts: Ints, masks: Masks, token: Ints = NOTHING, bits: Ints = NOTHING
     ) -> None:
-        """Append what a step has written, and note in `masks` what masks predicted behind it, if they draft.
+        """Append what a step has written, and note in `masks` what masks predicted after it, if they draft.
 
         Args:
-            slots: ``[n]`` of the step; those of no text are left out.
-            written: ``[n, D]`` tokens, of each sequence as many as `counts` ``[n]`` says.
-            counts: new tokens.
-            masks: of all slots.
-            token, bits: as of `Masks.note`.
+            slots: ``[n]`` slots of the step; those without a text are skipped.
+            written: ``[n, D]`` tokens; the first `counts` of each sequence are new.
+            counts: ``[n]`` new tokens.
+            masks: of all slots, changed in place.
+            token, bits: as in `Masks.note`.
         """
         for slot, tokens, count in zip(slots.tolist(), written.tolist(), counts.tolist(), strict=True):
             if slot in self.texts:
@@ -199,20 +199,20 @@ class Drafter:
             masks.note(slots, token, bits)
 
     def verifying(self) -> list[list[tuple[int, int]]]:
-        """Return the chains of the last step that wait to be learned from: the drafts' tokens and sources."""
+        """Return the chains of the last step that `learn` has not seen yet: the tokens and sources of their drafts."""
         return [[(draft.token, source_of(draft)) for draft in chain] for _, chain, _, _ in self.verified]
 
     def wrote(self, slot: int, tokens: Sequence[int]) -> None:
-        """Append the tokens that a step has written."""
+        """Append the tokens that a step has written in `slot`, and keep the verified chain for `learn`."""
         text = self.texts[slot]
         self.verified.append((text, text.chain, text.refused, len(text.tokens)))
         text.chain, text.refused = [], None
         text.extend(tokens)
 
     def learn(self, total: Work) -> None:
-        """Learn from the last step: how good its proposals were, and its text. Count its drafts in `total`, too.
+        """Learn from the last step how good its proposals were, and count its text. Count its drafts in `total`, too.
 
-        It may be called late, as while a device computes: no proposal needs it.
+        It may be called late, such as while a device computes: drafting does not wait for it.
         """
         verified, self.verified = self.verified, []
         for text, chain, refused, begin in verified:
@@ -233,7 +233,7 @@ class Drafter:
             text.counted = len(text.tokens)
 
     def draft_all(self, slots: Ints, most: Ints, worth: float, masks: Masks, from_text: bool = True) -> Drafted:
-        """Draft chains for several sequences: the arguments of `draft` for each, but `masks` of all slots."""
+        """Return chains for the sequences in `slots`; the arguments are as in `draft`, but `masks` are of all slots."""
         count = len(slots)
         tokens, counts = np.zeros((count, self.most), np.int64), np.zeros(count, np.int64)
         ends, eos = np.zeros((count, self.most + 1)), np.zeros(count, bool)
@@ -247,14 +247,14 @@ class Drafter:
     def draft(
         self, slot: int, most: int, worth: float, masks: Sequence[tuple[int, float]] = (), from_text: bool = True
     ) -> Text:
-        """Draft a chain for a sequence, `Text.chain`.
+        """Return the text of a sequence with a new chain of drafts (`Text.chain`).
 
         Args:
             slot: of the sequence.
-            most: drafts.
-            worth: probability that a draft is reached and right, below which it is not worth a row.
+            most: the most drafts.
+            worth: a draft whose probability of being reached and right is below this is not worth a row.
             masks: tokens that masks predicted for the chain's places, and their probabilities.
-            from_text: whether text may draft.
+            from_text: whether to draft from text, too; without it, masks alone draft.
         """
         text = self.texts[slot]
         text.chain, text.ends, text.expects_eos, text.refused = chain, ends, _, _ = [], [], False, None
@@ -281,7 +281,7 @@ class Drafter:
         return text
 
     def proposals(self, text: Text) -> list[Proposal]:
-        """Return what the table and the text itself propose for the next token."""
+        """Return what the table and the text itself propose as the next token."""
         proposal, found = self.mixer.proposal, []
         for number, token, count in self.table.after(text.tokens, text.backs):
             found.append(proposal(token, number, 8 * number + BITS[count]))
@@ -291,14 +291,14 @@ class Drafter:
         return found
 
     def paths(self, slot: int, most: int, masks: Sequence[tuple[int, float]] = ()) -> list[list[int]]:
-        """Return other drafts than the chain's, the likeliest first: each takes what another source proposed somewhere.
+        """Return alternatives to the chain, the likeliest first: each leaves it with a token that was proposed there.
 
         Args:
-            slot, masks: as of `draft`, which was called before.
-            most: paths.
+            slot, masks: as in `draft`, which must have been called before.
+            most: the most paths.
 
         Returns:
-            Tokens, as many as the chain has.
+            The tokens of each path, as many as the chain has.
         """
         drafts = self.chain_of(slot)
         chain = [token for token, _ in drafts]
@@ -318,7 +318,7 @@ class Drafter:
         return [self.onward(slot, [*chain[:depth], other], chain) for depth, other in best]
 
     def onward(self, slot: int, path: list[int], chain: list[int]) -> list[int]:
-        """Return `path`, which leaves `chain`, with what the text says further on, and then as the chain goes on."""
+        """Return `path`, which leaves `chain`, continued to its length: as text proposes, then as `chain` goes on."""
         while len(path) < len(chain):
             proposed = max(self.proposed(slot, path), key=lambda one: one[1], default=(-1, 0.0))[0]
             if proposed < 0 or proposed in self.eos_ids:
@@ -327,7 +327,7 @@ class Drafter:
         return path + chain[len(path) :]
 
     def proposed(self, slot: int, more: Sequence[int]) -> list[tuple[int, float]]:
-        """Return the tokens that are proposed behind the text in a slot and `more`, and how sure each proposal is."""
+        """Return the tokens that text proposes after those in `slot` and `more`, and the chance of each proposal."""
         text = self.texts[slot]
         length = len(text.tokens)
         for token in more:
@@ -337,15 +337,15 @@ class Drafter:
         return found
 
     def tokens_of(self, slot: int) -> list[int]:
-        """Return the prompt and the text in a slot."""
+        """Return the tokens of the prompt and the answer in a slot."""
         return self.texts[slot].tokens
 
     def chain_of(self, slot: int) -> list[tuple[int, float]]:
-        """Return the drafts in a slot, and their chances."""
+        """Return the drafts of the chain in a slot, and their chances of being right."""
         return [(draft.token, draft.chance) for draft in self.texts[slot].chain]
 
     def passage(self, text: Text) -> tuple[int, int]:
-        """Return where the passage goes on that stands lastly at the text's end, and how long it is; 0: nowhere."""
+        """Return where the last occurrence of the text's final tokens goes on (0: nowhere), and how many match."""
         tokens = text.tokens
         if len(tokens) < 2:
             return 0, 0
@@ -356,7 +356,7 @@ class Drafter:
 
 
 def source_of(draft: Decision) -> int:
-    """Return which of `SOURCES` a draft is from: masks, if they predicted it; else the surest that proposed it."""
+    """Return which of `SOURCES` a draft is from: masks if they predicted it, else the surest voter that proposed it."""
     best = max(
         (one for one in draft.proposals if one.token == draft.token),
         key=lambda one: (one.voter == MASK_VOTER, one.lean),
@@ -365,7 +365,7 @@ def source_of(draft: Decision) -> int:
 
 
 def level(probability: float) -> int:
-    """Return the level of a mask's probability p: how many times 1 - p is halved, at most 7."""
+    """Return the level of a mask's probability p: how many times 1 can be halved and stay above 1 - p, at most 7."""
     rest, halved = 1.0 - probability, 0
     while rest < 0.5 and halved < LEVELS - 1:
         rest, halved = 2 * rest, halved + 1
@@ -373,10 +373,10 @@ def level(probability: float) -> int:
 
 
 def drafter_for(config: DecodeConfig, model: ModelConfig) -> Drafter | None:
-    """Return what drafts for a model as `config` says; None if its masks alone do."""
+    """Return the drafter of a model, as `config` says; None if nothing is drafted from text."""
     if not config.drafts_text:
         return None
-    from lopa_dist.engine import c_drafter  # which has what is above
+    from lopa_dist.engine import c_drafter  # which imports this module
 
     kind = Drafter if c_drafter.fault() else c_drafter.CDrafter
     return kind(model.eos_ids if config.stop_at_eos else (), config.max_drafts, config.drafts_masks and model.has_mask)

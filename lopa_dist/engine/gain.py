@@ -1,4 +1,4 @@
-"""How much faster a job would be if its masks were accepted as a measurement says."""
+"""How much faster a job would be if its masks were accepted at the rates of a measurement."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from lopa_dist.engine.lookahead import Acceptance, LookaheadPolicy
 
 
 def gain(policy: LookaheadPolicy, shares: list[float], chains: float) -> float:
-    """Return tokens a second with other masks, as a multiple of those now; at most one can expect, by this job's steps.
+    """Return the tokens a second to expect with other masks, at most, as a multiple of the present ones.
 
-    Where the number of drafts is fixed, a forward counts as equally long with any text.
+    With ``drafts=auto`` the times of this job's own steps decide. With a fixed number of drafts, all forwards count as
+    equally long.
 
     Args:
         policy: of the running job.
-        shares: of tried drafts that would be accepted, by depth.
-        chains: that they were measured on; with none, nothing is known.
+        shares: by depth, the share of tried drafts that would be accepted.
+        chains: how many chains the shares were measured on; if 0, nothing is known and 1 is returned.
     """
     if not chains:
         return 1.0

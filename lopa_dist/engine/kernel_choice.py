@@ -1,4 +1,4 @@
-"""Which kernels an engine runs in torch's form, by `engine.kernels` and by how Triton's did on this GPU."""
+"""Which kernels an engine runs in torch's form: by `engine.kernels`, and by how Triton's kernels did on this GPU."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def plain_kernels(
     """Return the kernels that run in torch's form on a GPU; on a CPU all do, whatever is returned.
 
     Ranks that share a model must use the same form, because the parts of the record head's sums that they exchange
-    differ between the two. So with such ranks a kernel that fails ends the job.
+    differ between the two forms. With such ranks, therefore, a kernel that fails ends the job.
 
     Args:
         model: on the device.
         options: `kernels`, `attention` and `reproducible` are read.
         device: where the kernels run.
-        tile_rows: of meta-attention; None: another kernel attends.
-        ranks: that the model is split over.
-        bounded: as of `Widths`.
+        tile_rows: rows of a tile of meta-attention; None: another kernel attends.
+        ranks: how many the model is split over.
+        bounded: as in `Widths`.
 
     Raises:
         ValueError: a kernel cannot be used, and the options or the ranks allow no other.
@@ -72,7 +72,7 @@ def needed(model: Transformer, options: EngineConfig, tile_rows: int | None) -> 
 
 
 def without_graphs(model: Transformer, plain: frozenset[str], device: torch.device) -> bool:
-    """Return whether a kernel of `plain` has a torch form in which the host waits for the device, as no graph may."""
+    """Return whether the torch form of a kernel in `plain` makes the host wait for the device, as no graph may."""
     dtype = model.head_weight.dtype
     wholes = {FP8 if mlp.kind == "fp8" else dtype for mlp in mixtures(model)}  # int8 is widened before it is multiplied
     asks = device.type == "cuda" and any(not by_library(device, dtype, whole) for whole in wholes)
@@ -91,8 +91,8 @@ def widths_of(
 
     Args:
         shape: of the whole model.
-        tile_rows, ranks: as of `plain_kernels`.
-        bounded, whole, experts: as of `Widths`.
+        tile_rows, ranks: as in `plain_kernels`.
+        bounded, whole, experts: as in `Widths`.
     """
     router, routed = (None, 0) if shape.experts is None else (router_of(shape.experts), shape.experts.count)
     return Widths(

@@ -2,8 +2,8 @@
 
 Every running sequence owns a range for its committed tokens, as long as its prompt and its longest answer. If the K/V
 of a prompt's first tokens (its prefix: all of the prompt, or the examples that many prompts begin with) depend on
-nothing behind them, sequences whose prompts begin alike share one range for the prefix and own ranges for the rest. One
-of them computes the prefix, in the first forward that needs it. Some unused prefixes stay for later requests.
+nothing behind them, sequences whose prompts begin alike share one range for the prefix, and each owns a range for the
+rest. One of them computes the prefix, in the first forward that needs it. Some unused prefixes stay for later requests.
 
 Behind the ranges lies scratch space, where each forward's rows write their K/V in packed order (pre-write). Committing
 copies the winner's complete blocks from scratch into its sequence's range. If another rank ran the winner, they come
@@ -35,16 +35,16 @@ class PrefixEntry:
     prefix: Tokens
     hidden_slot: int  # where the hidden state of its last row is stored: -1, -2, ..., counted from the end
     ref_count: int = 1  # running sequences that use it
-    computed: int = 0  # first tokens whose K/V were computed
+    computed: int = 0  # how many of its first tokens have their K/V computed
 
     @property
     def tokens(self) -> int:
-        """Its length."""
+        """The prefix's length in tokens."""
         return len(self.prefix)
 
     @property
     def stored(self) -> bool:
-        """Whether the K/V of all of it were computed."""
+        """Whether the K/V of the whole prefix are computed."""
         return self.computed == self.tokens
 
 
@@ -56,25 +56,25 @@ class KVPool:
     ) -> None:
         self.scratch = budget
         self.ranges: dict[int, tuple[int, int]] = {}  # by sequence: begin and end of all but its prefix
-        self.prefixes: dict[Tokens, PrefixEntry] = {}  # by tokens; unused ones in the order in which they became so
+        self.prefixes: dict[Tokens, PrefixEntry] = {}  # by tokens; unused ones in the order in which they became unused
         self.taken: list[tuple[int, int]] = []  # begin and end of all ranges and prefixes that are not empty, sorted
-        self.entry_of: dict[int, PrefixEntry] = {}  # by sequence; without those whose prefix is empty
+        self.entry_of: dict[int, PrefixEntry] = {}  # by sequence; none for an empty prefix
         self.base = np.zeros(sequences, np.int64)  # slot of token t >= prefix length is base + t
         self.prefix_base = np.zeros(sequences, np.int64)  # slot of token 0, in the range of the prefix
         self.prefix_length = np.zeros(sequences, np.int64)  # tokens of the prefix
         self.prefix_hidden = np.zeros(sequences, np.int64)  # as `PrefixEntry.hidden_slot`
         self.most_idle = sequences  # the most unused prefixes that stay
         self.most_prefixes = 2 * sequences
-        shape = (model.layers, 0, model.kv_heads, model.head_dim)  # made with the first step's scratch, in one piece
+        shape = (model.layers, 0, model.kv_heads, model.head_dim)  # allocated in one piece, with the first scratch
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
 
     def allocate(self, sequence: int, tokens: int, prefix: Tokens = ()) -> bool:
-        """Give a sequence the first range that is long enough; return False if there is none now.
+        """Give a sequence the first free range that is long enough; return False if there is none now.
 
         Args:
-            sequence: which.
-            tokens: how many, its prompt's included.
+            sequence: number of the sequence.
+            tokens: how many it needs space for, its prompt's included.
             prefix: the first of them, whose K/V may be shared by sequences that begin alike.
         """
         found = self.prefixes.get(prefix)
@@ -103,7 +103,7 @@ class KVPool:
         return True
 
     def find_free(self, tokens: int, prefix: Tokens) -> int | None:
-        """Return the first free range of `tokens` slots; drops unused prefixes, except `prefix`, until there is one."""
+        """Return where `tokens` free slots begin; unused prefixes, except `prefix`, are dropped until there are any."""
         idle = [key for key, entry in self.prefixes.items() if not entry.ref_count and key != prefix]
         begin = self.first_gap(tokens)
         while begin is None and idle:
@@ -147,7 +147,7 @@ class KVPool:
         if not entry.stored:
             self.drop(entry.prefix)
             return
-        self.prefixes[entry.prefix] = self.prefixes.pop(entry.prefix)  # the last to be dropped
+        self.prefixes[entry.prefix] = self.prefixes.pop(entry.prefix)  # now the last to be dropped
         idle = [key for key, entry in self.prefixes.items() if not entry.ref_count]
         for key in idle[: len(idle) - self.most_idle]:
             self.drop(key)
@@ -162,7 +162,7 @@ class KVPool:
     def shared_prefixes(self, sequences: Ints, prefill: NDArray[np.bool_]) -> SharedPrefixes:
         """Return what a forward with `sequences` needs to know about their prefixes.
 
-        `prefill` marks those whose prompt is not cached. Of several that need one prefix, the first computes it.
+        `prefill` marks those whose prompt is not cached. Of several that need the same prefix, the first computes it.
         """
         source = np.full(len(sequences), -1)
         first: dict[int, int] = {}  # by where the prefix lies
@@ -173,22 +173,22 @@ class KVPool:
         return SharedPrefixes(self.prefix_length[sequences], source, self.prefix_hidden[sequences])
 
     def stored(self, sequence: int) -> bool:
-        """Return whether the K/V of a sequence's prefix were computed."""
+        """Return whether the K/V of a sequence's prefix are computed."""
         return sequence in self.entry_of and self.entry_of[sequence].stored
 
     def store_prefix(self, sequence: int) -> None:
-        """Note that the K/V of a sequence's prefix were computed."""
+        """Note that the K/V of a sequence's prefix are computed."""
         entry = self.entry_of[sequence]
         entry.computed = entry.tokens
 
     def slots(self, sequence: Ints, token: Ints) -> Ints:
-        """Return the slots of sequences' tokens, given by their absolute positions."""
+        """Return the slots of tokens, given by their sequences and absolute positions."""
         return np.where(token < self.prefix_length[sequence], self.prefix_base[sequence], self.base[sequence]) + token
 
     def key_ranges(
         self, sequence: Ints, tokens: Ints, rows: tuple[Ints, Ints] | None
     ) -> tuple[Ints, Ints, tuple[Ints, Ints] | None]:
-        """Return where the first `tokens` tokens of sequences lie: one range, and a second one if some need two.
+        """Return where the first `tokens` tokens of sequences lie: in one range, or in two if a prefix lies apart.
 
         Args:
             sequence, tokens: ``[G]``.
@@ -196,7 +196,8 @@ class KVPool:
                 they are in the pool already. None: the forward computes no prompts.
 
         Returns:
-            First slot and number of tokens of the first range, ``[G]`` each; and of the second, or None.
+            First slot and number of tokens of the first range, ``[G]`` each; then a pair of both for the second range,
+            or None if no sequence has one.
         """
         length, base, prefix_base = self.prefix_length[sequence], self.base[sequence], self.prefix_base[sequence]
         if rows is not None:
@@ -209,7 +210,7 @@ class KVPool:
         return np.where(apart, prefix_base, base), first, (base + first, second) if second.any() else None
 
     def reserve(self, rows: int, most: int | None = None) -> None:
-        """Make sure that there are `rows` rows of scratch, whose contents may be lost.
+        """Make sure that there are `rows` rows of scratch; what scratch holds may be lost.
 
         If there are fewer, the pool grows to `most` rows of scratch, by default half as many again as needed. Keys and
         values are copied one after the other, so for a moment the pool takes half as much memory again.

@@ -1,16 +1,17 @@
 """How likely a model finds given answers.
 
-A causal model's likelihood is exact: the sum of its tokens' log probabilities, each in the context of the tokens before
-it. Of a masked model there is a lower bound (LLaDA, arXiv 2502.09992), the mean over masks of an answer
+A causal model's likelihood is exact: the sum of the tokens' log probabilities, each in the context of the tokens before
+it. For a masked model there is a lower bound (LLaDA, arXiv 2502.09992), the mean over masks of an answer
 
     E over l in 1..L, E over l masked positions:  L / l  x  the sum of the masked tokens' log probabilities.
 
-Masks are drawn by the request's key; their numbers l are spread evenly, as the authors do. Short answers have fewer
-masks than samples were asked for: then all are computed, and the bound has no sampling error. In contexts where a row
-sees nothing behind its block, each block sees the true blocks before it, and the bounds of the blocks add up.
+Masks are drawn by the answer's key; their sizes l are spread evenly, as in the authors' program. If an answer is so
+short that it has no more masks than samples were asked for, all of them are computed, and the bound has no sampling
+error. In contexts where a row sees nothing behind its block, each block sees the true blocks before it, and the bounds
+of the blocks add up.
 
-Many answers and many of their masks are rows of one forward. What a row sees before its block is computed once for all
-masks of an answer, and for all answers to one prompt that follow one another.
+Many answers and many of their masks share one forward. What a row sees before its block is computed once for all masks
+of an answer, and for consecutive answers to the same prompt.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ from lopa_dist.ragged import Ints, padded, to_device
 from lopa_dist.rows.structure import own_columns
 
 Mask = NDArray[np.bool_]
-ROWS = 4096  # of a forward, unless one mask of one answer has more
+ROWS = 4096  # the most rows of a forward, unless one mask of one answer has more
 TILE = 256  # rows whose logits are in memory at once
-SAMPLES = 128  # masks of an answer, as LLaDA's authors take
+SAMPLES = 128  # masks of an answer, as many as LLaDA's authors take
 
 
 class View(NamedTuple):
@@ -66,8 +67,9 @@ class Scorer:
     Args:
         model: on the device where everything runs.
         config: what rows see; the other options are not read.
-        samples: masks of an answer, or of a block of it.
-        rows: of a forward.
+        samples: masks of an answer, or of each block where blocks are scored one by one.
+        rows: the most rows of a forward, unless one mask has more.
+        tensor: the group that the model is split over.
     """
 
     def __init__(
@@ -91,7 +93,7 @@ class Scorer:
         """Return the likelihoods of some answers; with the logit shift, no prompt may be empty."""
         views: list[View] = []
         weights: list[float] = []  # of the views in their part's sum
-        drawn: set[tuple[int, Part]] = set()  # parts some of whose masks are left out
+        drawn: set[tuple[int, Part]] = set()  # parts of which only some masks are computed
         for number, answer in enumerate(given):
             for index, part in enumerate(self.parts(answer)):
                 random = np.random.default_rng([answer.key, index])
@@ -127,8 +129,8 @@ class Scorer:
         return self.scope.parts(prompt, prompt + len(given.answer), self.config.block_size, self.shift)
 
     def masks(self, length: int, random: np.random.Generator) -> tuple[list[Mask], list[float], bool]:
-        """Return masks of `length` tokens, their weights in the sum, and whether they are drawn ones, not all."""
-        if self.exact:  # every token is seen by those behind it, and predicted
+        """Return masks of `length` tokens, their weights in the sum, and whether they are only a sample of them all."""
+        if self.exact:  # every token is predicted, and seen by the tokens after it
             return [np.ones(length, bool)], [1.0], False
         if length < 63 and 2**length - 1 <= self.samples:
             sets = [list(some) for count in range(1, length + 1) for some in combinations(range(length), count)]
@@ -139,11 +141,11 @@ class Scorer:
         return masks, [length / count / self.samples for count in counts.tolist()], True
 
     def greedy(self, given: Sequence[Given], forwards: Counter[int]) -> list[bool]:
-        """Return which answers are written by filling the most probable token of each part in every forward.
+        """Return for each answer whether filling the most probable token of each part in every forward writes it.
 
         Args:
             given: the answers.
-            forwards: counts those of each answer.
+            forwards: of each answer; those made here are added.
         """
         greedy = [True] * len(given)
         views = [
@@ -165,7 +167,7 @@ class Scorer:
         return greedy
 
     def predict(self, given: Sequence[Given], views: Iterable[View]) -> Iterator[Predicted]:
-        """Yield what the model predicts in each view, in as few forwards as their rows fit into."""
+        """Yield what the model predicts in each view; as many views share a forward as have room in it."""
         batch: list[View] = []
         rows, last = 0, None
         for view in views:
@@ -181,15 +183,15 @@ class Scorer:
             yield from self.forward(given, batch)
 
     def before(self, given: Given, part: Part) -> list[int]:
-        """Return the tokens before a part that it sees and that do not see it."""
+        """Return the tokens before a part that the part sees and that do not see the part."""
         return [*given.prompt, *given.answer][: self.scope.before(part, len(given.prompt))]
 
     def forward(self, given: Sequence[Given], views: Sequence[View]) -> list[Predicted]:
-        """Return what the model predicts in some views, whose rows are all in one forward."""
+        """Return what the model predicts in some views, all in one forward."""
         tokens: list[int] = []
         positions: list[int] = []
         segments: list[tuple[int, int, int, int]] = []  # start, rows, base and number of the other rows that it sees
-        ends: list[int] = []  # of the columns that each row sees of its own segment
+        ends: list[int] = []  # for each row, where the columns that it sees of its own segment end
         wanted: list[int] = []  # rows that predict
         targets: list[int] = []
         last, base = None, 0
@@ -225,13 +227,13 @@ class Scorer:
         ]
 
     def ends(self, rows: int, prompt: int) -> list[int]:
-        """Return where the columns end that each of `rows` rows sees; the first `prompt` rows are the prompt's."""
+        """Return for each of `rows` rows where the columns that it sees end; the first `prompt` are the prompt's."""
         first = np.array([0 if self.scope.from_prompt else -prompt])
         count = np.array([rows])
         return own_columns(self.config, first + np.arange(rows), first, count, count).tolist()
 
     def hidden(self, tokens: list[int], positions: list[int], segments: Ints, ends: Ints) -> Tensor:
-        """Hidden states ``[R, d]`` of packed rows."""
+        """Return the hidden states ``[R, d]`` of packed rows."""
         weight, shape = self.model.head_weight, self.model.config
         extra = padded(len(tokens)) - len(tokens)
         start, rows, base, seen = segments.T
@@ -241,10 +243,10 @@ class Scorer:
         return self.model(*sent, lambda layer, q, k, v: attend_grouped(q, k, v, groups))
 
     def logprobs(self, hidden: Tensor, rows: list[int], targets: list[int], top: int = 0) -> NDArray[np.float64]:
-        """Return ``[3 + 2 top, H]``: what rows say of their targets, and what they say instead.
+        """Return what `rows` predict about their `targets` and the most probable tokens, ``[3 + 2 top, H]``.
 
-        The targets' log probabilities, 1 if one is the most probable token, the latter's own; then the `top` most
-        probable tokens, and their log probabilities.
+        First come the targets' log probabilities, then 1 where the target is the most probable token, then the log
+        probability of the most probable token; then the `top` most probable tokens, and their log probabilities.
         """
         mask_id, columns = self.model.config.mask_id, []
         both = to_device(np.array([rows, targets]), hidden.device)
@@ -262,7 +264,7 @@ class Scorer:
 
 
 def of_tokens(given: Given, predicted: Predicted) -> list[TokenLikelihood] | None:
-    """Return what is predicted of each token of an answer; None if nobody asked."""
+    """Return the likelihood of each token of an answer; None if it was not asked for (`Given.top`)."""
     if given.top is None:
         return None
     found = zip(given.answer, predicted.logprob.tolist(), predicted.top.tolist(), strict=True)

@@ -1,8 +1,8 @@
 """What the ranks of a replica do together in every step: run the forward, gather its records, and agree to go on.
 
-Every rank brings a `StopLevel` to each step, and all follow the highest of them. So all ranks stop at the same
-step, whichever was asked to stop or failed. Each rank also sends how far it would look ahead in the next step
-(`LookaheadPolicy`), and all follow the first rank.
+Every rank brings a `StopLevel` to each step, and all ranks follow the highest of them. So all ranks stop at the same
+step, whichever was asked to stop or failed. Each rank also proposes how far to look ahead in the next step
+(`LookaheadPolicy`), and all ranks follow the first one's proposal.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from lopa_dist.rows import ForwardBatch
 
 
 class Lockstep:
-    """The ranks of a replica in step.
+    """Keeps the ranks of a replica in step.
 
     Args:
         comm: the branch group.
         tensor: the group that the model is split over.
         requested: returns what this rank was asked to do; called once a step.
-        statistics: records phases' times.
+        statistics: records the times of phases.
     """
 
     def __init__(
@@ -41,14 +41,14 @@ class Lockstep:
     ) -> None:
         self.comm, self.tensor, self.requested, self.statistics = comm, tensor, requested, statistics
         self.level = StopLevel.RUN  # what all ranks agreed to do
-        # of the branch ranks in this step, on the device: level, and choice; empty for one rank alone
+        # on the device, the level and choice of each branch rank in this step; empty for one rank alone
         self.levels = torch.empty(0)
         self.own_level = StopLevel.RUN
         self.error: Exception | None = None  # of this rank in this step, from `attempt`
-        self.choice = Choice(0, 0)  # of lookahead in the next step: the first rank's proposal
+        self.choice = Choice(0, 0)  # how far to look ahead in the next step: the first rank's proposal
 
     def least(self, value: int, device: torch.device) -> int:
-        """Return the least of all ranks' values, so that all decide the same from it."""
+        """Return the least of all ranks' values, from which all ranks then decide the same."""
         for comm in (self.tensor, self.comm):
             if comm.size > 1:
                 value = int(comm.all_gather(torch.tensor([value], device=device)).min())
@@ -58,14 +58,14 @@ class Lockstep:
         """Run this rank's share of a forward, and return it with all ranks' records.
 
         Args:
-            runner: runs it.
+            runner: runs the forward.
             batch: this rank's rows.
-            step: of the batch.
+            step: the step that the rows are for.
 
         Returns:
             This rank's share as it ran, for `commit`; and records ``[ranks, branches, columns, 3 or 5]`` int32.
         """
-        if self.error is None:  # of a chunk before it
+        if self.error is None:  # else a chunk before it failed
             with self.attempt():
                 prepared = runner.prepare(batch, step.slots)
                 self.statistics.lap("host")
@@ -83,7 +83,7 @@ class Lockstep:
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Hold an exception back until `forward` has told the other ranks of it.
+        """Hold an exception back until `forward` has told the other branch ranks of it.
 
         It is raised at once if there are no others, or if a collective broke, which they notice themselves.
         """
@@ -95,7 +95,7 @@ class Lockstep:
             self.error = self.error or error
 
     def gather(self, records: Tensor, proposal: Choice) -> Tensor:
-        """Return the records of all branch ranks; levels and proposals travel with them, and stay on the device."""
+        """Return the records of all branch ranks. Levels and proposals travel with them and stay on the device."""
         if self.comm.size == self.tensor.size == 1:
             self.levels = records.new_empty(0)
             return records[None]
@@ -113,7 +113,7 @@ class Lockstep:
     def finish(self, batch: RunningBatch, step: Step, winner: Winner) -> StopLevel:
         """Copy the state to the host, and return what all ranks do: the highest of their levels.
 
-        The first rank's `choice` is everybody's. What is copied is all that the host learns of a step.
+        All ranks take the first rank's `choice`. The copy is all that the host learns about a step.
 
         Raises:
             PeerFailure: a rank's forward failed.

@@ -22,18 +22,18 @@ from lopa_dist.ragged import Ints
 from lopa_dist.rows.lookahead import Lookahead
 from lopa_dist.rows.share import ALONE, Share
 
-MASKS = (0, 1, 2, 3, 4, 6, 8, 12, 16)  # of a group, as auto may choose
-DECAY = 0.998  # weight of a count of drafts, a step later
-REMEMBERED = 9  # steps of a size whose median time counts
-TRIAL = 1024  # rows of masks that are run before they may be found useless
+MASKS = (0, 1, 2, 3, 4, 6, 8, 12, 16)  # sizes of a group of masks that auto may choose
+DECAY = 0.998  # counts of drafts are multiplied by this in each step
+REMEMBERED = 9  # last steps of a size class whose median time counts
+TRIAL = 1024  # rows of masks that are run before masks may be found useless
 EXPLORE = 64  # every 64th step makes another choice, so that the times of other choices are known, too
-FAR = 0.8  # a choice of fewer tokens a second than this share of the best one's is made less often:
-SELDOM = 8  # at one of so many of these steps
-RECONSIDER = 8  # steps after which all choices are compared again: that takes the host half a millisecond
-HOLD = 0.03  # by which share another choice must be faster to replace the best one so far
-SECOND = 0.15  # chance of a chain to end at a token from which on a second group stands there, if drafts are fixed
+FAR = 0.8  # a choice with fewer tokens a second than this share of the best one's is explored less often:
+SELDOM = 8  # in one of this many exploring steps
+RECONSIDER = 8  # steps after which all choices are compared again, which takes the host half a millisecond
+HOLD = 0.03  # another choice must be faster by this share to replace the best one so far
+SECOND = 0.15  # with fixed drafts, a second group stands where the chain ends with at least this probability
 LEAST, MOST_WORTH = 20, 900  # bounds of `Choice.worth`
-HOPE = 0.8  # probability that a draft is accepted, before any was
+HOPE = 0.8  # probability that a draft is accepted, before any draft was tried
 
 
 class Choice(NamedTuple):
@@ -42,30 +42,30 @@ class Choice(NamedTuple):
     masks: int  # of a group
     groups: int
     branches: int = 0  # whether branches run beside the chain
-    text: int = 1  # whether text drafts, where it may: without it, every step begins where a group of masks can stand
-    worth: int = LEAST  # thousandths: the probability to be reached and right from which on a draft is worth a row
+    text: int = 1  # whether text drafts, where it may; without it, a chain goes no further than masks predicted
+    worth: int = LEAST  # thousandths: the least probability of being reached and right that makes a draft worth a row
 
 
-FIRST = (Choice(2, 1), Choice(2, 1), Choice(0, 1))  # that a job begins with: cheap ones, of two sizes
+FIRST = (Choice(2, 1), Choice(2, 1), Choice(0, 1))  # a job's first choices: cheap ones, of two sizes
 
 
 class Acceptance:
-    """How far chains of drafts were accepted, by depth; older ones count less."""
+    """How far chains of drafts were accepted, by depth; older steps count less."""
 
     def __init__(self, deepest: int = MOST_DRAFTS, hope: float = HOPE) -> None:
-        self.hope = hope  # probability that a draft is accepted, before any was
+        self.hope = hope  # probability that a draft is accepted, before any draft was tried
         self.tried, self.accepted, self.drafted, self.room = np.zeros((4, deepest))
         self.asked: dict[int, list[float]] = {}  # what `ends` returned since the last count
-        self.expected: list[tuple[NDArray[np.float64], Ints, Ints]] = []  # steps, until they are taken into account
+        self.expected: list[tuple[NDArray[np.float64], Ints, Ints]] = []  # steps that are not in the counts yet
 
     def count(self, drafts: Ints, accepted: Ints, room: Ints | None = None) -> None:
         """Count a step.
 
         Args:
-            drafts: ``[S]`` of each sequence.
-            accepted: ``[S]`` of these.
-            room: ``[S]`` drafts that a chain could have; where it has fewer, no source was sure enough, and the step
-                counts as if the next draft had been rejected. None: as many as it has.
+            drafts: ``[S]`` drafts of each sequence.
+            accepted: ``[S]`` how many of them were accepted.
+            room: ``[S]`` drafts that each chain had room for. If a chain has fewer, no source was sure enough of
+                another, and the step counts as if the next draft had been rejected. None: as many as it has.
         """
         self.asked.clear()
         depth = np.arange(len(self.tried))
@@ -76,17 +76,17 @@ class Acceptance:
         self.room = DECAY * self.room + open_.sum(0)
 
     def expect(self, ends: NDArray[np.float64], drafts: Ints, room: Ints) -> None:
-        """Count a step as it is expected to end, whether or not it is made: at once with others, when `ends` is asked.
+        """Count a step as it is expected to end, whether or not it is run; `take_expected` adds it to the counts.
 
         Args:
-            ends: ``[S, D + 1]`` probabilities that what is accepted of each sequence's chain ends at each depth.
-            drafts, room: as of `count`.
+            ends: ``[S, D + 1]`` probabilities that the accepted part of each sequence's chain ends at each depth.
+            drafts, room: as in `count`.
         """
         self.asked.clear()
         self.expected.append((ends, drafts, room))
 
     def take_expected(self) -> None:
-        """Take the expected steps into account."""
+        """Add the expected steps to the counts, all at once."""
         if not self.expected:
             return
         age = np.arange(len(self.expected))[::-1].repeat([len(drafts) for _, drafts, _ in self.expected])
@@ -102,42 +102,42 @@ class Acceptance:
         self.room = keep * self.room + (weight * open_).sum(0)
 
     def ends(self, drafts: int) -> list[float]:
-        """Return the probabilities that what is accepted of a chain ends at each depth; ``[drafts + 1]``.
+        """Return the probabilities that the accepted part of a chain ends at each depth, ``[drafts + 1]``.
 
         Args:
-            drafts: that the chain has room for.
+            drafts: how many the chain has room for.
         """
         if drafts in self.asked:
             return self.asked[drafts]
         self.take_expected()
         tried = self.tried.sum()
-        share = self.accepted.sum() / tried if tried else self.hope  # what to expect if few were tried
+        share = self.accepted.sum() / tried if tried else self.hope  # expected where few drafts were tried
         rates = (self.accepted + share) / (self.tried + 1)
         reached = np.cumprod(np.append(1.0, rates[:drafts]))
         ends = self.asked[drafts] = [*(reached[:-1] - reached[1:]).tolist(), float(reached[-1])]
         return ends
 
     def length(self, room: int) -> float:
-        """Return how many drafts a chain has on the average that has room for `room` of them."""
+        """Return how many drafts a chain with room for `room` drafts has on average."""
         self.take_expected()
         return float(((self.drafted + 1) / (self.room + 1))[:room].sum())
 
 
 class StepTimes:
-    """How long a step takes, by its rows: medians of the last measured times, and straight lines between them."""
+    """How long a step takes, by its rows: medians of the last measured times, with straight lines between them."""
 
     def __init__(self) -> None:
         self.last: dict[int, deque[tuple[int, float]]] = {}  # by size class: rows and seconds
         self.points: list[tuple[float, float]] = []  # rows and seconds of each class, the fewest rows first
-        self.line = 0.0, 0.0  # seconds of a step without rows, and of a row, as all points together say
+        self.line = 0.0, 0.0  # seconds of a step without rows, and of a row, fitted to all points
 
     def measured(self, rows: int, seconds: float) -> None:
-        """Add a step."""
+        """Add the measured time of a step."""
         size = int(4 * np.log2(max(rows, 1)))  # a class has up to a fifth more rows than the one before
         self.last.setdefault(size, deque(maxlen=REMEMBERED)).append((rows, seconds))
 
     def fit(self) -> None:
-        """Take the measured steps into account."""
+        """Update `points` and `line` from the measured steps."""
         self.points = sorted((median(r for r, _ in last), median(s for _, s in last)) for last in self.last.values())
         if len(self.points) > 1:
             x, y = np.array(self.points).T
@@ -145,10 +145,10 @@ class StepTimes:
             self.line = max(float((y - slope * x).mean()), 0.0), slope
 
     def expected(self, rows: float) -> float:
-        """Return the expected seconds of a step, from the steps measured until the last `fit`.
+        """Return the expected seconds of a step with `rows` rows, from the steps measured until the last `fit`.
 
-        Beyond the measured sizes it follows the line, but a row takes no longer there than in the nearest measured
-        size, and more rows take no less time than fewer.
+        Outside the measured sizes it follows the line, but stays between the time of the nearest measured size and
+        that time multiplied by the ratio of their rows.
         """
         if not self.points:
             return 1.0
@@ -162,17 +162,19 @@ class StepTimes:
 
 
 class LookaheadPolicy:
-    """Chooses the masks of every step of one replica, and from which probability on a draft is worth a row.
+    """Chooses the masks of every step of one replica, and how probable a draft must be to be worth a row.
 
-    If `drafts` is a number, there are always this many masks, in one group. With ``drafts=auto`` it is the choice with
-    most tokens a second, from the acceptance and the times of this job's own steps. The times differ from rank to rank,
-    so each rank makes a proposal, and all follow the first one's (`Lockstep`).
+    If `drafts` is a number, a group has this many masks. There is one group; where chains are known to end at a second
+    depth often enough (`SECOND`), a second one; and usually none while masks are `useless` beside text. With
+    ``drafts=auto`` the policy makes the choice with the most tokens a second, judged by the acceptance and the times of
+    this job's own steps. The times differ from rank to rank, so each rank makes a proposal, and all follow the first
+    rank's (`Lockstep`).
 
     Args:
-        config: `drafts`, `branches` and where drafts come from are read.
-        share: of this rank, of the branches.
+        config: `drafts`, `branches`, where drafts come from, and `max_new_tokens` are read.
+        share: the branches that run on this rank.
         blocks: whether masks draft in blocks (`Lookahead.blocks`).
-        clock: returns seconds. On a CPU it counts this process's own time, which other programs hardly change.
+        clock: returns seconds. On a CPU it should count this process's own time, which other programs hardly change.
         masks: whether the model has masks.
     """
 
@@ -190,31 +192,31 @@ class LookaheadPolicy:
         self.branches, self.most = int(config.branches > 0), config.max_drafts
         fixed = Choice(config.max_drafts * config.causal * self.masks, 1, self.branches)
         self.choice = self.first(0) if self.auto else fixed
-        # of chains that masks helped to draft, as counted; of the others, which text alone may draft, by its drafts'
-        # chances, also while text does not draft: so it is known when the table has become useful
+        # `acceptance` is of chains that masks helped to draft, as counted. `bare` is of the others, which text alone
+        # may draft, by its drafts' chances, even while text does not draft: this shows when the table becomes useful.
         self.acceptance, self.bare = Acceptance(config.max_drafts), Acceptance(config.max_drafts, HOPE * self.text)
-        self.gain = [1.0, 1.0]  # sequence steps with branches beside the chain, and drafts that these won
+        self.gain = [1.0, 1.0]  # sequence steps with branches beside the chain, and drafts that the branches won
         self.times = StepTimes()
-        self.lengths = [1.0, float(config.max_new_tokens)]  # answers that ended and their tokens; one to begin with
-        self.worth = LEAST  # of this rank's next proposal, as `Choice.worth`
-        self.mask_rows = self.from_masks = 0  # rows of masks, at most, and what they brought
+        self.lengths = [1.0, float(config.max_new_tokens)]  # answers that ended, and their tokens; begins with one
+        self.worth = LEAST  # `Choice.worth` of this rank's next proposal
+        self.mask_rows = self.from_masks = 0  # rows of masks, at most, and how many drafts from masks were accepted
         self.steps = 0
         self.ranked: list[Choice] = []  # the best first
-        self.speed: dict[Choice, float] = {}  # of each: tokens a second, as expected
+        self.speed: dict[Choice, float] = {}  # expected tokens a second of each choice
         self.began: float | None = None  # when the last step began
         self.rows = 0  # of that step
-        self.sequences = 1  # that were ranked for last
-        self.chosen: dict[int, int] = {}  # steps by masks of a group
+        self.sequences = 1  # how many the last ranking was for
+        self.chosen: dict[int, int] = {}  # steps by the masks of their groups
 
     def first(self, step: int) -> Choice:
-        """Return the choice of one of a job's first steps."""
+        """Return the choice for one of a job's first steps."""
         return FIRST[step]._replace(branches=self.branches) if self.masks else Choice(0, 1, self.branches)
 
     def lookahead(self, ends: NDArray[np.float64] | None = None) -> Lookahead:
         """Return how far the next step looks ahead, by `choice`.
 
         Args:
-            ends: ``[S, D]`` probabilities that each sequence's chain ends at each depth; None: they are not known.
+            ends: ``[S, D]`` probabilities that each sequence's chain ends at each depth; None: not known.
         """
         masks, groups, branches, _, _ = self.choice
         if self.text and not self.auto and self.useless() and sum(self.chosen.values()) % EXPLORE:
@@ -224,7 +226,7 @@ class LookaheadPolicy:
             behind = np.zeros(ends.shape, bool)
             likely = np.argsort(-ends, 1, kind="stable")
             np.put_along_axis(behind, likely[:, :groups], True, 1)
-            if not self.auto:  # which has found out what a group costs
+            if not self.auto:  # auto knows what a group costs
                 second = likely[:, 1:2]
                 np.put_along_axis(behind, second, np.take_along_axis(ends, second, 1) >= SECOND, 1)
             return Lookahead(masks, (), self.blocks, behind, most)
@@ -235,25 +237,25 @@ class LookaheadPolicy:
         return Lookahead(masks, tuple(depths), self.blocks, None, most)
 
     def useless(self) -> bool:
-        """Return whether rows of masks bring next to nothing beside the text, as where masks were never trained."""
+        """Return whether masks' predictions are hardly ever accepted for their rows, as if masks were never trained."""
         return self.mask_rows > TRIAL and 1000 * self.from_masks < LEAST * self.mask_rows
 
     def foresees(self) -> bool:
-        """Return whether this step is to tell what text would bring, where it does not draft."""
+        """Return whether to work out in this step what text would bring, even if text does not draft."""
         return self.auto and self.steps % RECONSIDER == 0
 
     def expect(self, ends: NDArray[np.float64], drafts: Ints, room: Ints) -> None:
-        """Take what text alone is expected to bring in this step; the arguments are those of `Acceptance.expect`."""
+        """Count what text alone is expected to bring in this step; the arguments are those of `Acceptance.expect`."""
         if self.auto:
             self.bare.expect(ends, drafts, room)
 
     def begin(self, ahead: Lookahead, host: HostState, chunk: bool) -> None:
-        """Begin a step, whose time is measured.
+        """Begin a step: count its masks and, with ``drafts=auto``, add the measured time of the step before.
 
         Args:
             ahead: from `lookahead`.
             host: of the step's sequences.
-            chunk: whether a chunk of a prompt was computed since the last step, whose time then does not count.
+            chunk: whether a chunk of a prompt was computed since the last step began; that time then does not count.
         """
         self.chosen[ahead.masks] = self.chosen.get(ahead.masks, 0) + 1
         if ahead.masks:
@@ -283,8 +285,8 @@ class LookaheadPolicy:
             choice: of the next step.
             rows: of the step's forward on this rank.
             masks: ``[S]`` for how many places of each chain masks had predicted a token; None: for all drafts.
-            accepted_with: as of `Winner`.
-            from_masks: drafts that masks predicted and that were accepted, of all steps so far.
+            accepted_with: as in `Winner`.
+            from_masks: drafts that masks predicted and that were accepted, in all steps so far.
         """
         self.choice, self.rows, self.from_masks = choice, rows, from_masks
         if not self.causal:
@@ -292,7 +294,7 @@ class LookaheadPolicy:
         running = (before.done == 0) & (after.done == 0)  # a text that ends accepts nothing behind its end
         drafted = running & ((before.drafts > 0) if masks is None else (masks > 0))
         if drafted.any():
-            most = before.drafts if masks is None else masks  # how good the text is further on says nothing of masks
+            most = before.drafts if masks is None else masks  # drafts of text further on say nothing about masks
             drafts, accepted = (np.minimum(x, most)[drafted] for x in (before.drafts, after.accepted))
             self.acceptance.count(drafts, accepted, most[drafted])
         if accepted_with is not None and (branched := running & (before.branches > 1)).any():
@@ -322,18 +324,18 @@ class LookaheadPolicy:
         return self.ranked[0]._replace(worth=self.worth)
 
     def rank(self, sequences: int) -> None:
-        """Rank all choices anew. The best one so far stays the first unless another is better by more than noise."""
+        """Rank all choices anew. The best one so far stays first unless another is faster by more than noise."""
         self.times.fit()
         self.sequences = sequences
         self.speed = speed = {choice: self.tokens_a_second(choice, sequences) for choice in self.choices()}
         best = self.ranked[0] if self.ranked else None
         self.ranked = sorted(speed, key=lambda choice: -speed[choice] * (1 + HOLD * (choice == best)))
-        if self.text:  # a row is worth what the same time brings otherwise
+        if self.text:  # a row must bring as many tokens as its time would bring otherwise
             worth = 1000 * self.times.line[1] * max(speed.values())
             self.worth = min(max(int(self.worth + worth) // 2, LEAST), MOST_WORTH)
 
     def choices(self) -> list[Choice]:
-        """Return all choices: a group behind the last draft alone, two, or groups for a quarter, half or all depths."""
+        """Return all choices: no masks, one group of masks, two, or groups for a quarter, half or all of the depths."""
         counts = {
             masks: {1, 2, (masks + 1) // 4, (masks + 1) // 2, masks + 1} if masks else {1}
             for masks in (MASKS if self.masks else MASKS[:1])
@@ -348,11 +350,11 @@ class LookaheadPolicy:
         ]
 
     def tokens_a_second(self, choice: Choice, sequences: int) -> float:
-        """Return the tokens a second of `sequences` sequences if every step were made by `choice`.
+        """Return the expected tokens a second of `sequences` sequences if every step followed `choice`.
 
-        There are steps whose chain masks helped to draft, and *bare* ones, whose chain is of text alone, or empty. A
-        step is of the first kind if the chain of the step before ended at a token with a group. The first step of an
-        answer is bare. The last has no masks, and brings at most as many tokens as a chain.
+        In some steps, masks helped to draft the chain. In the others, the *bare* steps, the chain is from text alone,
+        or empty. Masks help if the chain of the step before ended at a token with a group. The first step of an answer
+        is bare. The last one has no masks, and brings at most as many tokens as a chain.
         """
         masks, groups, branches, text, _ = choice
         text *= self.text
@@ -381,5 +383,5 @@ class LookaheadPolicy:
 
 
 def covered(ends: list[float], groups: int) -> float:
-    """Return the probability that a chain ends at a token with a group of masks, if `groups` stand where it may end."""
+    """Return the probability that a chain ends at a token with a group, if `groups` stand where it likeliest ends."""
     return sum(sorted(ends, reverse=True)[:groups])

@@ -52,7 +52,7 @@ class Engine:
         options: how the model is run.
         on_step: a callback that reads the state. It gets the engine after every step, before the next one is queued.
             Callbacks that do not read the state belong in the list `meanwhile`: they run while the device computes,
-            after the results of the last step were yielded. More may be appended to both.
+            after the results of the last step were yielded. More callbacks may be appended to either list.
         requested: returns what this rank was asked to do (go on, stop); called once a step.
         tensor: the group that the model is split over.
         watched: a context around the parts of a step, for a thread that notices when the host waits too long.
@@ -89,7 +89,7 @@ class Engine:
         self.take_model()
 
     def take_model(self) -> None:
-        """Take the model as it is now: to begin with, and when it has got another adapter for its drafts."""
+        """Make all that depends on the model as it is now: at the start, and when its masks get another adapter."""
         config, ids = self.config, self.model.config
         self.workspace = self.batch = None
         self.runners = Runners(self.model, config, self.options, self.tensor, self.share)
@@ -99,7 +99,7 @@ class Engine:
         self.vocabulary = Vocabulary(ids.mask_id, ids.eos_ids, ids.shift)
 
     def take_adapter(self) -> None:
-        """Take the model anew, whose masks have got another adapter, and keep what was counted and what text drafts."""
+        """Take the model with another adapter for its masks; keep the counts of choices and what text drafts."""
         chosen, drafter = self.lookahead.chosen, self.drafter
         self.take_model()
         self.lookahead.chosen = chosen
@@ -112,7 +112,7 @@ class Engine:
 
         Args:
             requests: all that may be handed out.
-            next_requests: hands them out, or others that are no larger; without it, all of them in order.
+            next_requests: hands out these, or others that are no larger; None: all of them, in order.
         """
         if not requests:
             return
@@ -141,7 +141,7 @@ class Engine:
         yield from self.hand_out()
 
     def start(self, requests: Sequence[Request], next_requests: NextRequests) -> RunningBatch:
-        """Return a batch without running sequences, with slots and K/V space for some of the requests at a time."""
+        """Return a batch without running sequences, with slots and K/V space for as many requests as run at a time."""
         self.batch, self.ended = None, None
         space = self.prepare(requests)
         pool, runner, plan = space.pool, space.runner, space.plan
@@ -159,9 +159,9 @@ class Engine:
     def prepare(self, requests: Sequence[Request]) -> Workspace:
         """Make K/V space for a generation of these requests and, on a GPU, compile and capture what its steps will run.
 
-        `generate` does it, too. A job does it before, because it takes as long as many steps, and not equally long on
-        all ranks. Space that is enough for these requests is used again; if there are no graphs in it, only for as many
-        sequences at once, because idle slots cost time.
+        `generate` calls this, too. A job calls it before, because it takes as long as many steps, and not equally long
+        on all ranks. A workspace that is large enough for these requests is reused; without graphs, only if it was made
+        for as many sequences at once, because idle slots cost time.
         """
         asked, kv_tokens = min(self.options.max_sequences, len(requests)), self.options.kv_tokens
         longest, suffix, needs = sizes(requests, self.config.scope.stores_kv)
@@ -173,7 +173,7 @@ class Engine:
         ):
             space.clear()
             return space
-        self.workspace = None  # frees its K/V before others are made
+        self.workspace = None  # frees its K/V before new ones are made
         local = replace(self.model.config, kv_heads=self.model.config.kv_heads // self.tensor.size)
         plan = self.plan((longest, suffix, needs), asked)
         budget = kv_budget(needs, plan.sequences, kv_tokens)
@@ -188,8 +188,8 @@ class Engine:
         """Return how many sequences run at once, and how large a forward gets; on a GPU as many as fit in its memory.
 
         Args:
-            requests: what `sizes` returns of them.
-            sequences: that should run at once.
+            requests: what `sizes` returns for them.
+            sequences: how many should run at once.
 
         Raises:
             TooLarge: not even one sequence fits.
@@ -210,7 +210,7 @@ class Engine:
         return plan
 
     def end_step(self, step: Step, rows: ForwardBatch, winner: Winner, finished: list[Generation]) -> None:
-        """Store the step until the next one is under way (`hand_out`), and call `on_step`."""
+        """Keep the step for `hand_out`, which runs when the next step is under way, and call `on_step`."""
         self.statistics.lap("commit")
         self.lookahead.stepped(
             step.before, step.after, self.lockstep.choice, len(rows.table.hi), step.masks, step.accepted_with,
@@ -222,7 +222,7 @@ class Engine:
             callback(self)
 
     def hand_out(self) -> Iterator[Generation]:
-        """Count the step that ended last, yield the requests that it finished, and call `meanwhile`."""
+        """Count the step that ended last and learn from its drafts, yield what it finished, and call `meanwhile`."""
         self.statistics.lap("decode")
         ended, self.ended = self.ended, None
         if ended is not None:
@@ -234,7 +234,7 @@ class Engine:
                 callback(self)
 
     def account(self, ended: EndedStep) -> None:
-        """Count a step."""
+        """Add a step to the statistics."""
         step, rows = ended.step, ended.rows
         self.statistics.records += rows.heads.columns * rows.heads.branches * self.comm.size
         self.statistics.step(step.before, step.after, rows.computed, step.works, step.accepted_with, ended.seconds)

@@ -1,7 +1,7 @@
 """How much of a GPU's free memory a generation takes, worked out before it begins.
 
-The K/V of running sequences and the rows of a forward are all that grows with the work. Both are bounded here, and
-their memory is taken at once: a growing pool would hold two copies for a moment, and invalidate every CUDA graph.
+Only the K/V of running sequences and the rows of a forward grow with the work. Both are bounded here, and their memory
+is allocated at the start: a growing pool would hold two copies for a moment, and invalidate every CUDA graph.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from lopa_dist.kernels.experts import TALL
 from lopa_dist.models.config import Experts, ModelConfig
 from lopa_dist.ragged import Ints
 
-SHARE = 0.9  # of the free memory
+SHARE = 0.9  # of the free memory that may be used
 RESERVED = 512 << 20  # bytes for the tables of graphs, the libraries' workspaces and all that is not modelled
-MOST_ROWS = 8192  # of a forward, unless the user says how many, or one sequence has more
+MOST_ROWS = 8192  # the most rows of a forward, unless the user says how many, or one sequence has more
 FEW_ROWS = 2048  # forwards with this many rows keep a GPU busy: fewer, to fit more sequences, would not pay
-SPARE = 8  # slots for each spare maximal request in the K/V space, against fragmentation
-TILE = 128  # tokens of the vocabulary for which the record head stores sums of 28 bytes
+SPARE = 8  # the K/V space has room for one spare largest request per this many slots, against fragmentation
+TILE = 128  # for each tile of this many tokens of the vocabulary, the record head stores sums of 28 bytes
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Plan:
     sequences: int  # running at once
     row_limit: int | None  # of one forward; None: no bound
     scratch: int | None = None  # rows that no forward exceeds; None: not known
-    bytes: int = 0  # that K/V, rows and the buffer of hidden states take
+    bytes: int = 0  # what K/V, rows and the buffer of hidden states take
 
 
 class TooLarge(ValueError):
@@ -46,7 +46,7 @@ class TooLarge(ValueError):
 
 
 def short_of_memory(error: torch.OutOfMemoryError) -> torch.OutOfMemoryError:
-    """Return an error of a forward with what to do: the plan leaves room, but not for what it does not know of."""
+    """Return a forward's error with advice on what to do: the plan leaves room, but not for what it does not know."""
     return torch.OutOfMemoryError(
         f"{error}\nTake fewer rows or sequences (engine.max_rows, engine.max_sequences), model.quantization, or "
         "parallel.tensor. Memory was planned from what was free when the engine began: if another process on the GPU "
@@ -55,7 +55,7 @@ def short_of_memory(error: torch.OutOfMemoryError) -> torch.OutOfMemoryError:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Return the bytes that this process can still have on a GPU; None on a CPU, where nothing is planned."""
+    """Return the bytes that this process can still allocate on a GPU; None on a CPU, where nothing is planned."""
     if device.type != "cuda":
         return None
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -73,7 +73,7 @@ def release_cached(device: torch.device) -> None:
 
 
 def token_bytes(model: ModelConfig, element: int) -> int:
-    """Return the bytes of a token's K/V in all layers; `element` bytes a number."""
+    """Return the bytes of a token's K/V in all layers, at `element` bytes a number."""
     return 2 * model.layers * model.kv_heads * model.head_dim * element
 
 
@@ -84,35 +84,36 @@ def row_bytes(model: ModelConfig, element: int) -> int:
     """
     heads = (2 * model.heads + 2 * model.kv_heads) * model.head_dim
     inner = 3 * model.intermediate_size
-    if model.experts is not None:  # each choice of a row has a row of its own
+    if model.experts is not None:  # each expert that a row chooses has a row for it
         inner = model.experts.chosen * choice_numbers(model, model.experts)
     numbers = 5 * model.hidden_size + heads + inner
     return token_bytes(model, element) + numbers * element + 28 * -(-model.vocab_size // TILE)
 
 
 def choice_numbers(model: ModelConfig, experts: Experts) -> int:
-    """Return how many numbers a row of one expert has: input, gate, up and output."""
+    """Return how many numbers a row of one expert takes: input, gate, up and output."""
     return 2 * model.hidden_size + 3 * experts.size
 
 
 def filling_bytes(model: ModelConfig, element: int) -> int:
-    """Return the bytes of the rows that fill up each expert's last tile of a forward, at most."""
+    """Return the most bytes that the rows take which fill up each expert's last tile of a forward."""
     experts = model.experts
     return 0 if experts is None else experts.count * (TALL - 1) * choice_numbers(model, experts) * element
 
 
 @runtime_checkable
 class Shuffled(Protocol):
-    """Requests on disk that stand in another order there: to read them all in theirs takes a hundred times as long."""
+    """Requests stored on disk in an order other than their own, in which reading all takes a hundred times as long."""
 
     def in_any_order(self) -> Iterator[Request]:
-        """Return all of them, in the order that is the fastest to read."""
+        """Return all of them, in the order that is fastest to read."""
 
 
 def sizes(requests: Sequence[Request], stores_kv: bool = True) -> tuple[int, int, Ints]:
-    """Return the most tokens that are given to a request, those of its suffix, and the K/V space that each needs.
+    """Return the most given tokens of a request, the most tokens of a suffix, and the K/V space of each request.
 
-    K/V space is in tokens, in descending order; without `stores_kv` it is 0.
+    Given tokens are those of prompt and suffix. K/V space is in tokens, in descending order; without `stores_kv` it
+    is 0.
     """
     every = requests.in_any_order() if isinstance(requests, Shuffled) else requests
     each = ((len(r.prompt), len(r.suffix), r.max_new_tokens) for r in every)
@@ -121,10 +122,11 @@ def sizes(requests: Sequence[Request], stores_kv: bool = True) -> tuple[int, int
 
 
 def kv_budget(needs: Ints, slots: int, limit: int | None) -> int:
-    """Return how many tokens of K/V space to make: for the largest `slots` requests at once, at most `limit`.
+    """Return how many tokens of K/V space to allocate: enough for the largest `slots` requests, at most `limit`.
 
     Requests come and go, and each needs its space in one piece. If they need unequal amounts, gaps remain that are too
-    small. So there is space for an eighth more of the largest; without it one slot in ten stays empty.
+    small. So there is spare space for an eighth more requests of the largest size; without it one slot in ten stays
+    empty.
 
     Args:
         needs: tokens of all requests, in descending order.
@@ -155,10 +157,10 @@ def plan_for(
     Args:
         shape: of the whole model.
         config, options: without any ``auto``.
-        requests: what `sizes` returns of them.
-        sequences: that should run at once.
+        requests: what `sizes` returns for them.
+        sequences: how many should run at once.
         element: bytes of a number of the model's precision.
-        free: bytes, beside the weights.
+        free: bytes, with the weights already loaded.
         branch, tensor: ranks on these axes of the mesh.
         static: whether forwards run over the fixed buffers of graphs.
 
@@ -181,21 +183,22 @@ def plan(
     model: ModelConfig, element: int, free: int, needs: Ints, sequences: int, limit: int | None,
     kv_limit: int | None, longest: int, hidden_rows: Callable[[int], int],
 ) -> Plan:  # fmt: skip
-    """Return what fits in `free` bytes: forwards get smaller if that costs no speed, then fewer sequences run.
+    """Return what fits in `free` bytes: first forwards get smaller while that costs no speed, then fewer sequences run.
 
     Args:
         model: with this rank's share of the K/V heads.
         element: bytes of a number of the model's precision.
         free: bytes.
         needs: K/V tokens of the requests, in descending order.
-        sequences: that should run at once.
+        sequences: how many should run at once.
         limit: `engine.max_rows`; None: as many as fit, up to `MOST_ROWS`.
         kv_limit: `engine.kv_tokens`; None: no bound.
         longest: the most rows of one sequence in a forward; it runs alone if they exceed the limit.
-        hidden_rows: by the rows of the largest forward, those of the buffer of hidden states that graphs write.
+        hidden_rows: takes the rows of the largest forward, and returns those of the buffer of hidden states that graphs
+            write.
 
     Raises:
-        TooLarge: it says what one sequence takes.
+        TooLarge: not even one sequence fits; the message says what one takes.
     """
     usable = int(SHARE * free) - RESERVED
     of_token, of_row = token_bytes(model, element), row_bytes(model, element)

@@ -1,12 +1,12 @@
-"""One proposal out of many: each voter names a token, and its vote has the weight that it has earned.
+"""Choosing one proposal out of many: each voter names a token, and its vote has the weight that it has earned.
 
-Voters that look at the same text from many sides are mixed as data compressors mix them (M. Mahoney, Adaptive Weighing
-of Context Models for Lossless Data Compression, 2005): the chances that each voter's proposal is right are added up on
-a logistic scale, with a weight for where it agrees with what is drafted and one for where it does not; after each token
-the weights move to where the sum would have been better.
+Voters that look at the same text in different ways are mixed as in data compressors (M. Mahoney, Adaptive Weighing of
+Context Models for Lossless Data Compression, 2005): the log odds that each voter's proposal is right are added up. Each
+voter has one weight for proposals that agree with what is drafted, and one for those that do not. After each token, the
+weights move in the direction in which the sum would have been better.
 
-Only sums, products and quotients are computed, and logarithms come from rounded tables, so every machine finds the
-same.
+Only sums, products and quotients are computed, and logarithms come from rounded tables, so every machine gets the same
+results.
 """
 
 from __future__ import annotations
@@ -15,20 +15,22 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-DECAY = 0.998  # weight of a proposal of the same kind, one proposal later
-AGREES, DIFFERS = 0.3, 0.15  # weights of a voter, before it has earned any
-TRUSTED = 1.0  # the first of these weights, of a voter that knows its own chance to be right
-RATE = 0.005  # by which weights move
-DOUBT = -1.0  # the least that a proposal which is probably wrong speaks for another one
+DECAY = 0.998  # a proposal's count is multiplied by this with each later proposal of its kind
+AGREES, DIFFERS = 0.3, 0.15  # a voter's initial weights, for proposals that agree with the draft and for others
+TRUSTED = 1.0  # instead of AGREES, for a voter that knows its own chance of being right
+RATE = 0.005  # learning rate of the weights
+DOUBT = -1.0  # a lean below this counts as this, where it concerns the other tokens: a poor proposal supports them
 SETS = 4  # of weights: for one, two, three, or more different tokens that are proposed
-STEPS, SCALE, WIDE = 1024, 32, 12  # of the tables: chances; sums, a unit of which has SCALE steps, up to +-WIDE
+# `LEANS` has the log odds of chances, in STEPS steps; `CHANCES` the chances of sums from -WIDE to WIDE, in steps of
+# 1 / SCALE
+STEPS, SCALE, WIDE = 1024, 32, 12
 
 LEANS = tuple(round(math.log((i + 0.5) / (STEPS - i - 0.5)) * 2**16) / 2**16 for i in range(STEPS))
 CHANCES = tuple(round(2**24 / (1 + math.exp(WIDE - (i + 0.5) / SCALE))) / 2**24 for i in range(2 * WIDE * SCALE))
 
 
 class Proposal(NamedTuple):
-    """A token that a voter proposes: the voter's number, the proposal's kind, and how much speaks for it."""
+    """A token that a voter proposes: with the voter's number, the proposal's kind, and the log odds of that kind."""
 
     token: int
     voter: int
@@ -37,7 +39,7 @@ class Proposal(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What was decided: the token, the chance that it is right, and from which proposals, by which set of weights."""
+    """What was decided: the token, the chance that it is right, the proposals, and the number of the set of weights."""
 
     token: int
     chance: float
@@ -46,12 +48,12 @@ class Decision(NamedTuple):
 
 
 class Mixer:
-    """Decides between proposals, and learns from what came.
+    """Decides between proposals, and learns from the tokens that follow.
 
     Args:
         voters: how many there are.
         hope: for each kind of proposal, the chance that it is right, before any of its kind was made.
-        trusted: number of a voter that knows its own chance to be right.
+        trusted: number of the voter that knows its own chance of being right.
     """
 
     def __init__(self, voters: int, hope: Sequence[float], trusted: int) -> None:
@@ -61,16 +63,16 @@ class Mixer:
         self.weights = [self.first() for _ in range(SETS)]
 
     def first(self) -> list[float]:
-        """Return the weights of a set, before any was earned: of each voter if it agrees, and if not; a constant."""
+        """Return a set's initial weights: of each voter where it agrees, of each where it differs, and a constant."""
         agrees = [TRUSTED if voter == self.trusted else AGREES for voter in range(self.voters)]
         return [*agrees, *([DIFFERS] * self.voters), 0.0]
 
     def proposal(self, token: int, voter: int, kind: int) -> Proposal:
-        """Return a proposal of a kind."""
+        """Return a voter's proposal of `token`, with the log odds of its kind."""
         return Proposal(token, voter, kind, LEANS[min(int(self.chance[kind] * STEPS), STEPS - 1)])
 
     def decide(self, proposals: Sequence[Proposal]) -> Decision:
-        """Return the token that most speaks for; -1 and a chance of 0 if there is no proposal."""
+        """Return the decision for the token with the most support; -1 with a chance of 0 if there is no proposal."""
         votes: dict[int, float] = {}
         for token, *_ in proposals:
             votes[token] = 0.0
@@ -88,7 +90,7 @@ class Mixer:
         return Decision(best, chance, tuple(proposals), number)
 
     def learn(self, decision: Decision, token: int) -> None:
-        """Learn from a decision behind which `token` came."""
+        """Learn from a decision, when `token` is what the model wrote there."""
         drafted, chance, proposals, number = decision
         weights, step = self.weights[number], RATE * ((drafted == token) - chance)
         for proposed, voter, kind, lean in proposals:
@@ -102,7 +104,7 @@ class Mixer:
         weights[-1] += step * 0.5
 
     def forget(self, kinds: int) -> None:
-        """Forget what was learned of the trusted voter, whose proposals are of the kinds from number `kinds` on."""
+        """Forget what was learned of the trusted voter, whose proposals have the kinds from number `kinds` on."""
         nothing = [0.0] * (len(self.hope) - kinds)
         self.tried[kinds:], self.right[kinds:], self.chance[kinds:] = nothing, nothing, list(self.hope[kinds:])
         first = self.first()

@@ -1,4 +1,4 @@
-"""What came behind which contexts in the texts of a job: a table that is bounded in memory."""
+"""What followed which contexts in the texts of a job: a table of bounded size."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections.abc import Sequence
 
 from lopa_dist.engine.contexts import CONTEXTS, TOKEN, back_of, keys
 
-COUNT = 255  # the largest count, in the low 8 bits of an entry; what it tells is above them
-MOST = 2**20  # entries, with as many older ones
-ENTRY_BYTES = 100  # of a Python dictionary's entry with two integers of its own
+COUNT = 255  # the largest count; the low 8 bits of an entry have its count, those above what it tells
+MOST = 2**20  # entries of the young table, and of the old one
+ENTRY_BYTES = 100  # of a Python dictionary's entry, its two integers included
 
 
 class NGrams:
-    """For each context what came behind it most often, as far as a single count can tell.
+    """For each context, what followed it most often, as far as a single count can tell.
 
-    An entry is one integer: a token, or how far back the next one had stood, and how much more often that came than
-    others did since it took the entry (the majority vote of Boyer and Moore). Contexts are known by their hash. Where
-    two share one, a draft may be wrong, but no text.
+    An entry is one integer. It holds what the context tells (a token, or how far back the next token last occurred),
+    and how much more often that came than anything else since it took the entry (the majority vote of Boyer and Moore).
+    Contexts are identified by their hash. Where two share a hash, a draft may be wrong, but no text.
 
-    Entries are in two tables. When the young one is full, it replaces the old one, and what is looked up in the old one
-    moves to the young one; so what was not used for long goes first.
+    There are two tables. When the young one is full, it replaces the old one. What is found in the old one is copied to
+    the young one, so the entries that are dropped are those that were not used for long.
 
     Args:
         most: entries of each table.
@@ -29,15 +29,15 @@ class NGrams:
         self.most = most
         self.young: dict[int, int] = {}
         self.old: dict[int, int] = {}
-        self.dropped = False  # whether entries were dropped, ever
+        self.dropped = False  # whether any entries were ever dropped
 
     def add(self, tokens: Sequence[int], begin: int, backs: Sequence[int] | None = None) -> None:
-        """Count the tokens of a text from number `begin` on, each in the contexts that stand before it.
+        """Count the tokens of a text from number `begin` on, each in the contexts before it.
 
         Args:
             tokens: of the text.
-            begin: number of the first one that counts.
-            backs: how far back each token had stood; None: it is looked up.
+            begin: number of the first token that is counted.
+            backs: how far back each token had last occurred; None: they are looked up here.
         """
         young, old = self.young, self.old
         if backs is None:
@@ -62,7 +62,7 @@ class NGrams:
             self.young, self.old = {}, young
 
     def after(self, tokens: Sequence[int], backs: Sequence[int]) -> list[tuple[int, int, int]]:
-        """Return what the table proposes behind a text: the context's number, the token, and the entry's count."""
+        """Return what the table proposes after a text: the number of each context, its token, and the entry's count."""
         found, end = [], len(tokens)
         for number, (context, key) in enumerate(zip(CONTEXTS, keys(tokens, backs, end), strict=True)):
             entry = self.young.get(key)

@@ -1,4 +1,4 @@
-"""Which first tokens of a prompt are computed once for all that begin with them, and in how many forwards."""
+"""Which first tokens of a prompt are computed once for all prompts that begin with them, and in how many forwards."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PrefixRules:
 
         Args:
             tokens: of the prompt.
-            prefix: how many of them many other prompts begin with, too (`Request.prefix`).
+            prefix: how many of its first tokens many other prompts begin with, too (`Request.prefix`).
         """
         scope = self.config.scope
         if not scope.prefills_apart or self.prefix_cache == "none":
@@ -52,14 +52,14 @@ class PrefixRules:
     def chunk(self) -> int | None:
         """The most tokens of a shared prefix that are computed in a forward; None: no bound.
 
-        Only prompts that are causal, by blocks or by tokens, have chunks: nothing in them depends on what is behind.
+        Only prompts that are causal, by blocks or by tokens, have chunks: no unit depends on what is behind it.
         """
         if self.prefill_chunk is None or not cuts_prefix(self.config, self.prefix_cache):
             return None
         return max(self.unit, self.prefill_chunk - self.prefill_chunk % self.unit)
 
     def chunks(self, tokens: int) -> int:
-        """Return the chunks of a prefix of `tokens` tokens; 0: it is computed at once, in its prompt's step."""
+        """Return how many chunks a prefix of `tokens` tokens has; 0: it is computed at once, in its prompt's step."""
         return -(-tokens // self.chunk) if self.chunk is not None and tokens > self.chunk else 0
 
     def at_once(self, longest: int) -> int:
@@ -74,5 +74,5 @@ class PrefixRules:
 
 
 def cuts_prefix(config: DecodeConfig, prefix_cache: str) -> bool:
-    """Return whether a prompt's K/V are shared up to the end of its `Request.prefix`: it sees nothing behind that."""
+    """Return whether a prompt's K/V are shared up to the end of its `Request.prefix`, which sees nothing behind it."""
     return prefix_cache == "exact" and config.scope.cuts_prompts

@@ -14,21 +14,21 @@ from lopa_dist.kernels.sampling import Sampling
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """An answer that is to be scored; `key` seeds its masks."""
+    """An answer to be scored; `key` seeds its masks."""
 
     prompt: Sequence[int]
     answer: Sequence[int]
     key: int
-    top: int | None = None  # tell each token's log probability, and so many of the most probable tokens in its place
+    top: int | None = None  # also return each token's log probability, and this many of the most probable tokens there
 
     @classmethod
     def seeded(cls, prompt: Sequence[int], answer: Sequence[int], seed: int) -> Given:
-        """Return an answer whose masks follow from it, its prompt and a seed alone."""
+        """Return an answer whose masks depend on nothing but the answer, its prompt and `seed`."""
         return cls(prompt, answer, request_key(seed, f"{list(prompt)} {list(answer)}"))
 
 
 class TokenLikelihood(NamedTuple):
-    """How likely a token is behind the tokens before it, in nats, at temperature 1 and without `top_p` or `top_k`."""
+    """How likely a token is, given the tokens before it, in nats, at temperature 1 and without `top_p` or `top_k`."""
 
     token: int
     logprob: float
@@ -39,7 +39,7 @@ class Likelihood(NamedTuple):
     """How likely an answer is, in nats."""
 
     loglikelihood: float  # of a masked model, a lower bound
-    error: float  # standard error of the bound at most; 0 where nothing was sampled
+    error: float  # standard error of the bound, at most; 0 where no masks were sampled
     greedy: bool  # whether filling one token at a time, the most probable first, gives this answer
     forwards: int  # passes through the model, one for each mask
     tokens: list[TokenLikelihood] | None = None  # of a causal model's answer with `Given.top`
@@ -57,8 +57,8 @@ class Request:
     prefix: int = 0  # tokens of the prompt that many requests begin with: few-shot examples, a system prompt
     token_steps: bool = False  # whether to tell how each token was written
     stop: tuple[str, ...] = ()  # strings of which the first ends the answer; cutting it off is left to the caller
-    suffix: Sequence[int] = ()  # tokens behind the answer, which has `max_new_tokens` masks then, or ends before
-    # texts that are scored, instead of generating one: the likelihood of each is the sum over its parts
+    suffix: Sequence[int] = ()  # tokens behind the answer, which then has `max_new_tokens` masks, or ends earlier
+    # texts to score, instead of generating one: the likelihood of each is the sum over its parts
     scored: tuple[tuple[Given, ...], ...] = ()
 
 
@@ -76,11 +76,11 @@ class Generation:
     work: Work = field(default_factory=Work)
     written: list[Written] | None = None  # how each token was written, if the request asked
     likelihoods: list[Likelihood] | None = None  # of the texts that the request has scored
-    tries: int = 1  # answers, of which this is the last; forwards and seconds are of all
-    failed_tokens: int = 0  # of the answers before it, which were not of the format that was asked for
-    invalid: str = ""  # why this one is not of that format
+    tries: int = 1  # how many answers were tried, this one being the last; forwards and seconds are of all of them
+    failed_tokens: int = 0  # tokens of the answers before it, which did not have the format that was asked for
+    invalid: str = ""  # why this answer does not have that format
 
 
 def request_key(seed: int, custom_id: str) -> int:
-    """63-bit key of (seed, request): the same in every run, process and batch."""
+    """Return a 63-bit key of `seed` and the request's `custom_id`: the same in every run, process and batch."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{custom_id}".encode()).digest()[:8], "little") >> 1

@@ -35,11 +35,11 @@ class Prepared:
     slots: Ints | None  # of the batch's sequences; None: all
     segments: Segments
     plan: Any  # of attention's back end, for the segments
-    must_be_finite: Tensor | None  # [R'] bool, see `without_overflow`; None: no row can overflow
+    must_be_finite: Tensor | None  # [R'] bool, see `kernels.rope.without_overflow`; None: no row can overflow
     kv_slots: Tensor | None = None  # [R'] where rows' K/V go; None: into scratch, in packed order
 
     def slot(self, sequence: Ints) -> Ints:
-        """Return the slots of sequences of the batch."""
+        """Return the slots of sequences, given by their numbers in the batch."""
         return sequence if self.slots is None else self.slots[sequence]
 
 
@@ -64,8 +64,8 @@ class Runner:
         self.model, self.pool, self.sampling, self.attention = model, pool, sampling, attention
         self.network = network  # the model's layers
         self.device = model.head_weight.device
-        # cosines and sines of the positions up to `longest`, the most tokens of a sequence with its prompt: to look
-        # them up takes two operations, to compute them a dozen
+        # cosines and sines of the positions up to `longest`, the most tokens of a sequence with its prompt: looking
+        # them up takes two operations, computing them a dozen
         self.rotations = rope_of(model.config, torch.arange(longest, device=self.device), model.head_weight.dtype)
         self.may_overflow = pool.keys.dtype == torch.float16
         whole = isinstance(attention, Native) and NativeLayers.suits(network, self.rotations)
@@ -76,7 +76,7 @@ class Runner:
         self.prefix_hidden = model.head_weight.new_zeros(pool.most_prefixes, model.config.hidden_size)
 
     def prepare(self, batch: ForwardBatch, slots: Ints | None = None) -> Prepared:
-        """Find the batch's K/V in the pool; `slots` has a slot for each of its sequences, None: all slots."""
+        """Return the batch with its K/V's places and its attention plan; `slots`: its sequences' slots, None: all."""
         self.pool.reserve(len(batch.tokens))
         segments = self.segments(batch, slots)
         plan = self.attention.plan(segments, len(batch.tokens))
@@ -84,7 +84,7 @@ class Runner:
         return Prepared(batch, slots, segments, plan, must_be_finite, self.kv_slots(batch, slots))
 
     def kv_slots(self, batch: ForwardBatch, slots: Ints | None) -> Tensor | None:
-        """Return `Prepared.kv_slots`."""
+        """Return where in the pool the rows' K/V go (`Prepared.kv_slots`)."""
         table = batch.table
         if table.place is None:
             return None
@@ -109,7 +109,7 @@ class Runner:
         return Segments(table.start, table.rows, base, shared, own, table.hi, tail, table.seen, drafts)
 
     def warm_up(self) -> None:
-        """Make in advance what takes long and steps need: here nothing."""
+        """Make in advance what steps need and what takes long to make: here nothing."""
 
     @torch.inference_mode()
     def forward(self, prepared: Prepared) -> Tensor:
@@ -122,7 +122,7 @@ class Runner:
             raise short_of_memory(error) from error
 
     def run(self, prepared: Prepared) -> Tensor:
-        """As `forward`, on the current device."""
+        """Return what `forward` does, on the current device."""
         batch, pool = prepared.batch, self.pool
         records = batch.heads.no_records(self.record_size)
         if not len(batch.table.rows):
@@ -152,12 +152,12 @@ class Runner:
         return records
 
     def rope(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the cosines and sines of positions ``[R]``, as of `rope_of`."""
+        """Return the cosines and sines of positions ``[R]``, as `rope_of` does."""
         cos, sin = self.rotations
         return cos.index_select(0, positions), sin.index_select(0, positions)
 
     def attend(self, prepared: Prepared) -> Attend:
-        """Return the attention of a forward."""
+        """Return the function that attends in a forward."""
         keys, values, plan = self.pool.keys.unbind(), self.pool.values.unbind(), prepared.plan
         return lambda layer, q: self.attention.attend(q, keys[layer], values[layer], plan)
 
@@ -171,7 +171,7 @@ class Runner:
         return to_device(np.stack(batch.prefill.hidden_to_store), batch.tokens.device)
 
     def write_records(self, prepared: Prepared, hidden: Tensor, records: Tensor) -> None:
-        """Write the records of the head rows' hidden states ``[H, d]``, each by its request's sampling."""
+        """Write the records of the head rows' hidden states ``[H, d]``, each with its request's sampling."""
         batch, weight, mask_id = prepared.batch, self.network.head, self.model.config.mask_id
         all_keys = batch.heads.predictions.keys
         for sampling, rows in self.by_sampling(prepared):
@@ -180,7 +180,7 @@ class Runner:
             records.index_copy_(0, batch.heads.slots[rows], found)
 
     def by_sampling(self, prepared: Prepared) -> Iterator[tuple[Sampling, Tensor | slice]]:
-        """Yield head rows by their requests' sampling: all at once, unless some request has its own."""
+        """Yield head rows grouped by their requests' sampling: all at once, unless some request has its own."""
         if not self.request_sampling:
             yield self.sampling, slice(None)
             return

@@ -27,7 +27,7 @@ from lopa_dist.rows.share import ALONE, Share
 from lopa_dist.rules import rule_for
 
 FUSED: WeakKeyDictionary[Transformer, FusedTransformer] = WeakKeyDictionary()
-"""Models whose projections were merged: once for all engines that use them."""
+"""Models whose projections are merged: once for all engines that use the model."""
 
 
 def merged(model: Transformer) -> FusedTransformer:
@@ -130,7 +130,7 @@ class Runners:
             pool: gets its scratch now, if the amount is known.
             sampling: how tokens are chosen for requests that do not say.
             sequences: the most that run at once.
-            longest_prompt: tokens.
+            longest_prompt: tokens of the longest prompt.
             scratch: rows that no forward exceeds; None: not known.
         """
         longest = longest_sequence(self.config, longest_prompt)
@@ -147,7 +147,7 @@ class Runners:
         if scratch is None:
             scratch = usual_forward(self.config, self.branches, sequences, longest, limit)
         predictions = usual_predictions(self.config, self.branches, sequences)
-        segments = self.branches + self.rows.groups(self.config)  # of a sequence, but for its prompt's
+        segments = self.branches + self.rows.groups(self.config)  # of a sequence, without its prompt's
         return StaticRunner(
             self.model, pool, sampling, self.attention, network, sequences, segments, longest,
             scratch, predictions, not self.options.reproducible, self.options.graphs == "always", self.plain,

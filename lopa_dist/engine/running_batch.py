@@ -38,13 +38,13 @@ the same."""
 
 @dataclass
 class Admission:
-    """What is known of a slot's request besides its state."""
+    """What the host knows about a slot's request, besides its state."""
 
     request: Request
     began: float  # when it was admitted
     chunks: int  # forwards before its first step, counted also if another request computes them
     first_step: float = 0.0  # seconds until its first step was over
-    seen: int = 0  # tokens of the answer in which stop strings were looked for
+    seen: int = 0  # tokens of the answer that were searched for stop strings
     work: Work = field(default_factory=Work)  # of its forwards that were counted so far
 
 
@@ -53,15 +53,15 @@ class Step:
     """The sequences that take part in a step."""
 
     slots: Ints | None  # their slots; None: all
-    state: State  # of these slots, to be moved by the step
+    state: State  # of these slots; the step changes it
     before: HostState  # what the host knew of them before it
-    prefixes: SharedPrefixes | None  # what its prompts that are prefilled share; None: it prefills none
+    prefixes: SharedPrefixes | None  # what the prompts that it prefills share; None: it prefills none
     after: HostState  # what the host knows of them after it; until then the same as `before`
     lookahead: Lookahead  # of a causal model
     proposal: Choice  # of this rank, for the next step's
     works: list[Work | None]  # of these slots' requests
     masks: Ints | None = None  # [S] places of each chain for which masks had predicted a token; None: all drafts
-    accepted_with: Ints | None = None  # [S, K] as of `Winner`, when it is over
+    accepted_with: Ints | None = None  # [S, K] as in `Winner`, once the step is over
 
 
 class EndedStep(NamedTuple):
@@ -78,7 +78,7 @@ class RunningBatch:
     """The running sequences of one `Engine.generate`: their state, their K/V, and the requests that wait for a slot."""
 
     next_requests: NextRequests
-    state: State  # made for all requests that may come, like the four fields behind it
+    state: State  # made for all requests that may come, like the four fields after it
     pool: KVPool
     runner: Runner
     scheduler: Scheduler
@@ -89,7 +89,7 @@ class RunningBatch:
     chains: Chains | None = None  # of a causal model whose drafts the host chooses
     text_of: TextOf | None = None  # decodes tokens, to find stop strings; None: they end no sequence
     running: dict[int, Admission] = field(default_factory=dict)  # by slot
-    structures: Structures = field(default_factory=dict)  # of earlier steps
+    structures: Structures = field(default_factory=dict)  # cached layouts of earlier steps
     waiting: deque[Request] = field(default_factory=deque)  # handed out, but without K/V space yet
 
     def __post_init__(self) -> None:
@@ -122,7 +122,7 @@ class RunningBatch:
         self.statistics.lap("host")
 
     def schedule(self) -> Step:
-        """Choose the sequences of the next step."""
+        """Return the next step: put in drafts, choose its sequences, and decide how far it looks ahead."""
         chunk = bool(self.chunks.waiting())
         waiting = self.compute_chunk()
         if self.chains:
@@ -164,7 +164,7 @@ class RunningBatch:
         return waiting
 
     def to_host(self, step: Step, winner: Winner, extra: Tensor) -> Ints:
-        """Copy the state to the host when a step is over; returns `extra` ``[n]``, a tensor of the same transfer."""
+        """Copy the state to the host when a step is over, and return `extra` ``[n]`` from the same transfer."""
         if step.slots is not None:
             self.state.put(step.slots, step.state)
         accepted_with = extra.new_empty(0) if winner.accepted_with is None else winner.accepted_with
@@ -191,7 +191,7 @@ class RunningBatch:
         computed = (prefixes.source == np.arange(len(prefill))) | np.isin(slots, list(self.chunks.computed))
         self.chunks.computed.difference_update(slots[prefill].tolist())
         reused = np.where(computed, 0, prefixes.length)
-        # without a cache, every step computes the prompts anew
+        # the first steps only: without a cache, every step computes the prompts anew
         for number in np.flatnonzero(prefill & (host.step == 0)).tolist():
             own = works[number]
             assert own is not None
@@ -201,7 +201,7 @@ class RunningBatch:
         return prefixes
 
     def collect(self) -> list[Generation]:
-        """Take finished requests out of their slots."""
+        """Return the results of finished requests, and free their slots."""
         now = time.perf_counter()
         for slot, admission in self.running.items():
             if self.host.step[slot] == 1 and not admission.first_step:
@@ -224,7 +224,7 @@ class RunningBatch:
         return generations
 
     def end_at_stops(self) -> list[int]:
-        """Finish the sequences whose final tokens have a stop string of their request, and return their slots."""
+        """Finish the sequences whose complete tokens contain a stop string of their request, and return their slots."""
         if self.text_of is None or not self.state.config.stop_at_eos:
             return []
         complete = self.host.complete
@@ -245,7 +245,7 @@ class RunningBatch:
         return stopped
 
     def generation(self, slot: int, tokens: list[int], ways: list[Written] | None, now: float) -> Generation:
-        """Return what the user gets of the sequence in a slot: the tokens up to the first EOS; none if it failed."""
+        """Return the result of the sequence in a slot, with the tokens before the first EOS; none if it failed."""
         admission, vocabulary = self.running[slot], self.state.vocabulary
         failed = self.host.done[slot] == FAILED
         tokens = [] if failed else tokens
@@ -265,6 +265,6 @@ class RunningBatch:
 
 
 def in_order(requests: Iterable[Request]) -> NextRequests:
-    """Hand out requests as they stand."""
+    """Return a function that hands out `requests` in order."""
     left = iter(requests)
     return lambda most: list(islice(left, most))

@@ -18,7 +18,7 @@ from lopa_dist.rules import rule_for
 
 
 class Scheduler:
-    """Chooses by what every branch rank knows, so that all ranks choose the same.
+    """Chooses from what every branch rank knows, so that all ranks choose the same.
 
     `max_rows` bounds the rows of a forward on one rank, and so its memory (None: no bound). Sequences that do not fit
     wait for another step; a sequence that is larger than the bound runs alone.
@@ -33,7 +33,7 @@ class Scheduler:
         self.step = 0
 
     def fits(self, slot: int, request: Request) -> bool:
-        """Give a slot the K/V space that a request needs; return False if there is too little."""
+        """Give a slot the K/V space that a request needs; return False if too little is free."""
         if not self.config.scope.stores_kv:
             return True
         prefix = request.prompt[: self.prefix_rules.shared(len(request.prompt), request.prefix)]
@@ -62,7 +62,7 @@ class Scheduler:
         prefill = (host.committed < 0) & (host.branches > 0)
         rows = rule_for(self.config).rows.in_step(state, host, lookahead, self.share)
         if self.config.scope.prefills_apart and prefill.any():
-            # a prefix that several wait for is counted for each: it is open which one computes it
+            # a prefix that several sequences wait for is counted for each: any of them may have to compute it
             stored = np.array([self.pool.stored(slot) for slot in range(state.slots)])
             rows += np.where(prefill, host.prompt - np.where(stored, self.pool.prefix_length, 0), 0)
         rows[list(waiting)] = 0

@@ -1,4 +1,4 @@
-"""An engine that scores given texts instead of generating, for jobs: some requests at a time, from the same queue."""
+"""An engine that scores given texts instead of generating, for jobs: a few requests at a time, from the same queue."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from lopa_dist.parallel.stop import StopLevel
 class ScoringEngine(Engine):
     """Scores the texts of requests on one replica; all ranks of its tensor group make the same calls.
 
-    A step is a batch of `options.max_sequences` requests, in as many forwards as their masks take. A stop is answered
-    behind it.
+    A step is a batch of `options.max_sequences` requests, in as many forwards as their masks take. The engine stops
+    only between steps.
 
     Args:
         model: on the device where everything runs.
         config: what rows see.
         options: how the model is run: `max_sequences`, and `max_rows` for the rows of a forward.
-        masks: of a text, where the model is a masked one.
+        masks: how many each text gets, if the model is a masked one.
         requested: returns what this rank was asked to do.
         tensor: the group that the model is split over.
     """
@@ -51,7 +51,7 @@ class ScoringEngine(Engine):
         """Do nothing: no K/V is kept, and no graph is captured."""
 
     def generate(self, requests: Sequence[Request], next_requests: NextRequests | None = None) -> Iterator[Generation]:
-        """Yield requests with their texts' likelihoods, in the order in which they were handed out."""
+        """Yield each request's result, with the likelihoods of its texts, in the order in which they are handed out."""
         take = next_requests or in_order(requests)
         self.statistics.start()
         while self.lockstep.level == StopLevel.RUN and (some := take(self.options.max_sequences)):
@@ -63,10 +63,10 @@ class ScoringEngine(Engine):
             self.lockstep.level = StopLevel(-level)
 
     def score(self, requests: Sequence[Request]) -> list[Generation]:
-        """Score the texts of some requests in the same forwards."""
+        """Return the results of some requests, whose texts are scored in the same forwards."""
         began = time.perf_counter()
         parts = [given for request in requests for text in request.scored for given in text]
-        with by_torch(self.runners.plain), on_device(self.device):  # as a runner's forwards
+        with by_torch(self.runners.plain), on_device(self.device):  # as in a runner's forwards
             likelihoods = iter(self.scorer.score(parts))
         seconds = time.perf_counter() - began
         self.statistics.lap("forward")

@@ -1,4 +1,4 @@
-"""How many rows a sequence has: in one step, usually, and at most. Scheduler, memory and buffers ask here."""
+"""How many rows a sequence has in a step, usually and at most: for memory plans, buffers and tiles."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lopa_dist.rules import rule_for
 
 
 def usual_rows(config: DecodeConfig) -> int:
-    """Return how many rows a sequence usually has in a step, of all its branches and drafts."""
+    """Return how many rows a sequence usually has in a step, all its branches and drafts included."""
     return rule_for(config).rows.usual(config)
 
 
@@ -31,35 +31,36 @@ def tile_rows(config: DecodeConfig, branches: int, heads_per_kv: int, reproducib
         config: of the step.
         branches: of a sequence on this rank.
         heads_per_kv: query heads of a K/V head.
-        reproducible: whether a row's bits are the same in any batch: then nothing but one branch's rows decides.
+        reproducible: whether a row's bits must be the same in any batch; then nothing but one branch's rows decides.
 
     Raises:
         ValueError: more heads than a tile takes.
     """
     if rule_for(config).rows.in_place:
-        drafts = 0 if reproducible else config.max_drafts  # another height may add up in another order
+        drafts = 0 if reproducible else config.max_drafts  # another height may sum in another order
         return causal_tile_rows(heads_per_kv, 1 + drafts, drafts)
     window = most_branch_rows(config, config.block_size * window_blocks(config))
     return tile_rows_for(heads_per_kv, window * (1 if reproducible else branches))  # branches attend in one stack
 
 
 def longest_sequence(config: DecodeConfig, prompt: int) -> int:
-    """Return the most tokens of a sequence whose prompt has `prompt` tokens, with the rows of its drafts."""
+    """Return the most tokens of a sequence whose prompt has `prompt` tokens, the rows of its drafts included."""
     return most_branch_rows(config, prompt + config.max_new_tokens + config.block_size)
 
 
 def most_rows(config: DecodeConfig, branches: int, prompt: int, suffix: int = 0) -> int:
     """Return the most rows of one sequence in a forward on one rank.
 
-    With `keeps_kv` its prompt is computed with the anchor alone. Later a window has the row before it, and the answer
+    With `keeps_kv` its prompt is computed with the anchor alone. Later, a window has the row before it and the answer
     behind the committed tokens: as many blocks as may be active, which may all be completed in one step, and as many
-    after them. Rows that are in no window, as a causal model's, may run beside the prompt's (`RowMaker.apart`).
+    again after them. Rows that are in no window, such as a causal model's, may run beside the prompt's
+    (`RowMaker.apart`).
 
     Args:
         config: of the step.
         branches: of the sequence on this rank.
         prompt: tokens of its prompt that go through the model at once, and of its suffix.
-        suffix: tokens behind its answer, all of which is seen then.
+        suffix: tokens behind its answer; if there are any, all of the answer is seen.
     """
     longest = longest_sequence(config, prompt)
     window = config.max_new_tokens + config.block_size + 1
@@ -75,13 +76,13 @@ def usual_forward(config: DecodeConfig, branches: int, sequences: int, longest: 
     """Return how many rows a forward on one rank hardly ever exceeds.
 
     These are the rows of all sequences, or of one that is larger than the limit. A sequence has its prompt and one
-    window, later a window in every branch: active blocks, and one more that was completed, or the row before them.
-    Without `keeps_kv`, a window is all of the sequence.
+    window at first, later a window in every branch: active blocks, and one more that was completed, or the row before
+    them. Without `keeps_kv`, a window is the whole sequence.
 
     Args:
         config: of the step.
         branches: of a sequence on this rank.
-        sequences: that run at once.
+        sequences: how many run at once.
         longest: tokens of the longest of them, from `longest_sequence`.
         limit: rows of a forward that holds more than one sequence.
     """
@@ -94,12 +95,12 @@ def usual_predictions(config: DecodeConfig, branches: int, sequences: int) -> in
     """Return how many predictions a forward on one rank hardly ever exceeds: its branches' windows and drafts.
 
     Args:
-        config, branches, sequences: as of `usual_forward`.
+        config, branches, sequences: as in `usual_forward`.
     """
     window = usual_window(config) if config.scope.keeps_kv else config.max_new_tokens
     return sequences * rule_for(config).rows.predictions(config, branches, window)
 
 
 def usual_window(config: DecodeConfig) -> int:
-    """Return the rows of a window that are usual at most: active blocks, and one that was just finished."""
+    """Return the most rows that a window usually has: those of active blocks, and of one that was just completed."""
     return config.block_size * (window_blocks(config) + 1)

@@ -2,7 +2,7 @@
 
 A graph freezes sizes and addresses. So sizes come from a ladder of buckets, and whatever changes from step to step
 lies in buffers at fixed addresses: tokens, positions, attention tiles, and how many of the rows count. Rows added to
-fill a bucket (virtual padding) write no K/V, are in no tile and in no result; they may hold anything, NaN included
+fill a bucket (virtual padding) write no K/V, and are in no tile and no result; they may hold anything, NaN included
 (tests). Steps too large for the ladder run without graphs: `Runner.run` runs them, or, if the network has
 `real_rows_only`, the same functions over larger buffers.
 
@@ -42,10 +42,10 @@ PROCESSORS = 132  # multiprocessors of an H100 or H200; assumed on a CPU, which 
 
 
 def split_for(sequences: int, kv_heads: int, height: int, device: torch.device) -> Split | None:
-    """Return how stacks are split if each of `sequences` sequences has one; None if its share of the GPU is small.
+    """Return how stacks are split if each of `sequences` sequences has one; None: a stack's share of the GPU is small.
 
-    The programs of all of them together find room at the same time: what is left over would take as long again. That
-    bounds the memory of their results, too. `height` is that of a tile's matrix.
+    The programs of all stacks together run at the same time, because any left over would take as long again. This also
+    bounds the memory of their results. `height` is that of a tile's matrix.
     """
     programs = resident(height, device) * (processors(device) if device.type == "cuda" else PROCESSORS)
     parts = programs // (sequences * kv_heads)
@@ -79,10 +79,10 @@ class Replay:
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, function: Callable[[], None], device: torch.device, memory: Any) -> None:
-        """Run it once more.
+        """Run `function`, or its captured graph.
 
         Raises:
-            CaptureError: as `captured`; nothing was run.
+            CaptureError: from `captured`; nothing was run.
         """
         if self.graph is not None:
             self.graph.replay()
@@ -103,7 +103,7 @@ class Replay:
 
 
 def captured(function: Callable[[], None], device: torch.device, memory: Any) -> torch.cuda.CUDAGraph:
-    """Return the function as a graph, with its memory in the pool `memory`; None: in a pool of its own.
+    """Return the function captured as a graph, with its memory in the pool `memory`; None: in a pool of its own.
 
     Raises:
         CaptureError: the function raised, or did what no graph can hold. The current stream is restored, so the
@@ -145,7 +145,7 @@ class Body:
         self.replay = Replay()
 
     def load(self, prepared: Prepared) -> None:
-        """Put the step's inputs in place."""
+        """Copy the step's inputs into the buffers."""
         batch, count = prepared.batch, len(prepared.batch.tokens)
         self.tokens[:count], self.positions[:count] = batch.tokens, batch.positions
         self.rows.fill_(len(batch.table.hi))
@@ -180,7 +180,7 @@ class Head:
         self.replay = Replay()
 
     def load(self, predictions: Predictions) -> None:
-        """Put the step's inputs in place; rows behind them hold old ones, and their records are not read."""
+        """Copy the step's inputs into the buffers; rows behind them keep old ones, and their records are not read."""
         count = len(predictions.rows)
         self.which[:count] = predictions.rows
         self.rows.fill_(count)
@@ -207,11 +207,11 @@ class Head:
 class StaticRunner(Runner):
     """The runner of one device that has the whole model.
 
-    `sequences` and `branches` are the most that a batch has, `longest` the most tokens of a sequence with its prompt;
-    they size the tables of tiles. `rows` are the most that a step usually has, and `predictions` the most that are
-    wanted of them. The pool gets scratch for the rows now, because graphs hold addresses and a pool that grows
-    invalidates them all. Without `stacked`, attention's tiles depend only on their own segment. If a bucket cannot be
-    captured, its kind runs without graphs, unless `insist`.
+    `sequences` are the most that a batch has, `branches` the most segments of a sequence besides its prompt's, and
+    `longest` the most tokens of a sequence with its prompt; they size the tables of tiles. `rows` are the most that a
+    step usually has, and `predictions` the most that it usually makes. The pool gets scratch for the rows now, because
+    graphs hold addresses and a pool that grows invalidates them all. Without `stacked`, attention's tiles depend only
+    on their own segment. If a bucket cannot be captured, its kind runs without graphs, unless `insist` is set.
     """
 
     def __init__(
@@ -234,7 +234,7 @@ class StaticRunner(Runner):
         super().__init__(model, pool, sampling, attention, network, longest, plain=plain, runner_up=runner_up)
         self.tile_rows, self.in_place = attention.tile_rows, attention.bounded
         self.insist = insist
-        self.uncaptured: set[str] = set()  # kinds of graphs of which one failed
+        self.uncaptured: set[str] = set()  # kinds of graphs of which a capture failed
         self.stacks, self.longest = sequences * (branches + 2), longest  # a prompt has at most two
         self.low = sequences * 2  # stacks with cached tokens: the rest of a prompt, and all branches
         config = model.config
@@ -270,9 +270,9 @@ class StaticRunner(Runner):
     def warm_up(self) -> None:
         """Compile kernels and capture the graphs of all usual sizes.
 
-        The smallest comes first: if it cannot be captured, no other is tried, and a failed capture holds little memory.
-        Then come large ones before small ones, which fit in their memory. A graph needs two runs. Without a row that
-        counts, these write nothing that is read.
+        The smallest size comes first: if it cannot be captured, no other is tried, and a failed capture holds little
+        memory. Then large sizes come before small ones, which fit into their memory. Each graph needs two runs. No row
+        counts in these, so they write nothing that is read.
         """
         sizes = probe_first(ladder(self.usual))
         heads = [] if self.sampling.filtered else probe_first(ladder(self.usual_heads))
@@ -307,7 +307,7 @@ class StaticRunner(Runner):
             seconds[number] += time.perf_counter() - began
 
     def prepare(self, batch: ForwardBatch, slots: Ints | None = None) -> Prepared:
-        """Find the batch's K/V in the pool and cut its attention into tiles."""
+        """Return the batch with the places of its K/V, and its attention cut into tiles; see `Runner.prepare`."""
         rows = len(batch.tokens)
         size = bucket(rows) or rows
         self.pool.reserve(size)
@@ -323,14 +323,14 @@ class StaticRunner(Runner):
         return Prepared(batch, slots, segments, tiles, must_be_finite, self.kv_slots(batch, slots))
 
     def buffered(self, rows: int) -> int | None:
-        """Return how many rows the buffers of a step with `rows` rows have; None: `Runner.run` runs it, without them.
+        """Return how many rows the buffers of a step with `rows` rows have; None: `Runner.run` runs it without buffers.
 
-        `Runner.run` computes the wanted rows alone behind the last layer's attention, which saves more than a graph.
+        After the last layer's attention, `Runner.run` computes the wanted rows only, which saves more than a graph.
         """
         return buffered(rows, self.network.real_rows_only)
 
     def run(self, prepared: Prepared) -> Tensor:
-        """As `Runner.run`; over the buffers, with graphs, unless the step runs without them (`buffered`)."""
+        """Return what `Runner.run` does, but over buffers, with graphs, unless the step runs without (`buffered`)."""
         batch = prepared.batch
         if self.buffered(len(batch.tokens)) is None:
             return super().run(prepared)
@@ -391,19 +391,19 @@ class StaticRunner(Runner):
             graph(function, self.device, self.memory)
 
     def attend(self, prepared: Prepared) -> Attend:
-        """Return the attention of a forward without a graph."""
+        """Return the function that attends in a forward without a graph."""
         plan = self.attention_plan(len(prepared.batch.tokens))
         plan.fill(prepared.plan)
         return self.attend_by(plan)
 
     def attend_by(self, plan: MetaPlan) -> Attend:
-        """Return the attention that a table of tiles describes."""
+        """Return the function that attends as a table of tiles describes."""
         pool = self.pool
-        # in place of q: a tile reads only the rows that it writes, and rows in no tile need no clearing
+        # results overwrite q: a tile reads only the rows that it writes, and rows in no tile need no clearing
         return lambda layer, q: attend_tiles(q, pool.keys[layer], pool.values[layer], plan, q)
 
     def attention_plan(self, size: int) -> MetaPlan:
-        """Return a table for any batch of `size` rows."""
+        """Return a table of tiles for any batch of `size` rows."""
         config = self.model.config
         shape = config.heads, config.kv_heads, config.head_dim, self.tile_rows
         return MetaPlan(
@@ -418,7 +418,7 @@ class StaticRunner(Runner):
         )
 
     def attention_room(self, size: int) -> Capacity:
-        """Return what the tiles of any batch of `size` rows need."""
+        """Return how much room the tiles of any batch of `size` rows need."""
         own = min(size, self.longest)
         # a segment sees at most `longest` columns with its own rows, and its neighbour in a tile as many
         return capacity(size, self.stacks, self.tile_rows, self.split, self.low, self.longest - own, own)

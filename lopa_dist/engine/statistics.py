@@ -24,7 +24,7 @@ class Mark(Protocol):
 
 
 def device_mark(device: torch.device, again: Any = None) -> Any:
-    """Return the moment when a GPU has done all that was queued so far: a new `Mark`, or `again`, which is past."""
+    """Return a mark of when a GPU has done all that is queued so far: a new `Mark`, or `again`, an old one to reuse."""
     event = again or torch.cuda.Event(enable_timing=True)
     event.record(torch.cuda.current_stream(device))
     return event
@@ -48,7 +48,7 @@ class Statistics(Work):
         self.records = 0  # predictions x branches of all ranks, summed over steps: what the all-gathers carried
         self._last = time.perf_counter()
         self._mark = mark
-        self._past: list[Mark] = []  # to be used again: making one takes longer than recording it
+        self._past: list[Mark] = []  # to be reused: making one takes longer than recording it
         self._begin: Mark | None = None  # when the host last waited for the device
         self._laps: list[tuple[str, float, Mark]] = []  # since then: phase, seconds of the host, end
 
@@ -89,14 +89,14 @@ class Statistics(Work):
         accepted_with: Ints | None,
         seconds: dict[str, float],
     ) -> None:
-        """Count one step, also for the requests that took part in it.
+        """Count one step, in total and for each request that took part in it.
 
         Args:
             before, after: what the host knew before it and after it.
-            rows: ``[S]`` computed for windows.
+            rows: ``[S]`` rows that were computed (`ForwardBatch.computed`).
             works: ``[S]`` of the sequences' requests; None for those that had nothing to do.
-            accepted_with: ``[S, K]`` as of `Winner`.
-            seconds: as `self.seconds` was when the step ended.
+            accepted_with: ``[S, K]`` as in `Winner`.
+            seconds: what `self.seconds` was when the step ended.
         """
         self.seconds_counted = seconds
         filled = before.masked - after.masked + after.end - before.end  # [S]
@@ -122,7 +122,7 @@ class Statistics(Work):
         self.forwards += running
 
     def totals(self) -> dict[str, Any]:
-        """Return the sums, JSON-able, for another process to `absorb`."""
+        """Return the sums, ready for JSON, for another process to `absorb`."""
         return {"work": super().totals(), **{name: getattr(self, name) for name in ("seconds", *COUNTS)}}
 
     def absorb(self, totals: dict[str, Any]) -> None:
@@ -135,6 +135,6 @@ class Statistics(Work):
             setattr(self, name, getattr(self, name) + totals[name])
 
     def milliseconds(self) -> dict[str, float]:
-        """Mean milliseconds of a step by phase, and in total."""
+        """Return the mean milliseconds of a step by phase, and in total."""
         per_step = {phase: 1000 * s / max(1, self.steps) for phase, s in self.seconds.items()}
         return per_step | {"total": sum(per_step.values())}

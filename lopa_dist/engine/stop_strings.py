@@ -1,7 +1,7 @@
 """Sequences end once their text has a stop string, so that nothing is generated that would be cut off.
 
-Only tokens that are final count: those of complete blocks, or verified ones. What is cut from the finished text is the
-same, because the stop string that is complete first lies in it already, and that one counts (`finished_text`).
+Only tokens that are final count: those of complete blocks, or verified ones. Ending early does not change where the
+finished text is cut: it is cut at the stop string that is complete first, which it already has (`finished_text`).
 """
 
 from __future__ import annotations
@@ -9,18 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 TextOf = Callable[[Sequence[int]], str]
-MARGIN = 8  # further tokens that are decoded in front of a possible stop string: some have no character of their own
+MARGIN = 8  # more tokens that are decoded before a possible stop string: some tokens have no character of their own
 
 
 def has_stop(text_of: TextOf, tokens: Sequence[int], seen: int, stops: Sequence[str]) -> bool:
     """Return whether a text has one of the stop strings.
 
-    Only its end is decoded, and all of it if that has one: a long answer is not decoded anew in every step.
+    Only the text's end is decoded, and all of it if the end has one, so a long answer is not decoded again in every
+    step.
 
     Args:
         text_of: decodes tokens.
         tokens: of the text.
-        seen: how many of them, from the first on, are known to have none.
+        seen: how many of the first tokens are known to have none.
         stops: the stop strings; not empty.
     """
 

@@ -1,4 +1,4 @@
-"""What was computed for a request: counted for each request alone, so that sums over several attempts are right."""
+"""What was computed for a request: counted for each request by itself, so that sums over several attempts are right."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-ENOUGH, VAIN = 2000, 0.02  # drafts after which one may say that they are accepted too seldom: in a smaller share
+ENOUGH, VAIN = 2000, 0.02  # after this many drafts, we say that they were in vain if fewer than this share was accepted
 
 
 @dataclass
@@ -16,20 +16,20 @@ class Work:
     rows: int = 0  # computed for windows, branches and drafts included, on all branch ranks together
     prompt_tokens: int = 0
     prompt_reused: int = 0  # those of them whose K/V another request had computed
-    wins: Counter[int] = field(default_factory=Counter)  # by branch, of forwards that had a choice
-    # by a number of branches: drafts that would have been accepted with these, summed over the same forwards
+    wins: Counter[int] = field(default_factory=Counter)  # by branch: forwards with several branches that it won
+    # by number of lookahead branches: drafts that would have been accepted with these, summed over the same forwards
     accepted_with: Counter[int] = field(default_factory=Counter)
-    proposed: Counter[int] = field(default_factory=Counter)  # forwards by their number of drafts (verify=agreement)
-    accepted: Counter[int] = field(default_factory=Counter)  # forwards by how many drafts were accepted
+    proposed: Counter[int] = field(default_factory=Counter)  # forwards with drafts, by their number of drafts
+    accepted: Counter[int] = field(default_factory=Counter)  # the same forwards, by how many drafts were accepted
     verified_from: Counter[int] = field(default_factory=Counter)  # drafts by their source, `drafter.SOURCES`
     accepted_from: Counter[int] = field(default_factory=Counter)  # of these, the drafts that were accepted
 
     def totals(self) -> dict[str, Any]:
-        """Return the counts that are not zero, JSON-able, for `add`."""
+        """Return the counts that are not zero, ready for JSON, for `add`."""
         return {f.name: value for f in fields(self) if (value := getattr(self, f.name))}
 
     def add(self, totals: dict[str, Any]) -> None:
-        """Add what `totals` returned, also if it has been through JSON."""
+        """Add what `totals` returned, even if it has been through JSON."""
         for name, value in totals.items():
             if isinstance(value, dict):
                 getattr(self, name).update({int(key): count for key, count in value.items()})
@@ -37,9 +37,9 @@ class Work:
                 setattr(self, name, getattr(self, name) + value)
 
     def acceptance(self) -> list[float]:
-        """Return, for each depth, how many of the drafts that were proposed there were accepted, as a share.
+        """Return, for each depth, the share of the drafts proposed there that were accepted.
 
-        A draft counts as accepted with all drafts before it. Empty if nothing was drafted.
+        A draft counts as accepted only with all drafts before it. The list is empty if nothing was drafted.
         """
         deepest = max(self.proposed, default=0)
         reached = [sum(count for drafts, count in self.proposed.items() if drafts >= d) for d in range(1, deepest + 1)]
@@ -48,20 +48,20 @@ class Work:
 
     @property
     def drafts_verified(self) -> int:
-        """Drafts of all forwards."""
+        """How many drafts all forwards had."""
         return sum(drafts * count for drafts, count in self.proposed.items())
 
     @property
     def drafts_accepted(self) -> int:
-        """Of these, the drafts that were accepted."""
+        """How many of these drafts were accepted."""
         return sum(drafts * count for drafts, count in self.accepted.items())
 
     def accepted_share(self) -> float:
-        """Return how many of all drafts that were verified were accepted, as a share; 0 if there were none."""
+        """Return the share of all verified drafts that were accepted; 0 if there were none."""
         return self.drafts_accepted / self.drafts_verified if self.drafts_verified else 0.0
 
     def in_vain(self) -> str:
-        """Return what to say of drafts that were next to never accepted; empty where they were, or few were tried."""
+        """Return a warning if drafts were hardly ever accepted; empty if they were, or if few were tried."""
         tried, share = self.drafts_verified, self.accepted_share()
         if tried < ENOUGH or share >= VAIN:
             return ""
@@ -72,6 +72,6 @@ class Work:
         )
 
     def accepted_per_forward(self) -> float:
-        """Return the mean number of accepted drafts of the sequence forwards that had drafts; 0 if none had."""
+        """Return the mean number of accepted drafts in the sequence forwards that had drafts; 0 if none had any."""
         forwards = sum(self.accepted.values())
         return self.drafts_accepted / forwards if forwards else 0.0

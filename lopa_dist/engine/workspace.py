@@ -15,14 +15,14 @@ class Workspace:
     """K/V space and a runner, made for some requests, and usable for others that need no more."""
 
     asked: int  # sequences that should run at once; `plan` may have fewer
-    longest: int  # tokens that are given to a request
-    suffix: int  # of these, behind its answer
+    longest: int  # the most tokens given to a request
+    suffix: int  # the most of these that are behind its answer
     plan: Plan
     pool: KVPool
     runner: Runner
 
     def holds(self, asked: int, longest: int, suffix: int, needs: Ints, kv_tokens: int | None) -> bool:
-        """Return whether a generation with these sizes fits; `needs` are those of `sizes`.
+        """Return whether a generation of these sizes fits; `needs` are as returned by `sizes`.
 
         Raises:
             ValueError: the largest request alone needs more than `kv_tokens`.

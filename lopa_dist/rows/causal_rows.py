@@ -9,7 +9,7 @@ For a sequence whose pending token is the c-th, with m drafts and groups of n ma
     depth       0         1 ... m           i
     mask        0         0                 1 ... n
 
-Depth and mask say to which cell of `ChainCells` a row's prediction belongs. Where masks see one another
+Depth and mask say which cell of `ChainCells` a row's prediction belongs to. Where masks see one another
 (`Lookahead.blocks`, linear self-speculation of arXiv 2607.05722), a group is a block:
 
     row         copy of d_i   mask for the next pending token   n masks
@@ -22,9 +22,9 @@ The copy is there because d_i's own row, which verifies, does not see the masks.
 
 K/V of tokens are written to their place in the pool before attention. Accepting a token only moves a frontier; the
 K/V of a rejected one are overwritten by the next forward. K/V of masks lie in scratch. A prompt's rows run in the
-forward of its sequence's first step, in front; its last token is the first pending one.
+forward of its sequence's first step, before all others; its last token is the first pending one.
 
-A branch beside the chain (`decode.tree`) is one more segment behind the pending token: its drafts and a group of n
+A branch beside the chain (`rules.paths`) is one more segment behind the pending token: its drafts and a group of n
 masks behind them, all in scratch. Branch ranks share these branches; all other rows run on every rank, so that each has
 all K/V. If such a branch wins, `engine.commit` moves the K/V of its accepted tokens into the pool.
 """
@@ -49,7 +49,7 @@ from lopa_dist.rows.share import Share
 
 
 class RowCounts(NamedTuple):
-    """How many rows each sequence has, without those of prompts."""
+    """How many rows each sequence has, not counting those of prompts."""
 
     masks: Ints  # [S, D] masks behind each depth of the chain whose predictions count
     common: Ints  # [S] rows of the chain and its groups, which all branch ranks run
@@ -57,13 +57,13 @@ class RowCounts(NamedTuple):
 
 
 def row_counts(host: HostState, lookahead: Lookahead) -> RowCounts:
-    """Count the rows of each sequence.
+    """Return how many rows each sequence has.
 
-    Masks are left out if nothing could verify their predictions before the limit, and behind an end-of-text.
+    Masks are left out if no row before the answer's limit could verify their predictions, and behind an end-of-text.
 
     Args:
         host: of the step.
-        lookahead: the masks that are wanted.
+        lookahead: which masks are wanted.
     """
     running = host.branches > 0
     drafts = host.drafts * running
@@ -94,7 +94,7 @@ def rows_on_rank(host: HostState, lookahead: Lookahead, share: Share) -> Ints:
     """Return the rows of each sequence on the branch rank that has the most of them, ``[S]``, without prompts.
 
     Args:
-        host, lookahead: as of `row_counts`.
+        host, lookahead: as in `row_counts`.
         share: of any of the ranks.
     """
     counts = row_counts(host, lookahead)
@@ -187,22 +187,22 @@ def depth_and_mask(drafts: Ints, number: Ints) -> tuple[Ints, Ints]:
 
 
 class Shape(NamedTuple):
-    """A forward on one rank, whatever the places of its sequences' pending tokens: that of many steps."""
+    """What a forward on one rank is apart from the places of its sequences' pending tokens; many steps share one."""
 
     segments: Segments
     rows: Rows
     start: Ints  # [G] first row of each segment
     shared: Ints  # [G] place behind the cached tokens that all its rows see, its own in the pool included
-    in_scratch: NDArray[np.bool_]  # [R] whether a row's K/V go there
+    in_scratch: NDArray[np.bool_]  # [R] whether a row's K/V go into scratch
     ahead: Ints  # [H] how far behind its row a prediction belongs: 1, or 0 in blocks
     columns: int  # of the records
-    depths: int  # as of `ChainCells`
+    depths: int  # as in `ChainCells`
     group: int
     indices: dict[str, Ints]  # what the device needs; `heads` are the rows that predict: of chains, groups, then paths
-    on_device: dict[str, Tensor]  # the same, there
+    on_device: dict[str, Tensor]  # the same, on the device
 
 
-MOST_STRUCTURES, MOST_KEPT_ROWS = 64, 512  # shapes of earlier steps, and rows of one: larger ones hardly ever repeat
+MOST_STRUCTURES, MOST_KEPT_ROWS = 64, 512  # cached shapes, and rows of each: larger ones hardly ever repeat
 
 
 def shape_of(
@@ -264,7 +264,7 @@ class CausalRows:
         new = shape is None
         if shape is None:
             slots = np.arange(share.most(config.max_branches))
-            own = share.mine(slots)  # some beyond the last, of which no sequence has any
+            own = share.mine(slots)  # maybe some beyond the last, which no sequence has
             segments = segments_on_rank(host, lookahead, prefill, counts, own)
             shape = shape_of(config, host, share, lookahead, counts, segments)
         rows, (_, sequence, branch, first, count, _) = shape.rows, shape.segments
@@ -314,7 +314,7 @@ class CausalRows:
         )  # fmt: skip
 
     def unpack(self, state: State, batch: ForwardBatch, gathered: Tensor) -> Records:
-        """Return the records, ``[S, K, D]`` of chains, and of groups ``[S, K, D, n]``, with token -1 for no mask."""
+        """Return the records of chains, ``[S, K, D]``, and of groups, ``[S, K, D, n]``, with token -1 for no mask."""
         rows, branches, size = batch.chains, state.config.max_branches, gathered.shape[-1]
         assert rows is not None
         common, width = len(rows.cells), len(rows.path_cells)
@@ -329,7 +329,7 @@ class CausalRows:
         return Records(packed[..., 0], Records(packed[..., 1:]))
 
     def kept(self, config: DecodeConfig, batch: ForwardBatch, before: HostState, after: HostState) -> Kept | None:
-        """Return the rows of drafts that another branch than the chain won; the chain's K/V are in place."""
+        """Return the rows of accepted drafts where another branch than the chain won; the chain's K/V are in place."""
         # the last token that was written is the next pending one, whose K/V are not computed yet
         won = (after.winner > 0) & (before.branches > 1) & (after.done == 0)
         if not won.any():
@@ -338,21 +338,22 @@ class CausalRows:
         return Kept(before.prompt + before.complete, count, np.zeros_like(won))
 
     def in_step(self, state: State, host: HostState, lookahead: Lookahead, share: Share) -> Ints:
-        """As of `RowMaker`."""
+        """See `RowMaker`."""
         return rows_on_rank(host, lookahead, share)
 
     def usual(self, config: DecodeConfig) -> int:
-        """As of `RowMaker`: the pending token, its drafts, and masks behind them; drafts and masks of each path."""
+        """See `RowMaker`: the pending token, its drafts, and masks behind them; drafts and masks of each path."""
         return 1 + 2 * config.max_drafts * config.max_branches
 
     def of_branch(self, config: DecodeConfig, window: int) -> int:
-        """As of `RowMaker`: nothing stands behind."""
+        """See `RowMaker`: no rows stand behind the window."""
         return window
 
     def apart(self, config: DecodeConfig, branches: int) -> int:
-        """As of `RowMaker`: the chain, groups of masks behind its tokens, and paths.
+        """See `RowMaker`: the chain, groups of masks behind its tokens, and paths.
 
-        With ``drafts=auto`` there may be a group behind every token, else behind two (`LookaheadPolicy.lookahead`).
+        With ``drafts=auto`` there may be a group behind every token, otherwise behind two
+        (`LookaheadPolicy.lookahead`).
         """
         answer = config.max_new_tokens
         drafts = min(config.max_drafts, max(answer - 1, 0))
@@ -364,11 +365,11 @@ class CausalRows:
         return 1 + drafts + of_groups + (branches - 1) * (drafts + int(masks[0]))
 
     def predictions(self, config: DecodeConfig, branches: int, window: int) -> int:
-        """As of `RowMaker`. What auto tries must not take longer only because its graph is captured on the way."""
+        """See `RowMaker`. What auto tries must not take longer only because its graph is captured on the way."""
         return self.apart(config, branches) if config.drafts == "auto" else self.usual(config)
 
     def groups(self, config: DecodeConfig) -> int:
-        """As of `RowMaker`: one of masks for each depth of the chain."""
+        """See `RowMaker`: one group of masks for each depth of the chain."""
         return config.max_drafts + 1
 
 
@@ -377,7 +378,7 @@ def path_columns(rows: Rows, path_rows: Ints, width: int, of_paths: Ints, share:
 
     First come the first paths of all sequences on this rank, then their second paths, and so on. For example, if the
     paths of two sequences have 5 and 3 rows, the columns 0 to 4 and 5 to 7 are those of their first paths, 8 to 12 and
-    13 to 15 those of their second ones. A path that does not run has its columns, too.
+    13 to 15 those of their second ones. Paths that do not run have columns, too.
 
     Args:
         rows: of the forward.

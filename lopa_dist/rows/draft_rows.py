@@ -1,20 +1,20 @@
 """Rows that verify several drafts in one branch.
 
 A branch verifies the drafts d_1 .. d_m, at positions p_1 .. p_m. Its own record says what it predicts at p_1. For the
-others the branch would have to be filled with the drafts before them. Instead it gets two more rows a draft:
+others, the drafts before them would have to be filled in the branch. Instead it gets two more rows for each draft:
 
 - the *token row* T_i (i < m): the token of d_i at position p_i;
 - the *verification row* C_i (i > 1): the row that predicts position p_i, in the context of d_1 .. d_{i-1}. With the
   logit shift it is a copy of the row at p_i - 1, with the token that this position has then; without the shift it is a
   mask at p_i.
 
-They stand behind the window's rows, and behind rows of other kinds, in this order:
+These rows stand behind the window's rows, and behind rows of other kinds, in this order:
 
     window rows, in the order of positions | T_1 ... T_{m-1} | C_2 ... C_m
 
 The window's rows do not see the drafts. T_i sees the window without the masks at p_1 .. p_i, and T_1 .. T_i. C_i sees
-what T_{i-1} sees; no row sees C_i. So drafts see one another as if they were filled, but the rest of the window as it
-was without them. That is an approximation (docs/lopa-step.md, "Several drafts in one branch").
+what T_{i-1} sees; no row sees C_i. So drafts see one another as if they were filled, but they see the rest of the
+window as it is without them. That is an approximation (docs/lopa-step.md, "Several drafts in one branch").
 
 Two numbers for each row express this. Its `depth` is how many drafts it takes as filled: i for T_i and C_{i+1}, 0 for
 the window's rows. Its `until` is the depth from which on rows do not see it: i for the mask at p_i. With block-causal
@@ -24,9 +24,9 @@ All branches of a sequence have rows for the same number of drafts, so all have 
 run. If a branch has fewer drafts, positions that it has filled stand behind them in `State.chain`. Their rows'
 predictions are not used, and real drafts see the tokens there like any others.
 
-`VerifiedDrafts` has the functions in the order in which a step calls them: `rows` counts, `find` finds the rows among
-all others, which is cached, `offsets` adds where the windows are now, and `place` fills the rows in, on the device.
-After the forward, `unpack` reads the records.
+`VerifiedDrafts` has its functions in the order in which a step calls them: `rows` counts the rows, `find` finds them
+among all others (its result is cached), `offsets` adds where the windows are now, and `place` fills the rows in, on the
+device. After the forward, `unpack` reads the records.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ class VerifiedDrafts(Kind):
         )  # fmt: skip
 
     def find(self, state: State, host: HostState, structure: Structure) -> None:
-        """Set what `Structure` has of drafts, and what the device needs to fill in their rows, if any branch has some.
+        """Set what the structure says about drafts, and what the device needs to fill in their rows, if there are any.
 
-        This is `drafts`, `indices` and, with block-causal windows, the `until` of rows behind the drafts' block.
+        This sets `drafts`, `indices` and, with block-causal windows, the `until` of rows behind the drafts' block.
 
-        A rank whose branches have none needs it, too: it unpacks the records of all ranks.
+        A rank whose branches have no such rows needs this, too, because it unpacks the records of all ranks.
 
-        [D] is a draft with a token row, T_i; it stands, too, for the next draft, which has a verification row, C_{i+1}.
+        [D] is a draft with a token row, T_i. It also stands for the next draft, which has a verification row, C_{i+1}.
 
         Args:
             state, host: of this step.
@@ -93,12 +93,12 @@ class VerifiedDrafts(Kind):
             later = structure.row_position[: len(block_end)] >= block_end
             structure.until[later & (structure.depth == 0)] = 1
 
-        # where `State.chain` has what T_i holds, d_i, and what C_{i+1} holds, the token that verifies d_{i+1}
+        # where `State.chain` has what T_i holds (d_i) and what C_{i+1} holds (the token that verifies d_{i+1})
         draft = ((sequence * config.max_branches + branch) * m)[segment] + number  # [D] d_i, among all S x K x m
         tokens, verifying = (
             state.chain_token.numel(),
             2 * state.chain_token.numel(),
-        )  # where they begin, behind positions
+        )  # where they begin, after the positions
         shift = np.repeat([0, int(state.vocabulary.shift)], len(segment))
         predicts_from = sees_drafts_from(config, host, structure) + int(state.vocabulary.shift)
         structure.drafts = DraftOrigins(segment, np.tile(sequence[segment], 2), shift, predicts_from)
@@ -114,7 +114,7 @@ class VerifiedDrafts(Kind):
     def offsets(
         self, structure: Structure, host: HostState, block_begin: Ints, row_minus_position: Ints
     ) -> dict[str, Ints]:
-        """As of `Kind`."""
+        """See `Kind`."""
         origins = structure.drafts
         if origins is None:
             return {}
@@ -127,7 +127,7 @@ class VerifiedDrafts(Kind):
     def place(
         self, state: State, structure: Structure, index: dict[str, Tensor], tokens: Tensor, positions: Tensor
     ) -> DraftRows | None:
-        """As of `Kind`."""
+        """See `Kind`."""
         if structure.drafts is None:
             return None
         row, depth = index["draft_row"], index["draft_depth"]
@@ -140,10 +140,10 @@ class VerifiedDrafts(Kind):
     def unpack(self, state: State, batch: ForwardBatch, records: Records, parts: Tensor) -> Records:
         """Add what the forward predicts for each draft in the context of the drafts before it, ``[S, K x m]``.
 
-        The first draft of a branch takes the branch's own record. So do drafts whose predicting row sees no drafts: no
-        other draft can change what it predicts. The others take the record of their verification row.
+        The first draft of a branch takes the branch's own record. So do drafts whose predicting row sees no drafts,
+        because no other draft can change what that row predicts. The others take the record of their verification row.
 
-        Args: as of `Kind`; records of verification rows come last.
+        Args: as in `Kind`; the records of verification rows come last in `parts`.
         """
         packed = records.packed
         m, slots, width = state.config.drafts, state.slots, packed.shape[-1]
@@ -165,7 +165,7 @@ class VerifiedDrafts(Kind):
 
 
 def sees_drafts_from(config: DecodeConfig, host: HostState, structure: Structure) -> Ints:
-    """Return the position of each sequence's first row that sees drafts, from `block_begins`, ``[S]``.
+    """Return the position, counted from `block_begins`, of each sequence's first row that sees drafts, ``[S]``.
 
     Drafts that a row before it predicts are verified by the branch's own records (`VerifiedDrafts.unpack`).
 

@@ -35,7 +35,7 @@ class RowTable:
     rows: Ints  # [G] its number of rows
     shared: Ints  # [G] tokens of its sequence before it, in the pool, which it sees
     first: Ints  # [G] position of its first row, relative to the prompt's end
-    hi: Ints  # [R] rows of its segment that a row sees, from the first on: the row behind the last of them
+    hi: Ints  # [R] how many of its segment's first rows a row sees
     depth: Ints  # [R] drafts that a row takes as filled: it sees no row whose `DraftRows.until` is not above it
     tail: tuple[Ints, Ints] | None = None  # [G] cached tokens seen behind it, with a dual cache: first and number
     seen: Ints | None = None  # [R] cached tokens that each row sees; None: all `shared` ones of its segment
@@ -46,7 +46,7 @@ class RowTable:
 class DraftRows:
     """The rows that verify drafts (`rows.draft_rows`)."""
 
-    until: Tensor  # [R] the depth from which on rows of a segment do not see this row of it
+    until: Tensor  # [R] the depth from which on rows of the same segment do not see this row
     cell: Tensor  # [n] of each verification record: (m - 1) x sequence + the draft's number in its branch
     # [S] position that the first row that sees drafts predicts; those before it predict the same without drafts
     predicts_from: Tensor
@@ -63,7 +63,7 @@ class Predictions:
 
 @dataclass
 class Heads:
-    """The rows that predict, and where in the records of this rank, ``[branches, columns]``, what they predict goes."""
+    """The rows that predict, and where their predictions go in this rank's records, ``[branches, columns]``."""
 
     predict: Callable[[], Predictions]  # makes `predictions`
     slots: Tensor  # [H] in the records, flattened
@@ -73,7 +73,7 @@ class Heads:
 
     @cached_property
     def predictions(self) -> Predictions:
-        """Which rows predict: worked out when it is asked for, as a GPU's layers run, which do not need it."""
+        """Which rows predict: worked out when first asked for, while a GPU runs the layers, which do not need it."""
         return self.predict()
 
     def no_records(self, size: int) -> Tensor:
@@ -88,7 +88,7 @@ class Windows:
     begin: Ints  # [S] position of the first row of each sequence's windows
     stop: Ints  # [S] position behind their last row
     width: int  # W
-    of_commit: Tensor | None  # [S] bool, whose first masked position takes the record of the commit; None: of none
+    of_commit: Tensor | None  # [S] bool, see `structure.record_of_commit`; None: of no window
 
 
 @dataclass
@@ -114,16 +114,17 @@ class ForwardBatch:
     positions: Tensor  # [R'] absolute
     heads: Heads
     share: Share  # of the branches that run on this rank
-    computed: Ints  # [S] rows of each sequence on all branch ranks together, without its prompt's
+    computed: Ints  # [S] rows of each sequence on all branch ranks together, without prompts' own segments
     prefill: Prefill | None  # None if there are no prompts
     windows: Windows | None = None  # of a masked model
     chains: ChainCells | None = None  # of a causal model
     drafts: DraftRows | None = None  # the rows that verify drafts behind windows; None if there are none
 
     def must_be_finite(self) -> Tensor | None:
-        """Return which packed rows stand behind windows, as drafts' do, or are padding, ``[R']`` bool; None: none does.
+        """Return which packed rows stand behind windows, as drafts' do, or are padding, ``[R']`` bool.
 
-        Of a causal model all rows count: a token's K/V are the same whether it is verified as a draft or alone.
+        None: no row stands behind a window. For a causal model all rows are returned: a token's K/V must be the same
+        whether it is verified as a draft or alone.
         """
         table, windows = self.table, self.windows
         if windows is None:

@@ -15,10 +15,10 @@ class Lookahead:
     """How far a forward looks ahead; no text depends on it."""
 
     masks: int  # of a group
-    depths: tuple[int, ...] | None = None  # of the chain that have a group; None: the last one alone
+    depths: tuple[int, ...] | None = None  # depths of the chain with a group, besides the last one; None: no others
     blocks: bool = False  # whether a group's masks predict their own places (`ModelConfig.block_drafts`)
     behind: NDArray[np.bool_] | None = None  # [S, D'] which depths of each chain have a group, instead of `depths`
-    most_branches: int | None = None  # that run, the chain included; None: all
+    most_branches: int | None = None  # the most branches that run, the chain included; None: all
 
     def take(self, slots: Ints) -> Lookahead:
         """Return the same for some slots."""
@@ -31,4 +31,4 @@ class Lookahead:
 
 
 NO_LOOKAHEAD = Lookahead(0)
-"""Of masked models: their windows look at all that is masked."""
+"""For masked models: their windows predict all that is masked."""

@@ -43,7 +43,7 @@ class Prefill:
     prefix_row: Ints  # [S] packed row where the sequence's shared prefix begins; -1: it is not in this forward
     suffix_row: Ints  # [S] packed row where the prompt goes on behind the prefix; -1: it is not in this forward
     hidden_to_store: tuple[Ints, Ints] | None = None  # rows whose hidden states are stored, and their `hidden_slot`s
-    reads_stored: bool = False  # whether a stored hidden state is among the forward's `head_rows`
+    reads_stored: bool = False  # whether a prediction of the forward takes a stored hidden state (`Predictions.rows`)
 
 
 def prefill_segments(config: DecodeConfig, host: HostState, shared: SharedPrefixes | None) -> Prefill | None:
@@ -68,7 +68,7 @@ def prefill_segments(config: DecodeConfig, host: HostState, shared: SharedPrefix
 
 
 def note_rows(prefill: Prefill, start: Ints, shared: SharedPrefixes | None) -> None:
-    """Note in which packed rows the prompts are; `start` are the first rows of all segments, the prompts' first."""
+    """Note in which packed rows the prompts are; `start` has the first row of each segment, the prompts' first."""
     prefixes, suffixes = np.split(prefill.sequence, [prefill.num_prefixes])
     prefill.suffix_row[suffixes] = start[len(prefixes) : len(prefill.sequence)]
     if shared:

@@ -1,4 +1,4 @@
-"""What a rule of decoding asks for its rows: which ones a forward has, where their records go, and what is kept."""
+"""What a rule of decoding needs of its rows: which ones a forward has, where their records go, which K/V are kept."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from lopa_dist.rows.prefill import SharedPrefixes
 from lopa_dist.rows.share import Share
 
 Structures: TypeAlias = dict[tuple[object, ...], Any]
-"""What a row maker keeps of earlier steps, by what it follows from."""
+"""A row maker's cache of layouts from earlier steps, by the values from which they follow."""
 
 
 def keep(structures: Structures, key: tuple[object, ...], made: Any, most: int) -> None:
-    """Keep what was made for a step; when there are `most` of them, all others are dropped."""
+    """Cache what was made for a step; if `most` entries are there already, they are dropped."""
     if len(structures) >= most:
         structures.clear()
     structures[key] = made
@@ -30,8 +30,8 @@ def keep(structures: Structures, key: tuple[object, ...], made: Any, most: int) 
 class Kept(NamedTuple):
     """The rows whose K/V are kept for good: the first ones of a segment of each sequence's winner."""
 
-    token: Ints  # [S] the token of the sequence that the segment's first row holds
-    rows: Ints  # [S] how many
+    token: Ints  # [S] number, in its sequence, of the token that the segment's first row holds
+    rows: Ints  # [S] how many rows
     anywhere: NDArray[np.bool_]  # [S] whether every branch has the same, so that each rank keeps what it computed
 
 
@@ -40,11 +40,11 @@ class RowMaker(Protocol):
 
     @property
     def everywhere(self) -> int:
-        """How many branches run on every rank, the first ones (`Share`)."""
+        """How many branches run on every rank: the first ones (`Share`)."""
 
     @property
     def in_place(self) -> bool:
-        """Whether rows write K/V of tokens to their place in the pool, so that each sees cached tokens of its own."""
+        """Whether rows write tokens' K/V to their place in the pool; each row then says what it sees of the cache."""
 
     def layout(
         self,
@@ -62,7 +62,7 @@ class RowMaker(Protocol):
             share: the branches that run on this rank.
             prefixes: what prompts share; None if no prompt waits.
             lookahead: how far a causal model looks ahead, the same on all ranks.
-            structures: of earlier steps with the same slots; may get this one's.
+            structures: cached from earlier steps with the same slots; this step's may be added.
         """
 
     def unpack(self, state: State, batch: ForwardBatch, gathered: Tensor) -> Records:
@@ -80,7 +80,7 @@ class RowMaker(Protocol):
         Args:
             config: of the step.
             batch: the forward's rows.
-            before, after: what the host knew for that forward, and knows now.
+            before, after: what the host knew when it laid out that forward, and what it knows now.
         """
 
     def in_step(self, state: State, host: HostState, lookahead: Lookahead, share: Share) -> Ints:
@@ -90,7 +90,7 @@ class RowMaker(Protocol):
         """
 
     def usual(self, config: DecodeConfig) -> int:
-        """Return how many rows a sequence usually has in a step, of all its branches and drafts."""
+        """Return how many rows a sequence usually has in a step, all its branches and drafts included."""
 
     def of_branch(self, config: DecodeConfig, window: int) -> int:
         """Return the most rows of a branch whose window has `window` rows, those behind the window included."""
@@ -104,13 +104,13 @@ class RowMaker(Protocol):
         """
 
     def predictions(self, config: DecodeConfig, branches: int, window: int) -> int:
-        """Return how many predictions a sequence usually has at most in a forward on one rank.
+        """Return the most predictions that a sequence usually has in a forward on one rank.
 
         Args:
             config: of the step.
             branches: of the sequence on this rank.
-            window: rows of a window, those that are usual at most.
+            window: the most rows that a window usually has.
         """
 
     def groups(self, config: DecodeConfig) -> int:
-        """Return how many segments a sequence has at most besides its prompt's and its branches'."""
+        """Return the most segments that a sequence has besides its prompt's and its branches'."""

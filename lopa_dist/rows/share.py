@@ -36,15 +36,15 @@ class Share(NamedTuple):
         return self.everywhere + self.rank + self.ranks * slot
 
     def owned(self, branches: Ints) -> Ints:
-        """Return how many shared branches this rank runs of sequences that have `branches` in all, ``[S]``."""
+        """Return how many shared branches this rank runs for sequences with `branches` branches in all, ``[S]``."""
         return np.maximum(-(-(branches - self.everywhere - self.rank) // self.ranks), 0)
 
     def most(self, branches: IntOrInts) -> IntOrInts:
-        """Return how many shared branches the rank runs that has the most of them, of `branches` in all."""
+        """Return the most shared branches that any rank runs, if there are `branches` branches in all."""
         return -(-(branches - self.everywhere) // self.ranks)
 
     def at_once(self, branches: int) -> int:
-        """Return how many of `branches` branches run on the rank that has the most, those of every rank included."""
+        """Return the most branches that any rank runs, of `branches` in all: those of every rank, and shared ones."""
         return self.everywhere + self.most(branches)
 
     def by_branch(self, records: Tensor, branches: int) -> Tensor:

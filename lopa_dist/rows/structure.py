@@ -1,7 +1,7 @@
 """Which rows a forward has, and what they predict: its ragged structure, computed on the host in numpy.
 
 All of it follows from a few integers of every sequence. Positions are counted from the block in which a sequence's
-window begins, so later steps, other blocks and other requests have the same structure, and `WindowRows` caches it.
+window begins, so later steps, other blocks and other requests often have the same structure, which `WindowRows` caches.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from lopa_dist.rows.share import Share
 
 @dataclass
 class RowsBehind:
-    """Rows of one kind, which stand in every branch behind the window's rows, in the order of `WindowRows.kinds`.
+    """Rows of one kind. In every branch they stand behind the window's rows, in the order of `WindowRows.kinds`.
 
     A row sees the cached tokens, the rows of its segment that stand before its kind, and the first `own` rows of its
-    kind. Of the segment's rows, it sees only those whose `until` is above its `depth`. The window's rows see none of
-    these rows, and their K/V are never kept.
+    kind. Of the segment's rows, it sees only those whose `until` is above its `depth`. The window's rows do not see
+    rows behind the window, whose K/V are never kept.
 
     All branches of a sequence have the same rows, so they have equal shapes, on whichever rank they run. [n] is a row
     of one branch of each sequence: first `count[0]` rows of sequence 0, then `count[1]` rows of sequence 1, and so on.
@@ -42,15 +42,18 @@ class RowsBehind:
 
 
 class Kind:
-    """A kind of rows that stand behind windows. Subclass it, and say at least how many there are and what they see.
+    """A kind of rows that stand behind windows. A subclass says at least how many there are and what they see (`rows`).
 
-    Structures are cached, so `rows` and `find` may read of each sequence what `window_rows.shapes` yields and nothing
-    else. Rows that hold other tokens than the canvas does are filled in on the device, by `place`. Records of a kind
-    are dropped unless `unpack` reads them.
+    Structures are cached, so `rows` and `find` may read only what `window_rows.shapes` yields for each sequence. Rows
+    that hold other tokens than the canvas does are filled in on the device, by `place`. Records of a kind are dropped
+    unless `unpack` reads them.
     """
 
     def rows(self, config: DecodeConfig, host: HostState) -> RowsBehind:
-        """Return the rows of every sequence; the most for one with all branches and drafts (`WindowRows.of_branch`)."""
+        """Return these rows of every sequence.
+
+        A sequence with all branches and drafts must have the most (`WindowRows.of_branch`).
+        """
         raise NotImplementedError
 
     def find(self, state: State, host: HostState, structure: Structure) -> None:
@@ -94,7 +97,7 @@ class Kind:
 
 @dataclass
 class DraftOrigins:
-    """To what the rows of drafts belong. `VerifiedDrafts.offsets` adds where the windows are in a step."""
+    """What the rows of drafts belong to. `VerifiedDrafts.offsets` adds where the windows are in a step."""
 
     segment: Ints  # [D] of each token row, and of the verification row that belongs to it
     sequence: Ints  # [2 D] of token rows, then of verification rows
@@ -138,7 +141,7 @@ class Structure:
     #   head_slot [H]: as `Heads.slots`
     # and, where drafts have rows, those of `VerifiedDrafts.find`
     indices: dict[str, Ints]
-    on_device: dict[str, Tensor] = field(default_factory=dict)  # the same
+    on_device: dict[str, Tensor] = field(default_factory=dict)  # the same, on the device
     drafts: DraftOrigins | None = None  # None: no draft has rows of its own
 
     @property
@@ -162,8 +165,8 @@ def make_structure(
     """Return the structure of a forward.
 
     Args:
-        state, host, share, prefixes: as of `layout`.
-        behind: the rows behind windows, a kind after the other.
+        state, host, share, prefixes: as in `layout`.
+        behind: the rows behind windows, by kind, in order.
     """
     config, block_begin = state.config, block_begins(state.config, host)
 
@@ -226,7 +229,7 @@ def predict_windows(
     branch of the second one predicts those with the numbers 3 and 4.
 
     Args:
-        state, host, prefixes, share: as of `layout`.
+        state, host, prefixes, share: as in `layout`.
         structure: of the rows; changed in place.
         wanted: ``[S]`` predicted positions of each branch of a sequence.
         reports: ``[G]`` whether this rank reports a segment's predictions.
@@ -246,15 +249,15 @@ def predict_windows(
 def rows_minus_cells(
     state: State, host: HostState, structure: Structure, prefixes: SharedPrefixes | None, reported: Ints
 ) -> Ints:
-    """Return by how much the row that predicts a position exceeds the position's cell in ``[S, width]``, ``[h]``.
+    """Return the number of the row that predicts a position minus that of the position's cell in ``[S, W]``, ``[h]``.
 
     The host knows how many positions of a window are masked, but not which, so the device finds their cells
-    (`window_rows.predict`). From a cell to the predicting row it is equally far everywhere in a segment. For example,
-    the windows of sequence 2 have the cells from 64 on if the width is 32. If one of them has the rows from 100 on,
-    this number is 36. With the logit shift, it is 35: the row before predicts.
+    (`window_rows.predict`). This difference is the same everywhere in a segment. For example, the windows of sequence 2
+    have the cells from 64 on if the width is 32. If one of them has the rows from 100 on, the difference is 36. With
+    the logit shift it is 35, because the row before the position predicts it.
 
     Args:
-        state, host, structure, prefixes: as of `predict_windows`.
+        state, host, structure, prefixes: as in `predict_windows`.
         reported: ``[G]`` predictions of each segment.
     """
     sequence, prefill = structure.sequence, structure.prefill
@@ -287,9 +290,9 @@ def add_rows_behind(
 
     Args:
         structure: of the windows' rows, with room for these rows; changed in place.
-        behind: as of `make_structure`.
+        behind: as in `make_structure`.
         span: ``[G]`` rows of each segment without these.
-        reports: ``[G]`` as of `predict_windows`.
+        reports: ``[G]`` as in `predict_windows`.
         block_begin: ``[S]`` from `block_begins`.
         share: of this rank.
     """
@@ -316,8 +319,8 @@ def add_rows_behind(
 def window_segments(state: State, host: HostState, share: Share) -> tuple[Ints, Ints, NDArray[np.bool_]]:
     """Return the sequences and branches of this rank's windows, and for which of them it reports predictions.
 
-    Every rank computes the rows that must be cached and are the same in every branch. For this, a rank without any of a
-    sequence's branches runs the anchor, whose predictions another rank reports.
+    Every rank computes the rows that must be cached and are the same in every branch. To this end, a rank that has none
+    of a sequence's branches runs the anchor, whose predictions another rank reports.
     """
     config = state.config
     count = owned = share.owned(host.branches)
@@ -333,10 +336,10 @@ def window_segments(state: State, host: HostState, share: Share) -> tuple[Ints, 
 def row_span(state: State, host: HostState) -> tuple[Ints, Ints]:
     """Return the range ``[begin, stop)`` of positions that go through the model in a window's segment, ``[S]`` each.
 
-    With `keeps_kv` it begins at the first uncommitted token or at the boundary row before it, and ends with the last
-    appended block and the suffix. The first one has the prompt, unless that is prefilled apart. Without `keeps_kv`, it
-    is all of the sequence. With a dual cache it is that whenever a block was completed, and in other steps the appended
-    blocks alone.
+    With `keeps_kv` the range begins at the first uncommitted token or at the boundary row before it, and ends with the
+    last appended block and the suffix. In the first step it includes the prompt, unless that is prefilled apart.
+    Without `keeps_kv` it is the whole sequence; but with a dual cache it is so only in the first step and after a block
+    was completed, and in other steps it has the appended blocks alone.
     """
     scope = state.config.scope
     if scope.keeps_kv:
@@ -352,10 +355,11 @@ def row_span(state: State, host: HostState) -> tuple[Ints, Ints]:
 
 
 def fresh_boundary(state: State, host: HostState) -> NDArray[np.bool_]:
-    """Return ``[S]`` whether the last committed row is part of the window, because it predicts the first position.
+    """Return whether the last committed row is part of the window, because it predicts the first position, ``[S]``.
 
-    It is recomputed while that position is masked. Only a row that sees the window can have changed since its commit:
-    with block-causal windows, and at the end of a prompt that sees only itself, the record from the commit still holds.
+    The row is recomputed while that position is masked. Only a row that sees the window can have changed since its
+    commit: with block-causal windows, and at the end of a prompt that sees only itself, the record from the commit
+    still holds.
     """
     scope = state.config.scope
     if not (scope.boundary == "fresh" and scope.window_attention == "full" and state.vocabulary.shift):
@@ -364,7 +368,7 @@ def fresh_boundary(state: State, host: HostState) -> NDArray[np.bool_]:
 
 
 def record_of_commit(state: State, host: HostState) -> NDArray[np.bool_]:
-    """Return ``[S]`` whether the first masked position takes the record of the commit of the row before it."""
+    """Return whether a window's first position is masked and takes the record from the commit before it, ``[S]``."""
     scope = state.config.scope
     if not scope.stores_kv or scope.boundary == "fill" or not state.vocabulary.shift:
         return np.zeros(state.slots, bool)
@@ -373,7 +377,7 @@ def record_of_commit(state: State, host: HostState) -> NDArray[np.bool_]:
 
 
 def own_columns(config: DecodeConfig, position: Ints, first: Ints, span: Ints, rows: Ints) -> Ints:
-    """Return how many of its segment's rows each row sees, from the first on, ``[R]``, without those behind windows.
+    """Return how many of its segment's first rows each row sees, ``[R]``, without those behind windows.
 
     Args:
         config: of the step.

@@ -51,9 +51,8 @@ class WindowRows:
     ) -> ForwardBatch:
         """Lay out this rank's share of the next forward.
 
-        A prompt is prefilled by every rank, so that its K/V need not travel; with block-causal windows the same holds
-        for complete blocks, whose K/V are the same in every branch.
-
+        Every rank prefills all prompts, so that their K/V need not travel. With block-causal windows the same holds for
+        complete blocks, whose K/V are the same in every branch.
         """
         device, block_begin = state.canvas.device, block_begins(state.config, host)
         structure = self.find_structure(state, host, share, prefixes, {} if structures is None else structures)
@@ -101,8 +100,8 @@ class WindowRows:
     def unpack(self, state: State, batch: ForwardBatch, gathered: Tensor) -> Records:
         """Return the records as ``[S, K, W]`` over `State.window`, with what the kinds of rows behind windows add.
 
-        A branch has a record for every position that is predicted in the anchor (`State.wanted`). Branches that did not
-        run have zeros.
+        A branch has a record for every position that is predicted in the anchor (`State.wanted`). Records of branches
+        that did not run are zeros.
         """
         branches, windows, where = state.config.max_branches, batch.windows, batch.heads.predictions.where
         assert windows is not None
@@ -135,7 +134,7 @@ class WindowRows:
         With one sequence in flight most steps find theirs there, which saves host time that the device would wait for.
 
         Args:
-            state, host, share, prefixes, structures: as of `layout`.
+            state, host, share, prefixes, structures: as in `layout`.
         """
         config = state.config
         keeps = config.scope.prefills_apart and state.slots <= FEW
@@ -154,9 +153,9 @@ class WindowRows:
         return made
 
     def kept(self, config: DecodeConfig, batch: ForwardBatch, before: HostState, after: HostState) -> Kept | None:
-        """Return the rows of blocks that were complete before the last forward; with a dual cache, all outside windows.
+        """Return the rows of blocks that were complete before the last forward; with a dual cache, of whole sequences.
 
-        Rows are the same in every branch if there was only one yet, or if windows are block-causal.
+        Rows are the same in every branch if only one branch has run yet, or if windows are block-causal.
         """
         windows, pending = batch.windows, (before.complete > before.committed) & (before.branches > 0)
         if windows is None or not config.scope.stores_kv or not pending.any():
@@ -167,21 +166,21 @@ class WindowRows:
         return Kept(before.prompt + windows.begin, count, anywhere)
 
     def in_step(self, state: State, host: HostState, lookahead: Lookahead, share: Share) -> Ints:
-        """As of `RowMaker`; with ``context=vanilla`` and the like, the prompt's rows are among them."""
+        """See `RowMaker`; in contexts like ``vanilla``, whose prompts run in the window's segment, their rows count."""
         begin, stop = row_span(state, host)
         rows: Ints = stop - begin + sum(kind.rows(state.config, host).count for kind in self.kinds)
         return rows * share.most(host.branches)
 
     def usual(self, config: DecodeConfig) -> int:
-        """As of `RowMaker`. The prompt's rows are not counted: if they run in every step, that is far too few."""
+        """See `RowMaker`. The prompt's rows are not counted: if they run in every step, the result is far too low."""
         window = config.block_size * window_blocks(config) if config.scope.stores_kv else config.max_new_tokens
         return config.max_branches * self.of_branch(config, window)
 
     def of_branch(self, config: DecodeConfig, window: int) -> int:
-        """As of `RowMaker`.
+        """See `RowMaker`.
 
-        The kinds of rows are asked how many they have of a sequence with all branches and drafts, and a window of
-        nothing but masks.
+        Each kind of rows is asked how many it has for a sequence with all branches and drafts, whose window is all
+        masks.
         """
         most = dict.fromkeys(("end", "limit", "masked"), config.max_new_tokens)
         most |= {"branches": config.max_branches, "drafts": config.max_edits + config.max_drafts, "starts_masked": 1}
@@ -189,20 +188,20 @@ class WindowRows:
         return window + int(sum(kind.rows(config, host).count[0] for kind in self.kinds))
 
     def apart(self, config: DecodeConfig, branches: int) -> int:
-        """As of `RowMaker`: none."""
+        """See `RowMaker`: none."""
         return 0
 
     def predictions(self, config: DecodeConfig, branches: int, window: int) -> int:
-        """As of `RowMaker`: one for each row."""
+        """See `RowMaker`: one for each row."""
         return branches * self.of_branch(config, window)
 
     def groups(self, config: DecodeConfig) -> int:
-        """As of `RowMaker`: none."""
+        """See `RowMaker`: none."""
         return 0
 
 
 USUAL_BLOCKS = 2
-"""Assumed blocks of a window if their number is not bounded. It affects the sizes of buffers and tiles only."""
+"""How many blocks a window is assumed to have if there is no bound. It affects only the sizes of buffers and tiles."""
 
 
 def window_blocks(config: DecodeConfig) -> int:
@@ -216,7 +215,7 @@ def write_edits(state: State, index: dict[str, Tensor], tokens: Tensor) -> None:
     Args:
         state: of this step.
         index: of `Structure.indices` and `layout`, on the device.
-        tokens: ``[R' + 1]``, changed in place. The last one takes the edits that a branch does not have.
+        tokens: ``[R' + 1]``, changed in place. The last one takes the unused edits of branches.
     """
     position, token = state.edits.flatten(1, 2).index_select(1, index["edit_cell"])  # [G, E] each
     row = torch.where(position >= 0, position + index["row_minus_position"][:, None], len(tokens) - 1)
@@ -231,7 +230,7 @@ def predict(state: State, structure: Structure, index: dict[str, Tensor], positi
         index: of `Structure.indices` and `layout`, on the device.
         positions: ``[R']``.
     """
-    # `nonzero_static` needs a fixed size: with fewer than the host counted, the rest is a cell that nobody reads
+    # `nonzero_static` needs a fixed size: if it finds fewer than the host counted, the rest is a cell that nobody reads
     nowhere = state.slots * structure.width
     wanted = state.wanted(structure.width).view(-1)
     where = torch.nonzero_static(wanted, size=structure.wanted, fill_value=nowhere)[:, 0]
@@ -251,7 +250,7 @@ def predict(state: State, structure: Structure, index: dict[str, Tensor], positi
 
 
 def shapes(config: DecodeConfig, host: HostState) -> Iterator[tuple[int, ...]]:
-    """Yield the numbers of each sequence that determine a structure, also for each `Kind`; () if it does not run."""
+    """Yield the numbers of each sequence from which a structure and its `Kind`s follow; () if it does not run."""
     fields = "branches", "starts_masked", "committed", "complete", "end", "suffix"
     for drafts, wanted, branches, first, committed, complete, end, suffix in zip(
         np.minimum(host.drafts, config.drafts).tolist(),

@@ -1,4 +1,4 @@
-"""Candidates of lookahead: the masked positions of which the model is surest, and the tokens that it predicts there."""
+"""Candidates of lookahead: the masked positions that the model is surest of, and the tokens that it predicts there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Candidates(NamedTuple):
 
     column: Tensor  # [S, n] in the winner's records
     placed: Tensor  # [2, S, n] positions, tokens
-    total: Tensor  # [S] how many there are, of the first n; what lies behind them is not used
+    total: Tensor  # [S] how many positions are possible, maybe more than n; columns behind this many are not used
 
 
 def candidates(state: State, winner: Winner, window: Window, most: int, end: Tensor | None = None) -> Candidates:
@@ -25,11 +25,11 @@ def candidates(state: State, winner: Winner, window: Window, most: int, end: Ten
     They take their tokens from the winner's records, so no forward is spent on drafting (LoPA, section 3).
 
     Args:
-        state: after the step; its `tau_look` bounds their probability.
+        state: after the step; its config's `tau_look` bounds their probability.
         winner: of the step.
         window: from `advance`.
         most: n.
-        end: ``[S]`` the position behind the last that may be one; None: the window's.
+        end: ``[S]`` the position behind the last possible candidate; None: the window's end.
     """
     config, records, span = state.config, winner.records, window.span
     masked = state.fillable(window.masked)

@@ -1,10 +1,10 @@
-"""The step of a causal model: drafts are verified, and the text is the one that is written one token at a time.
+"""The step of a causal model: drafts are verified, and the text is the same as when written one token at a time.
 
 The last verified token is *pending*: its K/V are not computed yet. It stands at position ``complete - 1``, and the
 drafts d_1 .. d_m behind it. In a causal model the row of each token predicts the next one from exactly the tokens
 before it, so the rows of pending and of the drafts verify everything at once:
 
-- d_i is accepted if all before it are and the row before it predicts d_i;
+- d_i is accepted if all drafts before it are, and the row before it predicts d_i;
 - the row of the last accepted token predicts one more token, which is verified, too, and is pending next.
 
 Masks behind the chain predict the drafts of the next step: each sees what is before it (I-DLM, arXiv 2604.11035), or
@@ -35,7 +35,7 @@ from lopa_dist.rules.rule import Rule
 
 
 def verify(state: State, records: Records) -> Winner:
-    """Accept drafts as long as the row before each predicts it.
+    """Accept each branch's drafts as long as the row before each predicts it, and choose the branch with the most.
 
     Args:
         state: from which the forward was laid out.
@@ -62,7 +62,7 @@ def verify(state: State, records: Records) -> Winner:
     ended = None
     if state.config.stop_at_eos:
         ends = state.is_eos(records.token) & brought
-        brought &= ends.cumsum(1) <= ends  # what stands behind an end has one more than it is itself
+        brought &= ends.cumsum(1) <= ends  # true up to the first end-of-text, itself included
         ended = ends.any(1)
     position = torch.where(brought, position, -1)
     return Winner(
@@ -77,9 +77,9 @@ def chains(state: State) -> Tensor:
 
 
 def advance(state: State, winner: Winner) -> None:
-    """Write the verified tokens, and move the frontiers behind them, in place.
+    """Write the verified tokens, and move the frontiers past them, in place.
 
-    Predictions behind the last verified token are written, too: nobody reads what stands behind the frontier.
+    Predictions behind the last verified token are written, too, because nothing reads what stands behind the frontier.
     """
     records, running = winner.records, state.done == 0
     brought = winner.position >= 0
@@ -112,7 +112,7 @@ def proposals(winner: Winner) -> Records:
 def spawn(state: State, winner: Winner, window: Window | None = None) -> None:
     """Put the drafts of the next step behind the pending token: what the masks behind the chain's end predicted.
 
-    The anchor's drafts are also written into the canvas. Drafts that no row could verify before the answer's limit are
+    The anchor's drafts are also written into the canvas. Drafts that no row before the answer's limit could verify are
     left out, and so are an end-of-text and all drafts behind it: if the end-of-text is right, the row of the last draft
     before it predicts it. `window` is None: causal models have no windows.
     """
@@ -143,7 +143,7 @@ def spawn(state: State, winner: Winner, window: Window | None = None) -> None:
         # each branch has all drafts, so none continues another
         paths = best_paths(proposed.probability, proposed.second_probability, state.drafts, config.branches, UNBOUNDED)
         of_paths = chain[:, 1 : 1 + paths.length.shape[1], :n]
-        # where a path has no choice, its tokens are not used now; but later drafts of text may be more, and run there
+        # where a path has no choice, its tokens are not used yet; but drafts from text may be more, and run there later
         second = proposed.second_token[:, None].long().clamp(min=0)
         of_paths.copy_(torch.where(paths.second, second, of_paths))
         branches += paths.chosen
@@ -163,15 +163,15 @@ def put_chains(
     expects_eos: NDArray[np.bool_],
     paths: Sequence[Sequence[Sequence[int]]] = (),
 ) -> HostState:
-    """Give sequences other drafts than `spawn` did, and return what the host knows then; `host` is not changed.
+    """Replace the drafts that `spawn` gave sequences, and return what the host knows afterwards; `host` is not changed.
 
     Args:
-        state, host: of all slots, of the same step.
+        state, host: of all slots, after the same step.
         slots: ``[n]`` of the sequences.
-        chains: ``[n, m]`` their drafts; what stands behind the last one of each is written, too, and read by nobody.
-        counts: ``[n]`` how many they have; no row could verify more than stand before the answer's limit.
+        chains: ``[n, m]`` their drafts; tokens behind the last draft are written, too, but nothing reads them.
+        counts: ``[n]`` how many drafts they have; no row could verify more than stand before the answer's limit.
         expects_eos: ``[n]`` whether an end-of-text is expected behind them.
-        paths: of each sequence, further branches behind those that it has: drafts, as many as its chain has.
+        paths: for each sequence, more branches after those that it has, each with as many drafts as its chain.
     """
     tokens, number = chains.ravel(), np.arange(chains.shape[1])
     canvas = (slots * state.canvas.shape[1] + state.origin + host.complete[slots])[:, None] + number
@@ -179,7 +179,7 @@ def put_chains(
     of_chains = tokens
     known = np.array(host[FIRST : FIRST + len(CHAIN)])
     if paths:
-        of, begin = np.array([len(some) for some in paths]), host.branches[slots]  # numbers of the first further branch
+        of, begin = np.array([len(some) for some in paths]), host.branches[slots]  # number of the first new branch
         branch = begin.repeat(of) + ragged_arange(of)
         cell = slots.repeat(of) * state.chain_token.shape[1] + branch * state.config.max_drafts
         lengths = counts.repeat(of)
@@ -199,7 +199,7 @@ def put_chains(
 
 
 def in_words(config: DecodeConfig) -> str:
-    """As of `Rule`."""
+    """Return what a job says about this rule (`Rule.words`)."""
     branches = f"{config.branches} lookahead branches and " if config.branches else ""
     drafts = "as many drafts as are fastest" if config.drafts == "auto" else f"{config.drafts or 'no'} drafts"
     return f"{branches}{drafts}, context {config.context}"

@@ -1,4 +1,4 @@
-"""Which rule decodes: the one that the keys of `decode` ask for."""
+"""Which rule decodes: the one that the `decode` config asks for."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def rule_for(config: DecodeConfig) -> Rule:
     """Return the rule of decoding that `config` asks for, or the user's own (`decode.rule`).
 
     Raises:
-        ValueError: the user's own rule is none, or cannot decode in this context.
+        ValueError: the user's own rule is not a `Rule`, or cannot decode in this context.
     """
     if config.rule is None:
         return next(rule for rule in RULES if rule.serves(config))
@@ -44,7 +44,7 @@ def own_rule(text: str) -> Rule:
     """Return the rule that ``decode.rule`` names.
 
     Raises:
-        ValueError: there is no such thing, or it is not a `Rule`.
+        ValueError: it does not exist, or is not a `Rule`.
     """
     rule = load(text, "decode.rule")
     if not isinstance(rule, Rule):
@@ -56,14 +56,14 @@ def own_rule(text: str) -> Rule:
 
 
 def own_words(name: str, text: str, config: DecodeConfig) -> str:
-    """Return what decodes, without the branches and drafts of `config`, which a rule of the user's own may not read."""
+    """Return a description of the user's own rule, without branches and drafts, which the rule may ignore."""
     return f"rule {name!r} of {text}, context {config.context} in blocks of {config.block_size}"
 
 
 def checked(verify: Callable[[State, Records], Winner], text: str) -> Callable[[State, Records], Winner]:
-    """Return `verify`, with a message for a winner that the rest of the step could not read.
+    """Return `verify`, wrapped so that a winner that the rest of the step could not use raises an error with a remedy.
 
-    Only types and shapes are looked at, so nothing waits for the device.
+    Only types and shapes are checked, so nothing waits for the device.
     """
 
     def checking(state: State, records: Records) -> Winner:
@@ -71,7 +71,7 @@ def checked(verify: Callable[[State, Records], Winner], text: str) -> Callable[[
             winner = verify(state, records)
         except UserError:
             raise
-        except ValueError as error:  # else a mistake in the user's code is shown in one line, without its place
+        except ValueError as error:  # else an error in the user's code would be shown without its place
             raise RuntimeError(f"decode.rule={text}: verify failed") from error
         wrong = f"decode.rule={text}: verify returned"
         if not isinstance(winner, Winner):

@@ -1,7 +1,7 @@
 """LoPA as its paper describes it (arXiv 2512.16229): lookahead branches, of which the most confident one wins.
 
-Every step runs the anchor and k branches, each of which has one more token filled: at the position of which the model
-is surest, at the one of which it is second surest, and so on.
+Every step runs the anchor and k branches, each of which has one more token filled: the first at the position that the
+model is surest of, the second at the position that it is second surest of, and so on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ALL_FILLED = 1.0  # confidence of a branch that leaves nothing masked
 
 
 def verify(state: State, records: Records) -> Winner:
-    """Choose the branch with the highest confidence in what it leaves masked (LoPA, Eq. 2).
+    """Return as the winner the branch with the highest confidence in what it leaves masked (LoPA, Eq. 2).
 
     Ties go to the lookahead branch that was created with the highest confidence, and to the anchor last.
 
@@ -55,7 +55,7 @@ def spawn(state: State, winner: Winner, window: Window | None) -> None:
 
 
 def branch_confidence(confidence: Tensor, open_: Tensor) -> Tensor:
-    """Score every branch by how sure the model is of what the branch leaves to be filled (LoPA, Eq. 2).
+    """Return the score of every branch: how sure the model is of what it leaves to be filled (LoPA, Eq. 2).
 
     Args:
         confidence: ``[S, K, W]`` of each branch's predictions.

@@ -1,4 +1,4 @@
-"""Paths beside a chain of drafts: first and second choices, of which those of largest weight run as branches.
+"""Paths beside a chain of drafts, made of first and second choices. Those of largest weight run as branches.
 
 The weight of a path is the probability that verification comes this way (`chances`).
 """
@@ -16,7 +16,7 @@ from lopa_dist.decode.state import arange
 
 LEAST = -1e3  # of the logarithm of a probability, so that sums and differences of them are numbers
 ACCEPTED, SECOND = 0.3, 0.5  # exponents of `chances`
-ANCHOR = -1  # the number of no path, in `AllPaths`
+ANCHOR = -1  # stands for the anchor among the numbers of paths, in `AllPaths`
 TIE = 1e-9  # of log weights: nearly equal paths come in the order of `all_paths`
 
 
@@ -30,12 +30,12 @@ class Paths(NamedTuple):
 
 
 def best_paths(first: Tensor, second: Tensor, count: Tensor, k: int, m: int) -> Paths:
-    """Choose the paths of largest weight, which is the product of the chances of their choices.
+    """Return the paths of largest weight; a path's weight is the product of the chances of its choices.
 
     Args:
         first, second: ``[S, n]`` probabilities of the drafts' first and second choices.
         count: ``[S]`` how many drafts there are.
-        k: paths wanted.
+        k: how many paths are wanted.
         m: drafts that a branch verifies.
     """
     n = first.shape[1]
@@ -53,7 +53,7 @@ def best_paths(first: Tensor, second: Tensor, count: Tensor, k: int, m: int) -> 
 
     path = best.indices  # [S, k']
     of_branch = F.pad(path, (1, 0), value=ANCHOR)  # [S, 1 + k']
-    # a path's parent weighs more, so it is one of them
+    # a path's parent weighs more than the path, so it was chosen, too
     parent = (paths.parent[path][:, :, None] == of_branch[:, None]).long().argmax(2)
     return Paths((best.values > -torch.inf).sum(1), paths.length[path], paths.second[path], parent)
 
@@ -64,7 +64,7 @@ class AllPaths(NamedTuple):
     length: Tensor  # [P] drafts for which a path makes a choice
     second: Tensor  # [P, n] bool: drafts for which it takes the second choice
     parent: Tensor  # [P] number of the path whose branch verifies its last choice, or `ANCHOR`
-    # of what its weight consists
+    # what its weight consists of
     end: Tensor  # [P] 2 j for the first choice of its last draft j, 2 j + 1 for the second one
     earlier: Tensor  # [P] i + 1 if it takes the second choice for a draft i before that; 0: it takes none
     tie: Tensor  # [P] a tiny amount, smaller from path to path
@@ -72,11 +72,11 @@ class AllPaths(NamedTuple):
 
 @lru_cache(64)
 def all_paths(n: int, m: int, device: torch.device) -> AllPaths:
-    """List the paths for n drafts.
+    """Return all paths for n drafts.
 
-    A path consists of first choices, with at most one second choice among them, up to its last choice. This is a second
-    one; or a first one, if m, 2 m, 3 m ... first choices stand at the end: then the path goes on where all drafts of
-    another branch are accepted. Its parent is the longest path with which it begins, or the anchor.
+    A path consists of first choices, with at most one second choice among them, and a last choice. The last choice is a
+    second one; or a first one, if exactly m, 2 m, 3 m ... first choices stand at the end: then the path goes on where
+    all drafts of another branch are accepted. Its parent is the longest other path that it begins with, or the anchor.
 
     For n = 3 and m = 2, with 2 for a second choice: 2, 11, 12 and 22; then 211, 112, 212 and 122. The parent of 22, 211
     and 212 is 2, that of 112 is 11, that of 122 is 12, and that of 2, 11 and 12 is the anchor.
@@ -116,8 +116,9 @@ def all_paths(n: int, m: int, device: torch.device) -> AllPaths:
 def chances(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     """Return the probabilities that verification predicts a draft's first choice, and that it predicts the second one.
 
-    Both exceed the model's own probabilities, the smaller ones by more, because verification sees the drafts before,
-    which were confirmed. The exponents were measured (docs/branches.md).
+    The first exceeds the model's own probability. So does the second as a share of what the first leaves. Smaller
+    probabilities rise by more. The reason is that verification sees the drafts before, which were confirmed. The
+    exponents were measured (docs/branches.md).
 
     Args:
         first, second: probabilities of the choices, where they were predicted.

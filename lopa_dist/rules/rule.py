@@ -22,7 +22,7 @@ def anchor_only(state: State, winner: Winner, window: Window | None) -> None:
 
 
 def in_words(config: DecodeConfig) -> str:
-    """Return how far windows look ahead, and in which context."""
+    """Return in words how far windows look ahead, and in which context."""
     branches = f"{config.branches} lookahead branches" if config.branches else ""
     drafts = f"{config.drafts} drafts{' a branch' if branches else ''}" if config.drafts else ""
     ahead = " and ".join(filter(None, [branches, drafts])) or "no lookahead"
@@ -31,7 +31,7 @@ def in_words(config: DecodeConfig) -> str:
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule of decoding. As it stands, it fills masks without lookahead.
+    """A rule of decoding. With the default functions, it fills masks without lookahead.
 
     A step lays out its rows (`rows`), runs the model over them, and sorts the records by sequence and branch; then it
     calls the three functions. All of it works on tensors of all sequences at once, and nothing may depend on the rank,
@@ -41,7 +41,7 @@ class Rule:
     name: str
 
     verify: Callable[[State, Records], Winner] = anchor_alone
-    """Choose the branch of every sequence that wins, and the tokens that it brings.
+    """Choose the branch that wins for each sequence, and the tokens that it brings.
 
     Its arguments are the state from which the forward was laid out, and the records, ``[S, K, W]`` over
     `State.window`."""
@@ -58,7 +58,7 @@ class Rule:
     """Lays out the rows."""
 
     words: Callable[[DecodeConfig], str] = in_words
-    """Say in a job's first lines what is decoded how."""
+    """Describe the decoding, for a job's first lines."""
 
     serves: Callable[[DecodeConfig], bool] = lambda config: False
-    """Whether this is the rule that the keys of `decode` ask for; a rule of the user's own is named instead."""
+    """Whether this is the rule that the `decode` config asks for; a rule of the user's own is named there instead."""

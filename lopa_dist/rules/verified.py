@@ -3,9 +3,9 @@
 The most confident masked positions, with the tokens predicted there, are *drafts* d_1, d_2, ... The anchor verifies the
 first m of them: a draft is accepted if all before it are and the forward, in their context, predicts its token.
 
-Most chains of drafts fail before their end, and where one fails the model most often predicts its second choice. So the
-other branches are *paths*: choices for the first drafts, some of them second choices. A branch has the tokens of its
-path filled, and verifies the m drafts behind it. For example with m = 2, drafts a to e and second choices A and B:
+Most chains of drafts fail before their end, and where one fails, the model most often predicts its second choice. So
+the other branches are *paths*: choices for the first drafts, some of them second choices. A branch has the tokens of
+its path filled, and verifies the next m drafts. For example with m = 2, drafts a to e and second choices A and B:
 
     branch      0      1      2      3      4
     path        -      A      a B    a b    A b c
@@ -39,12 +39,12 @@ from lopa_dist.rules.rule import Rule
 
 
 def most_candidates(config: DecodeConfig) -> int:
-    """Return the most drafts that can be used: the length of the deepest path, and m more."""
+    """Return the most drafts that can be used: the length of the longest path, and m more."""
     return config.drafts + (config.max_edits if config.branches else 0)
 
 
 def verify(state: State, records: Records) -> Winner:
-    """Walk from the anchor to the branch where verification ends, which wins.
+    """Return as the winner the branch where verification, walking from the anchor, ends.
 
     Args:
         state: from which the forward was laid out.
@@ -57,14 +57,14 @@ def verify(state: State, records: Records) -> Winner:
     position, draft = state.chain[:2].view(2, *by_draft)
     predicted, probability = records.drafts.token.view(by_draft), records.drafts.probability.view(by_draft)
     number, depth = arange(m, draft.device), state.path_depth
-    # a draft whose rows overflow, so that its probability is NaN, which nothing equals, is rejected
+    # a draft whose rows overflow is rejected: its probability is NaN, which does not equal itself
     valid = (number < state.path_drafts[..., None]) & (probability == probability)
     accepted = ((predicted == draft) & valid).cumprod(2).sum(2)  # [S, K]
 
     branch, accepted_with = torch.zeros_like(state.branches), None
     if config.branches:
         reached = on_walk(state, predicted, accepted)
-        branch = torch.where(reached, depth, -1).argmax(1)  # what is reached lies on one path
+        branch = torch.where(reached, depth, -1).argmax(1)  # the branches that are reached lie on one path
         accepted_with = torch.where(reached, depth + accepted, 0).cummax(1).values
 
     # the winner brings its accepted drafts, and what is predicted in place of the next one
@@ -72,7 +72,7 @@ def verify(state: State, records: Records) -> Winner:
     token = torch.where(number < accepted[:, None], of_branch(draft, branch), of_branch(predicted, branch))
     proved = (number <= accepted[:, None]) & of_branch(valid, branch)
     position = torch.where(proved, of_branch(position, branch), -1)
-    if config.branches:  # and before these its path
+    if config.branches:  # and before these the tokens of its path
         path_position, path_token = of_branch(state.edits, branch, 1)
         position, token = torch.cat([path_position, position], 1), torch.cat([path_token, token], 1)
         accepted = accepted + of_branch(depth, branch)
@@ -102,7 +102,7 @@ def on_walk(state: State, predicted: Tensor, accepted: Tensor) -> Tensor:
     from_parent = agrees & (accepted.gather(1, parent) >= last)
     number = arange(branches, depth.device)
     reached = from_parent & (number < state.branches[:, None]) | (number == 0)
-    # each round looks twice as far up: is the parent reached, from there the parent's parent, and so on to the anchor
+    # a branch is reached if all branches on its way up to the anchor are; each round looks twice as far up
     for _ in range((branches - 1).bit_length()):
         reached = reached & reached.gather(1, parent)
         parent = parent.gather(1, parent)
