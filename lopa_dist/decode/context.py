@@ -111,7 +111,7 @@ class Context:
 
     @property
     def cuts_prompts(self) -> bool:
-        """Whether K/V of a prompt's first tokens depend on nothing behind them, between whichever units it is cut."""
+        """Whether a prompt can be cut between any units, so that the K/V before the cut depend on nothing behind it."""
         return self.keeps_kv and self.prompt_attention in ("blocks", "causal")
 
     def unit(self, size: int) -> int:
@@ -193,7 +193,7 @@ class Context:
         return min(masks, 1) if self.causal else masks
 
     def before(self, part: Part, prompt: int) -> int:
-        """Return how many tokens before a part the part sees that do not see the part.
+        """Return how many tokens before a part are seen by it without seeing it.
 
         Args:
             part: of an answer.

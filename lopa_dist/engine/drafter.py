@@ -50,7 +50,7 @@ BITS = [min(count.bit_length(), 7) for count in range(COUNT + 1)]
 OF_PASSAGES = 8 * len(CONTEXTS)
 OF_MASKS = OF_PASSAGES + MATCH + 1
 LEVELS = 8  # of a mask's probability (`level`)
-DEPTHS = 16
+DEPTHS = 16  # of masks' proposals; those after the chain has left what masks predicted are counted apart
 KINDS = OF_MASKS + 2 * DEPTHS * LEVELS
 HOPES = [HOPE] * OF_MASKS + [1 - 0.75 * 0.5 ** (kind % LEVELS) for kind in range(KINDS - OF_MASKS)]
 SOURCE_OF = [*(TEXT if context.tells == TOKEN else OWN for context in CONTEXTS), OWN, MASKS]  # by voter

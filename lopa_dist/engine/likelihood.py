@@ -141,7 +141,7 @@ class Scorer:
         return masks, [length / count / self.samples for count in counts.tolist()], True
 
     def greedy(self, given: Sequence[Given], forwards: Counter[int]) -> list[bool]:
-        """Return for each answer whether filling the most probable token of each part in every forward writes it.
+        """Return for each answer whether it results if each forward fills the most probable token of each part.
 
         Args:
             given: the answers.
@@ -183,7 +183,7 @@ class Scorer:
             yield from self.forward(given, batch)
 
     def before(self, given: Given, part: Part) -> list[int]:
-        """Return the tokens before a part that the part sees and that do not see the part."""
+        """Return the tokens before a part that are seen by it without seeing it."""
         return [*given.prompt, *given.answer][: self.scope.before(part, len(given.prompt))]
 
     def forward(self, given: Sequence[Given], views: Sequence[View]) -> list[Predicted]:

@@ -1,4 +1,4 @@
-"""How far a causal model looks ahead in each step: how many masks stand behind which of the drafts.
+"""How far a causal model looks ahead in each step: how many masks stand behind which drafts.
 
 No text depends on it, so the choice may follow the load. On a device with time to spare, rows cost little, and many
 drafts bring many tokens a forward. On a busy one, a row that brings no token is wasted, and few drafts are best.
@@ -164,11 +164,12 @@ class StepTimes:
 class LookaheadPolicy:
     """Chooses the masks of every step of one replica, and how probable a draft must be to be worth a row.
 
-    If `drafts` is a number, a group has this many masks. There is one group; where chains are known to end at a second
-    depth often enough (`SECOND`), a second one; and usually none while masks are `useless` beside text. With
-    ``drafts=auto`` the policy makes the choice with the most tokens a second, judged by the acceptance and the times of
-    this job's own steps. The times differ from rank to rank, so each rank makes a proposal, and all follow the first
-    rank's (`Lockstep`).
+    If `drafts` is a number, a group has this many masks. There is one group, and a second one where a chain is likely
+    enough to end at a second depth (`SECOND`). While masks are `useless` beside text, most steps have no masks.
+
+    With ``drafts=auto`` the policy makes the choice with the most tokens a second, judged by the acceptance and the
+    times of this job's own steps. The times differ from rank to rank, so each rank makes a proposal, and all follow the
+    first rank's (`Lockstep`).
 
     Args:
         config: `drafts`, `branches`, where drafts come from, and `max_new_tokens` are read.
@@ -237,7 +238,7 @@ class LookaheadPolicy:
         return Lookahead(masks, tuple(depths), self.blocks, None, most)
 
     def useless(self) -> bool:
-        """Return whether masks' predictions are hardly ever accepted for their rows, as if masks were never trained."""
+        """Return whether masks bring next to no accepted drafts for their rows, as where masks were never trained."""
         return self.mask_rows > TRIAL and 1000 * self.from_masks < LEAST * self.mask_rows
 
     def foresees(self) -> bool:

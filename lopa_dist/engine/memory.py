@@ -96,14 +96,14 @@ def choice_numbers(model: ModelConfig, experts: Experts) -> int:
 
 
 def filling_bytes(model: ModelConfig, element: int) -> int:
-    """Return the most bytes that the rows take which fill up each expert's last tile of a forward."""
+    """Return the most bytes taken by the rows that fill up each expert's last tile in a forward."""
     experts = model.experts
     return 0 if experts is None else experts.count * (TALL - 1) * choice_numbers(model, experts) * element
 
 
 @runtime_checkable
 class Shuffled(Protocol):
-    """Requests stored on disk in an order other than their own, in which reading all takes a hundred times as long."""
+    """Requests stored on disk in another order; reading all of them in their own takes a hundred times as long."""
 
     def in_any_order(self) -> Iterator[Request]:
         """Return all of them, in the order that is fastest to read."""

@@ -19,7 +19,7 @@ DECAY = 0.998  # a proposal's count is multiplied by this with each later propos
 AGREES, DIFFERS = 0.3, 0.15  # a voter's initial weights, for proposals that agree with the draft and for others
 TRUSTED = 1.0  # instead of AGREES, for a voter that knows its own chance of being right
 RATE = 0.005  # learning rate of the weights
-DOUBT = -1.0  # a lean below this counts as this, where it concerns the other tokens: a poor proposal supports them
+DOUBT = -1.0  # for tokens other than the proposed one, a lean below this counts as this
 SETS = 4  # of weights: for one, two, three, or more different tokens that are proposed
 # `LEANS` has the log odds of chances, in STEPS steps; `CHANCES` the chances of sums from -WIDE to WIDE, in steps of
 # 1 / SCALE

@@ -42,7 +42,7 @@ PROCESSORS = 132  # multiprocessors of an H100 or H200; assumed on a CPU, which 
 
 
 def split_for(sequences: int, kv_heads: int, height: int, device: torch.device) -> Split | None:
-    """Return how stacks are split if each of `sequences` sequences has one; None: a stack's share of the GPU is small.
+    """Return how stacks are split if each of `sequences` sequences has one; None: each has too little of the GPU.
 
     The programs of all stacks together run at the same time, because any left over would take as long again. This also
     bounds the memory of their results. `height` is that of a tile's matrix.

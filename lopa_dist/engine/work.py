@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-ENOUGH, VAIN = 2000, 0.02  # after this many drafts, we say that they were in vain if fewer than this share was accepted
+ENOUGH, VAIN = 2000, 0.02  # after this many drafts, a smaller accepted share than this is reported as in vain
 
 
 @dataclass

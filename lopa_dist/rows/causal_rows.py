@@ -187,7 +187,7 @@ def depth_and_mask(drafts: Ints, number: Ints) -> tuple[Ints, Ints]:
 
 
 class Shape(NamedTuple):
-    """What a forward on one rank is apart from the places of its sequences' pending tokens; many steps share one."""
+    """All of a forward on one rank except where its sequences' pending tokens stand; many steps have the same."""
 
     segments: Segments
     rows: Rows

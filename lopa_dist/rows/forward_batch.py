@@ -88,7 +88,7 @@ class Windows:
     begin: Ints  # [S] position of the first row of each sequence's windows
     stop: Ints  # [S] position behind their last row
     width: int  # W
-    of_commit: Tensor | None  # [S] bool, see `structure.record_of_commit`; None: of no window
+    of_commit: Tensor | None  # [S] bool, from `structure.record_of_commit`; None: false for all
 
 
 @dataclass

@@ -44,7 +44,7 @@ class RowMaker(Protocol):
 
     @property
     def in_place(self) -> bool:
-        """Whether rows write tokens' K/V to their place in the pool; each row then says what it sees of the cache."""
+        """Whether rows write tokens' K/V to their place in the pool; each row then has its own `RowTable.seen`."""
 
     def layout(
         self,

@@ -368,7 +368,7 @@ def fresh_boundary(state: State, host: HostState) -> NDArray[np.bool_]:
 
 
 def record_of_commit(state: State, host: HostState) -> NDArray[np.bool_]:
-    """Return whether a window's first position is masked and takes the record from the commit before it, ``[S]``."""
+    """Return ``[S]`` whether the first position is masked and takes the record from the commit of the row before it."""
     scope = state.config.scope
     if not scope.stores_kv or scope.boundary == "fill" or not state.vocabulary.shift:
         return np.zeros(state.slots, bool)
