@@ -103,7 +103,7 @@ class KVPool:
         return True
 
     def find_free(self, tokens: int, prefix: Tokens) -> int | None:
-        """Return where `tokens` free slots begin, or None. It drops unused prefixes but `prefix` until there are some."""
+        """Return where `tokens` free slots begin, or None; drop unused prefixes, except `prefix`, as far as needed."""
         idle = [key for key, entry in self.prefixes.items() if not entry.ref_count and key != prefix]
         begin = self.first_gap(tokens)
         while begin is None and idle:
