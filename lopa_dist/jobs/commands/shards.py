@@ -144,7 +144,9 @@ def report_of(reports: list[dict[str, Any]], merged: Merged, errors: int) -> dic
     decode_s, wall_s = (max(report[key] for report in reports) for key in ("decode_s", "wall_s"))
     report = counted(config_of(first), merged, errors, decode_s, wall_s)
     kept: dict[str, Any] = {
-        key: first[key] for key in ("masks", "whole_input", "chat_template", "weights", "own_code") if key in first
+        key: first[key]
+        for key in ("masks", "whole_input", "chat_template", "weights", "own_code", "parallel")
+        if key in first
     }
     said: dict[str, list[tuple[str, int]]] = {}  # by the warning without its numbers: as each shard says it
     for one in reports:

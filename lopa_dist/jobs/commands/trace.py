@@ -23,6 +23,7 @@ from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
 from lopa_dist.jobs.folder.results import result_lines
 from lopa_dist.jobs.run.answers import answer_of
+from lopa_dist.jobs.run.attempt import own_sources
 from lopa_dist.jobs.run.prompts import Encoder
 from lopa_dist.jobs.run.tries import of_try
 from lopa_dist.jobs.setup.build import EngineBuilder
@@ -191,6 +192,13 @@ def trace(folder: Path, which: str) -> Trace:
     same, verdict = text == line["text"], verdict_of(line)
     if not same and has_changed(report):
         raise ValueError(changed)
+    edited = [
+        source for source, found in own_sources(config).items() if report.get("own_code", {}).get(source) != found
+    ]
+    if not same and edited:
+        raise ValueError(
+            f"{line['custom_id']}: {' and '.join(edited)} has changed since the run; put it back as it was"
+        )
     return Trace(line["custom_id"], cut or words(item), texts, recorder.steps, same, verdict, forwards, by_load)
 
 

@@ -253,6 +253,7 @@ class Merged:
     failed: int  # requests that ended with an error, of which there are no figures
     unjudged: int  # requests whose answers could not be judged
     replicas: list[dict[str, Any]]  # the entry that each replica wrote at its end
+    generated: int | None = None  # tokens of all answers, also of those that others replaced; None: not known
 
 
 def merge(
@@ -279,9 +280,12 @@ def merge(
     part_numbers = {part: n for n, part in enumerate(parts)}
     part_of, offset, length = (array(kind, [0]) * len(ids) for kind in "iqi")
     replicas, weak = [], dict[int, tuple[float, int]]()  # of entries that a better one replaces, how good they are
+    generated = 0
     for index, entry, where in journal.entries_of(ids):
         if "statistics" in entry:
             replicas.append(entry | {"attempt": attempt_of(where.part)})
+        if "figures" in entry and "attempt" not in entry:  # which a new verdict of an old answer has
+            generated += entry["figures"]["tokens"]
         if index < 0:
             continue
         # the first counts; an answer more than an error, one of its format more than one that is not, of these one with
@@ -315,7 +319,7 @@ def merge(
     write_lines(folder / "results.jsonl", lines())
     kinds = [kind for _, kind in weak.values()]
     unjudged, failed = sum(kind in (STALE, UNJUDGED) for kind in kinds), kinds.count(FAILED)
-    return Merged(figures, work, failed, unjudged, replicas)
+    return Merged(figures, work, failed, unjudged, replicas, generated)
 
 
 def line_of(line: dict[str, Any], carried: dict[str, Any], number: int) -> dict[str, Any]:

@@ -41,7 +41,7 @@ from lopa_dist.jobs.run.recall import recall
 from lopa_dist.jobs.run.rejudge import verdict_rule
 from lopa_dist.jobs.run.session import Session
 from lopa_dist.jobs.setup.build import EngineBuilder
-from lopa_dist.jobs.setup.device import BEYOND, OTHERS, choose_device, cores, threads
+from lopa_dist.jobs.setup.device import BEYOND, OTHERS, OtherPrograms, choose_device, contended, cores, threads
 from lopa_dist.jobs.setup.resolve import resolve
 from lopa_dist.jobs.show.extra import Extra
 from lopa_dist.jobs.show.made_on import made_on
@@ -148,6 +148,7 @@ class Job:
     attempt: Attempt
     began: float
     start: float = field(init=False)
+    others: OtherPrograms = field(init=False)
     lessons: Lessons = field(init=False)
     parts: Parts | None = field(init=False)
     writer: Writer = field(init=False)
@@ -194,7 +195,7 @@ class Job:
         if engine.drafter and not self.masks and any(self.attempt.done):
             recall(engine.drafter, self.attempt.journal, self.attempt.number, self.builder.tokenizer, group)
         session.prepare()
-        self.start = time.perf_counter()
+        self.start, self.others = time.perf_counter(), OtherPrograms()
         generations = self.lessons.rounds(partial(session.generate, suspects=self.suspects, begin=self.begin))
         if group.is_leader:
             lone = group.mesh.branch == group.mesh.tensor == 1
@@ -290,6 +291,22 @@ class Job:
                 "are done; %d were set aside as errors", self.suspects, len(self.input.aside),
             )  # fmt: skip
 
+    def look_at_others(self) -> None:
+        """Note how many cores other programs kept busy while this job generated on a CPU, and warn of too many."""
+        world = self.group.world
+        if self.builder.device.type != "cpu" or world.local_size > 1:  # of the other ranks' time nothing is known here
+            return
+        busy, number, usable = self.others.busy(), threads(self.config, world)[0], cores(world)[0]
+        if busy is not None:
+            self.made["others"] = round(busy, 1)
+        if contended(busy, number, usable):
+            message = (
+                f"other programs kept {busy:.1f} of {usable} cores busy while this job generated with {number} "
+                f"thread{'s' * (number > 1)}: its times, and tokens a second, say little"
+            )
+            log.warning("WARNING: %s", message)
+            self.input.warnings.append(message)
+
     def threads(self) -> str:
         """Return how many CPU threads compute, and why; empty on a GPU."""
         if self.builder.device.type != "cpu":
@@ -384,6 +401,7 @@ class Job:
             if replica["attempt"] == self.attempt.number and replica["replica"] > 0:
                 statistics.absorb(replica["statistics"])
         wall_s = time.perf_counter() - self.began
+        self.look_at_others()
         report = build_report(config, merged, errors, statistics, traffic, self.group, wall_s)
         report |= {
             "weights": self.attempt.settings["model"],

@@ -78,6 +78,7 @@ class Encoder:
         self.odd_roles = set[str]()  # that templates seldom know
         self.greedy_formats = 0  # answers of a format, of which another try would be the same text
         self.draws = False  # whether some request draws its tokens
+        self.scores = False  # whether some texts are scored, of which a masked model's masks are drawn by the seed
         self.greedy_samples = 0  # further answers to a prompt, which are the first one again
         self.tokens = lru_cache(8)(lambda text, special: tokenizer(text, add_special_tokens=special).input_ids)
 
@@ -174,6 +175,7 @@ class Encoder:
 
     def scored(self, index: int, item: Item, texts: Sequence[Text], tokens: Mapping[Text, list[int]]) -> Request:
         """Return an item's continuations as a request, checked against the model."""
+        self.scores = True
         most, seed, begin = self.model.max_positions, self.config.seed, self.tokenizer.bos_token_id
         first = self.model.eos_ids[0] if begin is None else int(begin)  # what a document without a prompt begins with
         scored: list[tuple[Given, ...]] = []
@@ -367,7 +369,8 @@ class Encoder:
             )
         if self.cut:
             messages.append(f"prompts that were too long for the model, and were cut (task.truncate): {len(self.cut)}")
-        filters = [f"decode.top_p={decode.top_p}"] if decode.top_p < 1 else []
+        filters = [f"seed={self.config.seed}"] if self.config.seed and not self.scores else []
+        filters += [f"decode.top_p={decode.top_p}"] if decode.top_p < 1 else []
         filters += [f"decode.top_k={decode.top_k}"] if decode.top_k else []
         if filters and not self.draws:
             messages.append(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -18,6 +18,8 @@ OTHERS = "other programs keep"
 BEYOND = "parallel.threads is more than"
 LOOKS = 5  # at how busy the cores are
 LOOK_S = 0.2
+SHORTEST_S = 1.0  # of which it is worth to say how busy other programs were: the system counts in hundredths
+MUCH = 0.4  # cores that other programs keep busy
 
 
 def choose_device(config: Config, world: World) -> torch.device:
@@ -61,6 +63,46 @@ def threads(config: Config, world: World) -> tuple[int, str]:
         )
         return torch.get_num_threads(), given
     return number, why
+
+
+class OtherPrograms:
+    """Measures how many of this process's cores other programs keep busy, from now on."""
+
+    def __init__(self) -> None:
+        self.began, self.idle, self.own = time.perf_counter(), idle_seconds(), own_seconds()
+
+    def busy(self) -> float | None:
+        """Return how many cores they kept busy on average; None where the system does not tell, or in a moment."""
+        passed, idle = time.perf_counter() - self.began, idle_seconds()
+        if not self.idle or idle.keys() != self.idle.keys() or passed < SHORTEST_S:
+            return None
+        idled = sum(idle[core] - seconds for core, seconds in self.idle.items())
+        return max(0.0, len(idle) - (idled + own_seconds() - self.own) / passed)
+
+
+def own_seconds() -> float:
+    """Return the processor time of this process and its children, those that have ended and those that run."""
+    return sum(os.times()[:4]) + sum(of_descendants(os.getpid()))
+
+
+def of_descendants(pid: int, folder: Path = Path("/proc")) -> Iterator[float]:
+    """Yield the processor time of each process below process `pid`, with its ended children's; none if not known."""
+    found: dict[int, tuple[int, float]] = {}
+    for file in folder.glob("[0-9]*/stat"):
+        try:
+            fields = file.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            found[int(file.parent.name)] = int(fields[1]), sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+        except (OSError, ValueError, IndexError):  # it has ended
+            continue
+    below = {pid}
+    while more := {one for one, (parent, _) in found.items() if parent in below} - below:
+        below |= more
+    yield from (found[one][1] for one in below - {pid})
+
+
+def contended(busy: float | None, threads: int, cores: int) -> bool:
+    """Return whether `threads` had to share their `cores` with other programs, which kept `busy` cores busy."""
+    return busy is not None and busy >= MUCH and threads + busy > cores + MUCH / 2
 
 
 @cache

@@ -30,6 +30,7 @@ from lopa_dist.jobs.show.run_page import command, questions_again, stopped, writ
 from lopa_dist.jobs.show.seed_groups import (
     SEEDS,
     SeedGroup,
+    baselines,
     differences,
     find_baseline,
     grouped,
@@ -42,12 +43,13 @@ from lopa_dist.jobs.show.seed_groups import (
 
 FAILED = "not finished"
 UNTOLD = ("task.shard", "hydra.run.dir", "hydra.sweep.dir", *SEEDS)  # settings that tell no points apart
-FEW = 40  # characters of settings behind a name
+FEW = 60  # characters of settings behind a name
 MOST_MADE = 8  # machines and times that a page tells
 WIDE, COLUMN = 7.0, 3.3  # inches: the page and one column of most papers
 NARROW = ("rows/token", "seeds", "tokens/s", "p")  # columns that a narrow terminal does without, in this order
 LONGEST_WORD = 30  # characters of a name that stay together
 UNBOUNDED = 10_000  # characters of a line
+OF_JUDGES = ("the source of task", "the source of task.score")  # as reports call the user's own code
 BUSY = 1.5  # times as many programs as cores, from which on a run's times say little
 SCATTER = 1.2  # times as fast as another, from which on a run of a setting is told
 SPEEDS: list[tuple[str, Callable[[dict[str, Any]], float | None], int]] = [
@@ -84,7 +86,7 @@ def compare(folder: Path, console: Console | None = None, baseline: str | None =
     for part in parts:
         if form:
             names = [name for name, _ in part.failed]
-            notes = part.notes + ([f"Not finished, so not above: {', '.join(names)}"] if names else [])
+            notes = part.named_notes + ([f"Not finished, so not above: {', '.join(names)}"] if names else [])
             print({"latex": latex, "markdown": markdown}[form](part.title, part.head, part.rows, part.methods(), notes))
         else:
             part.print_table(console)
@@ -118,6 +120,8 @@ def compare(folder: Path, console: Console | None = None, baseline: str | None =
         )
     files = [file.name, *(name for part in parts for name in part.drawn)]
     console.print(escape(f"In {folder}: {', '.join(files)}\nTo pass on: {page}"))
+    if older := sorted({figure.name for figure in folder.glob("pareto*.pdf")} - set(files)):
+        console.print(escape(f"Of an earlier report of this folder, and not of this one: {', '.join(older)}"))
 
 
 def sections_of(groups: Sequence[SeedGroup]) -> list[list[SeedGroup]]:
@@ -135,11 +139,12 @@ def title_of(report: dict[str, Any]) -> str:
 
 
 def has_baseline(groups: Sequence[SeedGroup], asked: str | None) -> bool:
-    """Return whether one of the points is the baseline that was asked for."""
-    try:
-        return asked is not None and bool(find_baseline(groups, asked))
-    except UserError:
-        return False
+    """Return whether one of the points is the baseline that was asked for.
+
+    Raises:
+        UserError: several are.
+    """
+    return asked is not None and bool(baselines(groups, asked)) and bool(find_baseline(groups, asked))
 
 
 def csv_text(groups: Sequence[SeedGroup], parts: Sequence[Comparison]) -> str:
@@ -170,6 +175,7 @@ class Comparison:
         cells: a row for each point.
         names: what tells the points apart, and nothing else (`names_of`).
         head, rows: the table of texts.
+        notes, named_notes: what a reader must know, where points are called by their numbers, or by their names.
         curves: points by all that tells them apart but one number, as `curves_of` returns them.
         along: the setting that grows along curves; None where each has one point.
     """
@@ -191,7 +197,9 @@ class Comparison:
         self.names = names_of(groups, words)
         self.cells = [cells_of(*point) for point in zip(self.names, groups, pairs, same, strict=True)]
         self.title = title_of(self.reports[0])
-        self.headline, self.notes = headline(groups), notes_of(groups, pairs)
+        self.headline = headline(groups)
+        numbers = [str(number) for number in range(1, len(groups) + 1)]
+        self.notes, self.named_notes = notes_of(groups, pairs, numbers), notes_of(groups, pairs, self.names)
         self.head = [name for name in self.cells[0] if any(row[name][1] for row in self.cells)]
         self.rows = [[row[column][0] for column in self.head] for row in self.cells]
         self.curves = curves_of(groups)
@@ -213,14 +221,17 @@ class Comparison:
                 f"; differences are from {self.names[self.base]} on the same problems, with the intervals of Agresti "
                 "and Min (2005), and p is that of "
             )
-            words += "the sign test of the problems' means over seeds" if seeds else "McNemar's exact test"
+            samples = any(samples_of(report) > 1 for report in self.reports)
+            means = " and ".join(["seeds"] * seeds + ["samples"] * samples)
+            words += f"the sign test of the problems' means over {means}" if means else "McNemar's exact test"
         return f"{words}."
 
     def print_table(self, console: Console) -> None:
         """Print the columns; a number of requests that all runs have stands in the title."""
         title, hidden = self.title, []
         if len({row["requests"][0] for row in self.cells}) == 1:
-            title += f", {self.cells[0]['requests'][0]} requests{' each' if len(self.groups) > 1 else ''}"
+            number, more = re.fullmatch(r"(\d+)(.*)", self.cells[0]["requests"][0]).groups()  # type: ignore[union-attr]
+            title += f", {number} requests{more}{' each' if len(self.groups) > 1 else ''}"
             hidden.append("requests")
         narrow = list(NARROW)
         while True:
@@ -246,7 +257,8 @@ class Comparison:
                 table.add_column(self.head[i], justify="right", no_wrap=True)
                 continue
             table.add_column("run", min_width=self.least_name, overflow="fold")
-        for row in (*self.rows, *map(self.failed_row, self.failed)):
+        rows = [[f"{number}. {name}", *row] for number, (name, *row) in enumerate(self.rows, 1)]
+        for row in (*(rows if len(rows) > 1 else self.rows), *map(self.failed_row, self.failed)):
             table.add_row(*(escape(row[i]) for i in columns))
         return table
 
@@ -343,7 +355,11 @@ def cells_of(name: str, group: SeedGroup, pair: Paired | None, same: EqualTexts 
     requests = str(report["requests"])
     if "accuracy" in report and judged(report) != report["requests"]:
         requests += f" ({judged(report)} judged)"
-    cells["requests"] = requests, {"requests": report["requests"], "status": "finished"}
+    numbers = {"requests": report["requests"], "status": "finished"}
+    if samples_of(report) > 1:
+        requests += f" ({report['requests'] // samples_of(report)} prompts)"
+        numbers["samples"] = samples_of(report)
+    cells["requests"] = requests, numbers
     return cells
 
 
@@ -476,24 +492,39 @@ def unlike(groups: Sequence[SeedGroup], compared: bool) -> list[str]:
     """
     notes = []
     reports = [group.report for group in groups]
-    rules = {(r["task"].get("score"), (r.get("own_code") or {}).get("the source of task.score")) for r in reports}
+    own = [report.get("own_code") or {} for report in reports]
+    rules = {(r["task"].get("score"), *map(of.get, OF_JUDGES)) for r, of in zip(reports, own, strict=True)}
     if len(rules) > 1 and any("accuracy" in report for report in reports):
-        notes.append("Not all runs were judged by the same rule (task.score), so their accuracies are not comparable.")
+        notes.append(
+            "Not all runs were judged by the same rule (task.score, or a task's own), so their accuracies are not "
+            "comparable."
+        )
+    hashes: dict[str, set[str]] = {}
+    for source, found in (pair for of in own for pair in of.items() if pair[0] not in OF_JUDGES):
+        hashes.setdefault(source, set()).add(found)
+    edited = sorted(source for source, found in hashes.items() if len(found) > 1)
+    notes += [f"Not all runs had the same code: {source} changed between them." for source in edited]
     tasks: dict[Any, set[Any]] = {}
     for report in reports:
         tasks.setdefault(report["task"].get("problem_seed"), set()).add(str(report.get("whole_input")))
     if any(len(inputs - {"None"}) > 1 for inputs in tasks.values()):
-        words = "differences and p are over what runs have in common" if compared else "so they are not comparable"
-        notes.append(f"Not all runs had the same input; {words}.")
+        words = "differences are of those alone that have the baseline's" if compared else "compare them with care"
+        notes.append(f"Not all runs had the same input: {words}.")
     codes = {code for report in reports for code in (report.get("made") or {}).get("code", "").split(", ")} - {""}
     if len(codes) > 1:
         notes.append("Not all runs were made by the same code: files of lopa_dist changed between them.")
     return notes
 
 
-def notes_of(groups: Sequence[SeedGroup], pairs: Sequence[Paired | None]) -> list[str]:
-    """Return what a reader must know of some points before comparing them; points are called by their numbers."""
-    notes, numbered = [], list(enumerate((group.report for group in groups), 1))
+def notes_of(groups: Sequence[SeedGroup], pairs: Sequence[Paired | None], called: Sequence[str]) -> list[str]:
+    """Return what a reader must know of some points before comparing them.
+
+    Args:
+        groups: the points.
+        pairs: each compared with a baseline, if there is one.
+        called: how each point is called.
+    """
+    notes, numbered = [], list(zip(called, (group.report for group in groups), strict=True))
     for number, report in numbered:
         if part := stopped(report):
             notes.append(f"Run {number} was stopped: {part}.")
@@ -502,7 +533,7 @@ def notes_of(groups: Sequence[SeedGroup], pairs: Sequence[Paired | None]) -> lis
             notes.append(
                 f"The accuracy of run {number} leaves out {missing} of its {report['requests']} requests{failed}."
             )
-    counts = {number: pair.problems for number, pair in enumerate(pairs, 1) if pair}
+    counts = {number: pair.problems for number, pair in zip(called, pairs, strict=True) if pair}
     if len(set(counts.values())) > 1 or any(
         problems(r) != counts.get(n, problems(r)) for n, r in numbered if "accuracy" in r
     ):
@@ -523,14 +554,20 @@ def notes_of(groups: Sequence[SeedGroup], pairs: Sequence[Paired | None]) -> lis
             notes.append(
                 f"Tokens a second of run {number} were from {low:.0f} to {high:.0f}: probably other work took its time."
             )
+    if auto := [number for number, r in numbered if r["decode"].get("drafts") == "auto"]:
+        some = "all runs" if len(auto) == len(groups) else f"run {', '.join(auto)}"
+        notes.append(
+            f"With decode.drafts=auto ({some}), tokens per forward and rows per token follow the machine and its load: "
+            "another time they are others, with the same texts."
+        )
     if busy := [f"{number} (load {load:g}, {cores} cores)" for number, r in numbered for load, cores in busy_at(r)]:
         notes.append(f"Other programs ran when these runs began, so their times say little: {', '.join(busy)}.")
     notes += unlike(groups, bool(counts))
-    warned: dict[str, list[int]] = {}
+    warned: dict[str, list[str]] = {}
     for number, report in numbered:
         for warning in report.get("warnings", []):
             warned.setdefault(warning, []).append(number)
     for warning, which in warned.items():
-        some = "All runs" if len(which) == len(groups) else f"Run {', '.join(map(str, which))}"
+        some = "All runs" if len(which) == len(groups) else f"Run {', '.join(which)}"
         notes.append(f"{some}: {warning.rstrip('.')}.")
     return notes

@@ -69,4 +69,5 @@ def made_sentence(report: dict[str, Any]) -> str:
     if not made:
         return ""
     load = "" if made["load"] is None else f", load {made['load']} at the start"
-    return f"{made['date'][:16].replace('T', ' ')} UTC on {made['host']} ({made['device']}{load})"
+    others = f", other programs kept {made['others']} cores busy" if made.get("others") else ""
+    return f"{made['date'][:16].replace('T', ' ')} UTC on {made['host']} ({made['device']}{load}{others})"

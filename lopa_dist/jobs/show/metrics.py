@@ -137,7 +137,7 @@ def counted(config: Config, merged: Merged, errors: int, decode_s: float, wall_s
             "mean": mean(rates),
             "max": float(rates.max(initial=0.0)),
             "top10": mean(np.sort(rates)[-10:]),
-            "job": ratio(tokens.sum(), decode_s),
+            "job": ratio(tokens.sum() if merged.generated is None else merged.generated, decode_s),
         },
         "latency_s": {f"p{q}": float(np.percentile(seconds, q)) if len(seconds) else 0.0 for q in (50, 90, 99)},
         "reference_counting": {
@@ -168,7 +168,7 @@ def counted(config: Config, merged: Merged, errors: int, decode_s: float, wall_s
     return report | {
         "rows": work.rows,
         "rows_per_token": ratio(work.rows, tokens.sum()),
-        **{section: asdict(getattr(config, section)) for section in ("model", "task", "decode", "engine")},
+        **{section: asdict(getattr(config, section)) for section in ("model", "task", "decode", "engine", "parallel")},
         "seed": config.seed,
         "decode_s": decode_s,
         "wall_s": wall_s,

@@ -69,10 +69,10 @@ def unfinished(folder: Path) -> list[tuple[str, dict[str, str]]]:
 
 
 def settings_by_name(report: dict[str, Any]) -> dict[str, Any]:
-    """Return what a run's texts depend on, by name; names of decode settings go without their section."""
-    sections = {"": "decode", "model.": "model", "task.": "task"}
-    settings = {prefix + key: value for prefix, name in sections.items() for key, value in report[name].items()}
-    return settings | {"seed": report.get("seed")}
+    """Return what a run's texts and speed depend on, by name; names of decode settings go without their section."""
+    sections = {"": "decode", "model.": "model", "task.": "task", "engine.": "engine", "parallel.": "parallel"}
+    settings = {prefix + key: value for prefix, name in sections.items() for key, value in report.get(name, {}).items()}
+    return settings | {"seed": report.get("seed"), "ranks": report.get("world", {}).get("size")}
 
 
 def grouped(folder: Path, named: Sequence[tuple[str, dict[str, Any]]]) -> list[SeedGroup]:
@@ -115,12 +115,17 @@ def pooled_report(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
         for key in ("tpf", "rows_per_token")
         if all(key in report for report in reports)
     }
+    if all(report.get("completion_tokens") for report in reports):
+        tokens, forwards, rows = (
+            sum(report.get(key) or 0 for report in reports) for key in ("completion_tokens", "forwards", "rows")
+        )
+        pooled |= {"tpf": tokens / forwards, "rows_per_token": rows / tokens}
     pooled |= {key: sum(runs[0][key] for runs in streams.values()) for key in ("requests", "errors") if key in first}
     if all(report.get("cut") is not None for report in reports):
         pooled["cut"] = sum(fmean(report["cut"] for report in runs) for runs in streams.values())
     speeds = [report["tokens_per_s"]["job"] for report in reports]
-    if all(report.get("completion_tokens") and report.get("decode_s") for report in reports):
-        job = sum(r["completion_tokens"] for r in reports) / sum(r["decode_s"] for r in reports)
+    if all(report.get("decode_s") for report in reports):
+        job = sum(r["tokens_per_s"]["job"] * r["decode_s"] for r in reports) / sum(r["decode_s"] for r in reports)
     else:
         job = fmean(speeds)
     pooled["tokens_per_s"] = first["tokens_per_s"] | {"job": job}
@@ -149,20 +154,23 @@ def find_baseline(groups: Sequence[SeedGroup], asked: str) -> SeedGroup:
     Raises:
         UserError: there is no such point, or there are several.
     """
-    named = [group for group in groups if asked in (group.name, *(folder.name for folder in group.folders))]
-    if len(named) == 1:
-        return named[0]
-    wanted = dict(part.removeprefix("decode.").split("=", 1) for part in asked.split(",") if "=" in part)
-    matching = [
-        group
-        for group in groups
-        if wanted and all(same_value(value, told(group).get(key)) for key, value in wanted.items())
-    ]
+    matching = baselines(groups, asked)
     if len(matching) == 1:
         return matching[0]
     names = ", ".join(group.name for group in matching or groups)
     many = f"{len(matching)} runs have these settings" if matching else "no run is called so or has these settings"
     raise UserError(f"--baseline {asked}: {many}; there are {names}")
+
+
+def baselines(groups: Sequence[SeedGroup], asked: str) -> list[SeedGroup]:
+    """Return the points that are called `asked`, or else those with these settings."""
+    named = [group for group in groups if asked in (group.name, *(folder.name for folder in group.folders))]
+    wanted = dict(part.removeprefix("decode.").split("=", 1) for part in asked.split(",") if "=" in part)
+    return named or [
+        group
+        for group in groups
+        if wanted and all(same_value(value, told(group).get(key)) for key, value in wanted.items())
+    ]
 
 
 def same_value(asked: str, value: str | None) -> bool:

@@ -41,7 +41,7 @@ LIMIT_S = 30.0  # for an entry to be logged
 FINISH_LIMIT_S = 120.0  # for the results to be written, or sent
 STOP_LIMIT_S = 10.0  # the same where the job was asked to stop
 # of a report; reasons and warnings may quote a prompt
-NOT_FIGURES = ("model", "task", "decode", "engine", "failures", "warnings", "made")
+NOT_FIGURES = ("model", "task", "decode", "engine", "parallel", "failures", "warnings", "made")
 TABLE_ROWS = 1000  # of the results table
 ARTIFACT_BYTES = 100_000_000  # larger results stay in the run folder only
 

@@ -113,6 +113,32 @@ def test_cores_that_were_busy_for_a_moment_are_not_left_to_others(
     device.busy_cores.cache_clear()
 
 
+def test_how_busy_others_were_is_what_neither_idled_nor_was_computed_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = {"clock": 0.0, "own": 5.0, "idle": {0: 10.0, 3: 10.0}}
+    monkeypatch.setattr(device.time, "perf_counter", lambda: now["clock"])
+    monkeypatch.setattr(device, "own_seconds", lambda: now["own"])
+    monkeypatch.setattr(device, "idle_seconds", lambda: now["idle"])
+    others = device.OtherPrograms()
+    now.update(clock=0.5)
+    assert others.busy() is None, "too short to say"
+    now.update(clock=10.0, own=12.0, idle={0: 11.0, 3: 16.0})
+    assert others.busy() == pytest.approx(0.6)  # of 20 seconds, 7 idle and 7 of this process
+    now.update(idle={})
+    assert others.busy() is None
+    assert [device.contended(*of) for of in ((None, 2, 2), (0.6, 2, 2), (0.6, 1, 2), (1.5, 1, 2), (0.1, 2, 2))] == [
+        False, True, False, True, False
+    ]  # fmt: skip
+
+
+def test_the_time_of_children_is_this_process_s(tmp_path: Path) -> None:
+    tick = device.os.sysconf("SC_CLK_TCK")
+    for pid, parent, ticks in ((5, 1, "1 1 1 1"), (6, 5, "1 2 3 4"), (7, 6, "0 0 0 1"), (8, 2, "9 9 9 9")):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "stat").write_text(f"{pid} (a )b) S {parent} 0 0 0 0 0 0 0 0 0 {ticks} 0")
+    assert sum(device.of_descendants(5, tmp_path)) == pytest.approx(11 / tick)
+    assert device.own_seconds() > 0
+
+
 def test_in_a_job_of_slurm_s_nobody_looks_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "busy_cores", lambda: 1)
     monkeypatch.setattr(device.os, "sched_getaffinity", lambda _: range(2), raising=False)

@@ -103,8 +103,12 @@ def test_what_has_no_effect_here_is_refused(settings: list[str], message: str) -
 
 
 def test_where_drafts_come_from_is_refused_where_masks_alone_give_them() -> None:
-    with pytest.raises(ValueError, match=r"^decode\.draft_from=text: .* only causal models read it; .* or at auto"):
+    with pytest.raises(
+        ValueError, match=r"^decode\.draft_from=text: .* only causal models with decode\.drafts above 0 read it"
+    ):
         resolve(config("decode.draft_from=text"), read_config(EMBEDDED), CPU)
+    with pytest.raises(ValueError, match=r"^decode\.draft_from=text: has no effect here"):
+        resolve(config("model=causal", "decode.drafts=0", "decode.draft_from=text"), read_config(find("causal")), CPU)
 
 
 def test_every_decode_option_that_a_rule_alone_reads_says_so() -> None:

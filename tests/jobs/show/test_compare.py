@@ -6,6 +6,7 @@ import csv
 import itertools
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,13 @@ from lopa_dist.checks import UserError
 from lopa_dist.commands import perform
 from lopa_dist.config import TaskConfig
 from lopa_dist.jobs.run.job import run
-from lopa_dist.jobs.show.compare import compare, curves_of
+from lopa_dist.jobs.show.compare import Comparison, compare, curves_of
 from lopa_dist.jobs.show.equal_texts import equal_texts
 from lopa_dist.jobs.show.metrics import wilson
 from lopa_dist.jobs.show.paired import verdicts
 from lopa_dist.jobs.show.pareto import in_order
 from lopa_dist.jobs.show.report import accuracy_interval
-from lopa_dist.jobs.show.seed_groups import SeedGroup, load_reports
+from lopa_dist.jobs.show.seed_groups import SeedGroup, grouped, load_reports
 from lopa_dist.parallel.launcher import World
 from tests.jobs.run.test_job import config
 from tests.pages import Page
@@ -291,7 +292,11 @@ def test_seeds_alone_have_a_page_of_their_own(tmp_path: Path, report: dict[str, 
     ("changed", "points", "note"),
     [
         ({}, 1, ""),
-        ({"own_code": {"the source of decode.fill": "other"}}, 2, ""),
+        ({"own_code": {"the source of decode.fill": "other"}}, 2, "same code: the source of decode.fill changed"),
+        ({"own_code": {"the source of task": "other"}}, 2, "judged by the same rule"),
+        ({"engine": {"max_sequences": 64}}, 2, ""),
+        ({"parallel": {"threads": 2}}, 2, ""),
+        ({"world": {"size": 4}}, 2, ""),
         ({"own_code": {"the source of task.score": "other"}}, 2, "judged by the same rule"),
         ({"weights": {"revision": "other"}}, 2, ""),
         ({"whole_input": "other"}, 2, "had the same input"),
@@ -300,7 +305,9 @@ def test_seeds_alone_have_a_page_of_their_own(tmp_path: Path, report: dict[str, 
 def test_seeds_are_not_one_point_where_files_have_changed_under_their_names(
     tmp_path: Path, report: dict[str, Any], changed: dict[str, Any], points: int, note: str
 ) -> None:
-    own = {"own_code": {"the source of decode.fill": "a", "the source of task.score": "a"}}
+    """Nor are runs that differ in what their speed depends on."""
+    sources = ("the source of decode.fill", "the source of task", "the source of task.score")
+    own = {"own_code": dict.fromkeys(sources, "a")}
     if "own_code" in changed:
         changed = {"own_code": own["own_code"] | changed["own_code"]}
     for seed, more in enumerate(({}, changed)):
@@ -402,6 +409,10 @@ def test_more_problems_of_one_setting_do_not_part_it_from_another(tmp_path: Path
         make(tmp_path, f"plain{stream}", asked, right, temperature=0.0)
     of_first = report | {"task": report["task"] | {"problem_seed": 0}, "whole_input": "0"}
     make(tmp_path, "sampled", of_first, "+---", temperature=0.7)
+    make(tmp_path, "again", of_first, "++--", temperature=0.7, branches=1)
+    with pytest.raises(UserError, match=r"--baseline temperature=0\.7: 2 runs have these settings"):
+        compare(tmp_path, Console(quiet=True), baseline="temperature=0.7")
+    shutil.rmtree(tmp_path / "again")
     for baseline in ("plain1", "plain0 + plain1", "decode.temperature=0", "temperature=0.0"):
         compare(tmp_path, Console(quiet=True), baseline=baseline)
         with (tmp_path / "comparison.csv").open(newline="") as file:
@@ -409,6 +420,34 @@ def test_more_problems_of_one_setting_do_not_part_it_from_another(tmp_path: Path
         assert (rows["0.0"]["difference"], rows["0.7"]["difference"]) == ("", "-0.25")
     with pytest.raises(UserError, match=r"--baseline temperature=1: no run"):
         compare(tmp_path, Console(quiet=True), baseline="temperature=1")
+
+
+def test_tokens_per_forward_of_several_runs_are_those_of_all(tmp_path: Path, report: dict[str, Any]) -> None:
+    for seed, (tokens, forwards, rows) in enumerate(((100, 10, 300), (300, 100, 500))):
+        figures = {"completion_tokens": tokens, "forwards": forwards, "rows": rows, "decode_s": 1.0}
+        made = report | figures | {"tpf": tokens / forwards, "tokens_per_s": {"job": tokens + 50.0}}
+        make(tmp_path, f"seed={seed}", made, "++--")
+    [pooled] = grouped(tmp_path, load_reports(tmp_path))
+    assert (pooled.report["tpf"], pooled.report["rows_per_token"]) == (400 / 110, 2.0)
+    assert pooled.report["tokens_per_s"]["job"] == 250, "answers that were replaced took time, too"
+
+
+def test_samples_are_told_from_prompts_and_what_auto_does_is_said(tmp_path: Path, report: dict[str, Any]) -> None:
+    (tmp_path / "pareto-old.pdf").touch()
+    several = report | {"task": report["task"] | {"samples": 2}}
+    for drafts in (2, "auto"):
+        make(tmp_path, f"decode.drafts={drafts}", several, "++--", drafts=drafts)
+        file = tmp_path / f"decode.drafts={drafts}" / "results.jsonl"
+        file.write_text(re.sub(r'"custom_id": "(\d)"', r'"custom_id": "a#\1"', file.read_text()))
+    console = Console(width=200, record=True)
+    compare(tmp_path, console, baseline="drafts=2")
+    shown = " ".join(console.export_text().split())
+    assert "4 requests (2 prompts) each" in shown
+    assert "With decode.drafts=auto (run 2), tokens per forward" in shown
+    assert "Of an earlier report of this folder, and not of this one: pareto-old.pdf" in shown
+    [part] = [Comparison(tmp_path, grouped(tmp_path, load_reports(tmp_path)), "drafts=2", [])]
+    assert "p is that of the sign test of the problems' means over samples." in part.methods()
+    assert any("(run drafts=auto)" in note for note in part.named_notes), "a paper's table has no numbers"
 
 
 def test_equal_runs_are_no_spread(tmp_path: Path, report: dict[str, Any]) -> None:
