@@ -48,30 +48,32 @@ class ModelOptions:
     lora: str | None = option(None, "a PEFT LoRA adapter (folder or id), merged into the weights as they are loaded")
     lora_rows: str = option(
         "all",
-        "rows that the adapter acts on: all, or masks' rows alone, which leaves a causal model's text as it is (I-DLM, "
-        "Nemotron)",
+        "rows that the adapter acts on: all, or only masks' rows, which leaves a causal model's text as it is "
+        "(I-DLM, Nemotron)",
         ("all", "masks"),
     )
     pattern: str = option(
         "auto",
-        "how the model was trained, which decode options set to auto follow; auto: as its family",
+        "how the model was trained, which decides decode options set to auto; auto: as its family",
         ("auto", *PATTERNS),
     )
     dtype: str = option(
         "auto", "precision of the weights; auto: fp32 on a CPU, bf16 on a GPU", ("auto", "fp32", "bf16", "fp16")
     )
-    device: str = option("auto", "auto (a GPU where there is one), cpu, cuda (each rank its own), or cuda:N")
+    device: str = option("auto", "auto (a GPU if there is one), cpu, cuda (each rank its own), or cuda:N")
     quantization: str = option(
-        "none", "of the layers' projections: fp8 (weights and activations) or int8 (weights)", ("none", *KINDS)
+        "none",
+        "precision of the layers' projections: fp8 (weights and activations) or int8 (weights)",
+        ("none", *KINDS),
     )
     chat_template: str = option(
         "auto",
-        "wrap plain prompts in the tokenizer's chat template; auto: where it has one",
+        "wrap plain prompts in the tokenizer's chat template; auto: if it has one",
         ("auto", "always", "never"),
     )
     template: dict[str, Any] = field(
         default_factory=dict,
-        metadata={"meaning": "values of the chat template's own variables, such as {enable_thinking: false}"},
+        metadata={"meaning": "values for the chat template's own variables, such as {enable_thinking: false}"},
     )
 
     def __post_init__(self) -> None:
@@ -116,70 +118,70 @@ class TaskConfig:
     """What is generated."""
 
     name: str = option("arithmetic", f"what is generated: {', '.join(TASKS)}, or FILE.py:CLASS, a task of your own")
-    limit: int | None = option(200, "how many requests are run (lines of a batch file); null: all", least=1)
+    limit: int | None = option(200, "how many requests to run (lines of a batch file); null: all", least=1)
     input: str | None = option(
         None, "a file, a folder, - (standard input) or hf://owner/name:config:split; null: the task's own data set"
     )
     output: str | None = option(
         None,
         "a file for the results besides the run folder: .jsonl, .csv or .parquet, also s3://..., gs://... or "
-        "hf://datasets/owner/name/FILE; FOLDER/part-*.parquet: parts, which are written while the job runs; null: none",
+        "hf://datasets/owner/name/FILE; FOLDER/part-*.parquet: parts, written while the job runs; null: none",
     )
     harness: str | None = option(
-        None, "task=harness: a task or a group of lm-evaluation-harness by its name, or a YAML file of a task"
+        None, "task=harness: the name of a task or group of lm-evaluation-harness, or a task's YAML file"
     )
     masks: int = option(
         128,
-        "task=harness: masks from which the likelihood of a text is worked out, where the model is a masked one",
+        "task=harness: masks per text from which a masked model's likelihood is estimated",
         least=1,
     )
     column: str | None = option(
         None, "task=batch: the column or field that holds the prompt, if it is not called prompt"
     )
     prompt: str | None = option(
-        None, "task=batch: the prompt, with columns in braces, as 'Classify: {text}'; a brace of the text is doubled"
+        None, "task=batch: the prompt, with columns in braces, as in 'Classify: {text}'; double a literal brace"
     )
     id: str | None = option(None, "task=batch: the column that names requests; null: custom_id or id, else line-1, ...")
     truncate: str | None = option(
         None,
-        "where a prompt, or a chat's last message, is cut that is too long for the model: left (its beginning goes) or "
-        "right; null: it is an error",
+        "where to cut a prompt, or a chat's last message, that is too long for the model: left (drops its beginning) "
+        "or right; null: it is an error",
         ("left", "right", None),
     )
-    samples: int = option(1, "task=batch: answers to each prompt, for which decode.temperature is above 0", least=1)
+    samples: int = option(1, "task=batch: answers per prompt; different ones need decode.temperature above 0", least=1)
     tries: int = option(
         TRIES,
-        "task=batch: answers at most, until one is the JSON that a line's response_format asks for, for which the "
-        "temperature is above 0",
+        "task=batch: most answers to generate until one is the JSON that a line's response_format asks for; a second "
+        "one needs a temperature above 0",
         least=1,
     )
     response_format: Any = field(
         default=None,
         metadata={
-            "meaning": "task=batch: what answers must be, for lines that do not say: json_object, a JSON schema "
-            "(FILE.json), or as a line has it; null: any text"
+            "meaning": "task=batch: the format of answers, for lines without one: json_object, a JSON schema "
+            "(FILE.json), or as in a line; null: any text"
         },
     )
-    fewshot: int | None = option(None, "examples in the prompt; null: as many as is usual for the task", least=0)
-    fewshot_input: str | None = option(None, "where the examples are, as input; null: the usual ones")
+    fewshot: int | None = option(None, "examples in the prompt; null: the task's usual number", least=0)
+    fewshot_input: str | None = option(None, "where the examples are, as for input; null: the usual ones")
     fewshot_as_multiturn: bool = option(
-        True, "in a chat, every example is a turn of its own; false: all are in the user's one"
+        True, "in a chat, every example is a separate turn; false: all are in one turn of the user"
     )
     score: str | None = option(
         None,
-        "task=batch: how answers are judged: exact compares them with each line's reference, FILE.py:FUNCTION calls a "
-        "function of your own (docs/inputs.md#own-problems); null: not at all",
+        "task=batch: how answers are judged: exact compares them with each line's reference, FILE.py:FUNCTION calls "
+        "your own function (docs/inputs.md#own-problems); null: not at all",
     )
     allow_code_execution: bool | str | None = option(
         None,
         "humaneval, mbpp and their plus forms: run the model's code in a sandbox; false: only generate; unconfined: "
-        "run it without a sandbox, with limits alone",
+        "run it without a sandbox, only with limits",
         (True, False, "unconfined", None),
     )
     code_timeout_s: float = option(10.0, "seconds for one program and its tests, which run beside decoding")
     split: str = option("held_out", "arithmetic, lists: which problems", ("held_out", "train"))
     shard: int = option(0, "which part of the requests: every `shards`-th, from this one on")
-    shards: int = option(1, "parts of the requests, a job each, which `lopa-dist merge` joins", least=1)
+    shards: int = option(1, "parts of the requests, one job each, which `lopa-dist merge` joins", least=1)
     problem_seed: int = option(1, "arithmetic, lists: which stream of problems; 2 is the final test, not for tuning")
 
     def __post_init__(self) -> None:
@@ -235,18 +237,18 @@ class ParallelConfig:
     """How ranks are used: world = data x branch x tensor."""
 
     data: str | int = option("auto", "replicas that take different requests from one queue", least=1)
-    branch: str | int = option("auto", "ranks of a replica, which share out the branches of its sequences", least=1)
+    branch: str | int = option("auto", "ranks per replica, which share its sequences' branches", least=1)
     tensor: str | int = option("auto", "ranks that split a model's weights; auto: 1", least=1)
     backend: str = option(
         "auto",
-        "how ranks talk to each other; auto: nccl on GPUs, else gloo, or mpi under mpirun",
+        "how ranks communicate; auto: nccl on GPUs, else gloo, or mpi under mpirun",
         ("auto", "solo", "gloo", "nccl", "mpi"),
     )
     timeout_s: float = option(60.0, "seconds that a collective may take before a rank counts as lost")
     threads: int = option(
         0,
-        "CPU threads of a rank; 0: the machine's cores, shared out among its ranks, or fewer by OMP_NUM_THREADS or "
-        "torch.set_num_threads",
+        "CPU threads per rank; 0: the machine's cores divided among its ranks, or fewer if OMP_NUM_THREADS or "
+        "torch.set_num_threads says so",
         least=0,
     )
 
@@ -259,28 +261,30 @@ class ParallelConfig:
 
 @dataclass
 class JobConfig:
-    """How a job stops, and goes on in its run folder."""
+    """How a job stops, and resumes in its run folder."""
 
     resume: str = option(
         "auto",
-        "go on where the run folder's journal ends (auto), or set that aside and start over (new)",
+        "continue where the run folder's journal ends (auto), or set that aside and start over (new)",
         ("auto", "new"),
     )
     retry: str | None = option(
         None,
-        "errors: run the requests again that ended with an error, also with another model.dtype or model.quantization",
+        "errors: rerun the requests that ended with an error, also with another model.dtype or model.quantization",
         ("errors", None),
     )
     crashes: int | None = option(
-        2, "set a request aside as an error when the process ended this many times while it ran; null: never"
+        2, "set a request aside as an error after the process has ended this many times while it ran; null: never"
     )
     learn: str | int | None = option(
         None,
-        "causal models: stop after so many answers, learn from them to draft (learn.*), and go on; auto: when that is "
-        "expected to pay; null: never. No text depends on it (docs/drafts-that-learn.md)",
+        "causal models: pause after this many answers, learn from them to draft (learn.*), and continue; auto: when "
+        "this is expected to pay; null: never. No text depends on it (docs/drafts-that-learn.md)",
         least=1,
     )
-    grace_s: float = option(20.0, "seconds to finish what is in flight after SIGTERM or SIGUSR1, before it is dropped")
+    grace_s: float = option(
+        20.0, "seconds to finish requests in flight after SIGTERM or SIGUSR1, before they are dropped"
+    )
 
     def __post_init__(self) -> None:
         self.learn = number(self.learn)
@@ -304,10 +308,10 @@ class WandbConfig:
     group: str | None = option(None, "the group of the run")
     tags: list[str] = field(default_factory=list, metadata={"meaning": "tags of the run"})
     texts: bool = option(
-        False, "also send answers' texts: a table of the first 1,000, results.jsonl and report.html; else figures alone"
+        False, "also send answers' texts: a table of the first 1,000, results.jsonl and report.html; else only figures"
     )
     ranks: bool = option(
-        False, "another run for every rank, in one group, which shows a rank that is slower than the others"
+        False, "a separate run for every rank, in one group, which shows if a rank is slower than the others"
     )
 
     def __post_init__(self) -> None:
@@ -344,7 +348,7 @@ class Config:
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     job: JobConfig = field(default_factory=JobConfig)
     learn: LearnConfig = field(default_factory=LearnConfig)
-    seed: int = option(0, "what all random numbers follow from")
+    seed: int = option(0, "seed of all random numbers")
 
     def __post_init__(self) -> None:
         if self.engine.reproducible and self.model.quantization == "fp8":

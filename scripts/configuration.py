@@ -15,12 +15,12 @@ INTRO = """# Configuration
 
 <!-- Written by scripts/configuration.py; change the dataclasses or the presets, not this page. -->
 
-Every setting, as `key=value` on the command line. `lopa-dist explain KEY ...` says the same of single settings, and
-what they come to in a job with given presets and overrides: `lopa-dist explain decode.context model=dream_instruct`.
+Every setting, as `key=value` on the command line. `lopa-dist explain KEY ...` explains single settings, and shows their
+values in a job with given presets and overrides: `lopa-dist explain decode.context model=dream_instruct`.
 
-A preset is a file of `conf/`; `decode=verified` chooses one. What neither the command line nor a preset says has the
-default of the tables below. Options of `decode` that take `auto` follow the model with it: how it was trained, by its
-family or by `model.pattern`."""
+A preset is a file in `conf/`; `decode=verified` chooses one. A setting that neither the command line nor a preset gives
+has its default from the tables below. `decode` options set to `auto` follow how the model was trained, according to its
+family or `model.pattern`."""
 GROUPS = {
     "model": "Models",
     "decode": "Ways of decoding",

@@ -19,32 +19,32 @@ DRAFTING = Reader(lambda config: config.causal and config.drafts, "causal models
 
 @dataclass
 class DecodeConfig:
-    """How the masks are filled. The defaults are verified lookahead; published ways of decoding are presets.
+    """How masks are filled. The defaults are verified lookahead; published ways of decoding are presets.
 
-    `context` is what rows see and what is cached, a row of the table in `decode/context.py`:
+    `context` says what rows see and what is cached, as a row of the table in `decode/context.py`:
 
-    - d2f: full windows of one or more blocks behind a prompt and complete blocks that are cached for good.
-    - lopa_released: d2f as LoPA's released program has it. The prompt sees the first block, and the cached row before
+    - d2f: full windows of one or more blocks, after a prompt and complete blocks that are cached for good.
+    - lopa_released: d2f as in LoPA's released program. The prompt sees the first block, and the cached row before
       the window predicts the window's first position once and for all.
-    - d2f_causal: d2f, where a row of the window sees nothing behind its own block.
+    - d2f_causal: d2f, but a row of the window sees nothing after its own block.
     - blocks: block diffusion, in blocks counted from the prompt's first token (SDAR, Fast-dLLM v2).
     - vanilla: every row sees all others, and nothing is cached (Dream, LLaDA).
-    - dual: the same, with Fast-dLLM's dual cache: K/V outside the block come from the block's first forward.
-    - causal: a row sees nothing behind itself, so what is verified is exact (I-DLM).
+    - dual: the same, with Fast-dLLM's dual cache: K/V outside the block come from the block's first forward pass.
+    - causal: a row sees nothing after itself, so verification is exact (I-DLM).
 
     `verify` says which branch wins, and so which lookahead tokens stay:
 
-    - confidence: the branch whose remaining positions the model is surest of (LoPA, as its paper describes it).
+    - confidence: the branch in which the model is surest of the remaining positions (LoPA, as its paper describes it).
     - agreement: the most confident masked positions are drafts, in that order, and the anchor verifies the first
-      `drafts` of them: a draft is accepted if the model, in the context of all drafts before it, predicts the draft's
-      own token. Where one fails, the model's own token takes its place. A lookahead branch holds second choices of
-      drafts and verifies the drafts behind them (`rules.verified`). Only what `tau_conf` fills besides is unverified.
+      `drafts` of them: a draft is accepted if the model, in the context of all drafts before it, predicts the same
+      token. If one fails, the model's own token takes its place. A lookahead branch holds second choices of drafts
+      and verifies the drafts after them (`rules.verified`). Only the tokens that `tau_conf` fills are unverified.
 
     Raises:
         ValueError: a value outside its range or choices; the message names the key and what is allowed.
     """
 
-    branches: int = option(0, "lookahead branches beside the anchor, k in the paper; 0: the anchor alone")
+    branches: int = option(0, "lookahead branches beside the anchor, k in the paper; 0: only the anchor")
     verify: str = option(
         "agreement",
         "which branch wins, and so which lookahead tokens stay",
@@ -53,19 +53,20 @@ class DecodeConfig:
     )
     drafts: IntOrAuto = option(  # noqa: RUF009
         10,
-        "draft tokens that each branch verifies, 0 with verify=confidence; for causal models auto takes the fastest",
+        "draft tokens that each branch verifies, 0 with verify=confidence; for causal models auto picks the fastest "
+        "number",
     )
     draft_from: str = option(
         "auto",
-        "where the drafts of causal models come from: masks, the text that the job has written, or, with auto, both",
+        "where causal models' drafts come from: masks, the text that the job has written, or (auto) both",
         ("auto", "masks", "text"),
         reader=DRAFTING,
     )
-    block_size: int = option(32, "tokens of a block", reader=FILLING)
-    max_new_tokens: int = option(512, "tokens of an answer at most")
+    block_size: int = option(32, "tokens per block", reader=FILLING)
+    max_new_tokens: int = option(512, "maximum number of tokens per answer")
     max_active_blocks: int | None = option(
         None,
-        "blocks that are filled at the same time at most; 1 is block diffusion, null lets tau_add alone decide",
+        "maximum number of blocks filled at the same time; 1 is block diffusion, null lets only tau_add decide",
         reader=FILLING,
     )
     tau_add: float = option(
@@ -76,48 +77,50 @@ class DecodeConfig:
     )
     tau_conf: float = option(
         0.9,
-        "a token is filled, without verification, when its probability is above this; where none is, the best position "
-        "of each fully active block is filled",
+        "a token is filled, without verification, when its probability is above this; a fully active block without "
+        "such a token has its best position filled",
         reader=FILLING,
     )
     tau_entropy: float | None = option(
         None,
-        "in place of tau_conf: a token is filled when its entropy, in nats, is at most this; null: tau_conf decides",
+        "instead of tau_conf: a token is filled if its entropy, in nats, is at most this; null: tau_conf decides",
         reader=FILLING,
     )
     tau_edit: float | None = option(
         None,
-        "models that edit (LLaDA2.1): a filled token is overwritten where another's probability is above this; null: "
+        "models that edit (LLaDA2.1): a filled token is replaced if another token's probability is above this; null: "
         "never",
         reader=FILLING,
     )
     fill: str | None = option(
         None,
-        "a rule of your own instead of tau_conf, as FILE.py:FUNCTION (docs/inputs.md#a-rule-of-your-own)",
+        "your own rule instead of tau_conf, as FILE.py:FUNCTION (docs/inputs.md#a-rule-of-your-own)",
         reader=FILLING,
     )
     rule: str | None = option(
-        None, "a rule of decoding of your own, as FILE.py:RULE or MODULE:RULE (docs/inputs.md#a-rule-of-your-own)"
+        None, "your own decoding rule, as FILE.py:RULE or MODULE:RULE (docs/inputs.md#a-rule-of-your-own)"
     )
     confidence: str = option(
         "neg_entropy",
-        "what positions are ranked by and branches are scored by",
+        "what ranks positions and scores branches",
         ("probability", "margin", "neg_entropy"),
         reader=FILLING,
     )
-    tau_look: float = option(0.0, "least probability of a lookahead token", reader=LOOKING)
+    tau_look: float = option(0.0, "lowest allowed probability of a lookahead token", reader=LOOKING)
     extra_fill: int = option(
         0, "how many more of the most confident positions each step fills, without verification", reader=FILLING
     )
     context: str = option("d2f", "what rows see, and what is cached", tuple(CONTEXTS))
     sub_block_size: int | None = option(
         None,
-        "size in tokens of a block's parts: fill only the first part that has masks; null: the whole block",
+        "size in tokens of a block's parts: only the first part with masks is filled; null: the whole block",
         reader=FILLING,
     )
     stop_at_eos: bool = option(True, "end a sequence at its first end-of-text token; false fills the whole answer")
-    temperature: float = option(0.0, "of sampling; 0 takes the most probable token")
-    top_p: float = option(1.0, "with temperature > 0, sample among the most probable tokens of this share; 1: all")
+    temperature: float = option(0.0, "sampling temperature; 0 takes the most probable token")
+    top_p: float = option(
+        1.0, "with temperature > 0, sample among the most probable tokens that together have this probability; 1: all"
+    )
     top_k: int = option(0, "with temperature > 0, sample among the k most probable tokens; 0: all")
 
     def __post_init__(self) -> None:

@@ -11,8 +11,10 @@ from lopa_dist.checks import check_options, option, require_seconds
 class LearnConfig:
     """How drafts are learned from answers (`lopa-dist learn`, `job.learn`)."""
 
-    minutes: float = option(20.0, "that learning may take, by the clock of rank 0")
-    rank: int = option(64, "of the adapter's matrices: more learns more, and makes rows that draft dearer", least=1)
+    minutes: float = option(20.0, "minutes that learning may take, by rank 0's clock")
+    rank: int = option(
+        64, "rank of the adapter's matrices: a higher one learns more, but makes rows that draft cost more", least=1
+    )
 
     def __post_init__(self) -> None:
         check_options("learn", self)
