@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from hydra.core.hydra_config import HydraConfig
 from hypothesis import settings
 from transformers import PreTrainedTokenizerFast
 
+from lopa_dist.jobs.setup import device
 from lopa_dist.models.checkpoint import load_model
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.files import EMBEDDED
@@ -26,6 +28,7 @@ from lopa_dist.tasks.sandbox import check
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.load_profile("same")  # --hypothesis-profile=default tries other examples at each run
 torch.set_num_threads(1)
+device.MUCH = math.inf  # jobs in this process never find other programs too busy
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes would each compile the package
 GPU = "--gpu" in sys.argv
 if not GPU:  # hidden, and kernels are interpreted: Triton reads that when one is imported, which other conftests do

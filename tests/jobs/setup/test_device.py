@@ -125,6 +125,7 @@ def test_how_busy_others_were_is_what_neither_idled_nor_was_computed_here(monkey
     assert others.busy() == pytest.approx(0.6)  # of 20 seconds, 7 idle and 7 of this process
     now.update(idle={})
     assert others.busy() is None
+    monkeypatch.setattr(device, "MUCH", 0.4)
     assert [device.contended(*of) for of in ((None, 2, 2), (0.6, 2, 2), (0.6, 1, 2), (1.5, 1, 2), (0.1, 2, 2))] == [
         False, True, False, True, False
     ]  # fmt: skip
