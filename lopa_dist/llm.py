@@ -17,6 +17,7 @@ from typing import Any, Literal
 from lopa_dist.config import CONF, Config, check_keys, composed, quoted
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.engine.likelihood import SAMPLES
+from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Generation, Likelihood, Request, TokenLikelihood
 from lopa_dist.jobs.run.answers import answer_of
 from lopa_dist.jobs.run.attempt import work
@@ -132,6 +133,7 @@ class LLM:
         self.config = composed(self.settings)
         self.world = detect()
         self.warned = False  # once is enough
+        self.engine: Engine | None = None  # of the last call that generated
         self.builder = EngineBuilder(self.config.model, choose_device(self.config, self.world))
         if self.config.parallel.tensor in ("auto", 1):  # else its share is known when the ranks have met
             self.builder.load(warn=self.world.rank == 0)
@@ -248,11 +250,16 @@ class LLM:
             own = {"LLM's method": "generate", "the hash of the prompts": hash_of(requests, items)}
             group.store.agree("call", work(config, builder) | own, SAME_CALL)
             session = Session(config, builder, group, items, requests)
+            earlier, self.engine = self.engine, None
+            if earlier:
+                session.engine.succeed(earlier)
+                del earlier  # what was not taken over is freed before more is made
 
             def values(generation: Generation) -> list[Any]:
                 return list(vars(self.output(generation, items[generation.request.index])).values())
 
             answers = iter([Output(*one) for one in self.collected(session, progress, values)])
+            self.engine = session.engine
         return [refused.get(index) or next(answers) for index in range(len(items) + len(refused))]
 
     def score(
@@ -280,7 +287,7 @@ class LLM:
             RankError: another rank failed or was lost.
             Stopped: SIGTERM or SIGUSR1 came meanwhile.
         """
-        builder = self.builder
+        builder, self.engine = self.builder, None  # whose K/V take a GPU's memory
         with self.refusing():
             config = self.configured(decode, overrides)
             config = replace(config, decode=resolve_decode(config.decode, builder.pattern))

@@ -213,6 +213,28 @@ def test_the_model_is_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(calls) == 1
 
 
+def test_a_call_goes_on_from_what_the_calls_before_have_made_and_written() -> None:
+    """Drafts come from earlier answers, and no text changes: also where other options or a score came between."""
+    causal = LLM("causal", "parallel.threads=1", "decode.draft_from=text", "decode.drafts=8")
+    chats = [[{"role": "user", "content": problem}] for problem in PROBLEMS[:3]]
+    first = causal.generate(chats)
+    assert causal.engine is not None
+    drafter, space = causal.engine.drafter, causal.engine.workspace
+    again = causal.generate(chats)
+    assert (causal.engine.drafter, causal.engine.workspace) == (drafter, space)
+    assert [one.text for one in again] == [one.text for one in first]
+    assert sum(one.forwards for one in again) < 0.7 * sum(one.forwards for one in first)
+    drawn = causal.generate(chats, temperature=0.9)
+    assert causal.engine.drafter is not drafter
+    assert causal.generate(chats, temperature=0.9)[0].text == drawn[0].text
+    shorter = causal.generate(chats, temperature=0.9, sampling=SamplingParams(max_tokens=9))
+    assert [one.tokens for one in shorter] == [one.tokens[:9] for one in drawn]
+    causal.score(chats[:1], [" Tom"])
+    assert causal.engine is None
+    fresh = LLM("causal", "parallel.threads=1").generate(chats)
+    assert [one.text for one in causal.generate(chats)] == [one.text for one in fresh]
+
+
 def test_decode_options_are_presets_configs_or_overrides(llm: LLM) -> None:
     assert llm.configured(None, {}) is llm.config
     assert llm.configured("embedded_plain", {"tau_conf": 0.8}).decode.tau_conf == 0.8

@@ -98,6 +98,24 @@ class Engine:
         self.drafter = drafter_for(config, ids)
         self.vocabulary = Vocabulary(ids.mask_id, ids.eos_ids, ids.shift)
 
+    def succeed(self, earlier: Engine) -> None:
+        """Take over what an earlier engine of the same model has made and learned, if it decoded alike.
+
+        That is its K/V space with the runner's graphs, the texts that it drafts from, and what it knows of its steps'
+        times. Engines of several ranks take over nothing: which rank shares branches with which may have changed.
+        """
+        alone = {comm.size for engine in (self, earlier) for comm in (engine.comm, engine.tensor)} == {1}
+        alike = (
+            earlier.model is self.model
+            and replace(earlier.config, max_new_tokens=self.config.max_new_tokens) == self.config
+            and replace(earlier.options, max_sequences=self.options.max_sequences) == self.options
+        )
+        if not (alone and alike):
+            return
+        self.drafter, self.lookahead, self.lookahead.began = earlier.drafter, earlier.lookahead, None
+        if earlier.config == self.config:
+            self.runners, self.workspace = earlier.runners, earlier.workspace
+
     def take_adapter(self) -> None:
         """Take the model with another adapter for its masks; keep the counts of choices and what text drafts."""
         chosen, drafter = self.lookahead.chosen, self.drafter
