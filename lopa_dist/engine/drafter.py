@@ -303,17 +303,18 @@ class Drafter:
         drafts = self.chain_of(slot)
         chain = [token for token, _ in drafts]
         found: dict[tuple[int, int], float] = {}  # by depth and token
-        reached = 1.0
+        reached, on_track = 1.0, 0  # on_track is as in `draft`
         for depth, (token, chance) in enumerate(drafts):
             proposed = self.proposed(slot, chain[:depth])
+            mask = -1
             if depth < len(masks):
-                proposed.append(
-                    (masks[depth][0], self.mixer.chance[OF_MASKS + depth * LEVELS + level(masks[depth][1])])
-                )
+                mask, probability = masks[depth]
+                kind = OF_MASKS + (on_track + depth) * LEVELS + level(probability)
+                proposed.append((mask, self.mixer.chance[kind]))
             for other, likely in proposed:
                 if other != token and other not in self.eos_ids:
                     found[depth, other] = max(found.get((depth, other), 0.0), reached * likely)
-            reached *= chance
+            reached, on_track = reached * chance, on_track if token == mask else DEPTHS
         best = sorted(found, key=lambda at: (-found[at], at))[:most]
         return [self.onward(slot, [*chain[:depth], other], chain) for depth, other in best]
 
