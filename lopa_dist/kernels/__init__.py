@@ -1,1 +1,1 @@
-"""Meta primitives, each with a plain-torch form."""
+"""Kernels, each also in a plain-torch form."""

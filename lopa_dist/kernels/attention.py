@@ -1,4 +1,4 @@
-"""The attention back ends by name. Each makes a plan of a forward's segments once, and every layer attends with it."""
+"""The attention backends by name. Each plans a forward's segments once; every layer then attends with that plan."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from lopa_dist.kernels.tiles import Capacity, tile
 
 
 class AttentionKernel(Protocol):
-    """A back end."""
+    """An attention backend."""
 
     def plan(self, segments: Segments, rows: int) -> Any:
-        """What `attend` needs to know about a forward's segments; `rows` are the packed rows, padding included."""
+        """Return what `attend` must know about a forward's segments. `rows` counts packed rows, padding included."""
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor, plan: Any) -> Tensor:
-        """``q [R, H, D]``, one layer of the pool ``[slots, Hkv, D]`` twice -> ``[R, H, D]``."""
+        """Return attention ``[R, H, D]`` of ``q [R, H, D]`` over one layer of the pool: K and V ``[slots, Hkv, D]``."""
 
 
 class Plain:
-    """The oracle, one segment at a time."""
+    """The reference implementation, one segment at a time."""
 
     def plan(self, segments: Segments, rows: int) -> Segments:
         return segments
@@ -35,7 +35,7 @@ class Plain:
 
 
 class Grouped:
-    """torch's own attention, over segments of one shape together; K/V are gathered."""
+    """torch's own attention, batched over segments of equal shape; K/V are gathered."""
 
     def __init__(self, heads_per_kv: int, device: torch.device, dtype: torch.dtype) -> None:
         self.heads_per_kv, self.device, self.dtype = heads_per_kv, device, dtype
@@ -48,7 +48,7 @@ class Grouped:
 
 
 class Exact:
-    """torch's products over fixed tiles of columns: bits follow from what a row sees (`exact_attention`)."""
+    """torch's products over fixed tiles of columns: a row's bits depend only on what it sees (`exact_attention`)."""
 
     def __init__(self, heads: int, kv_heads: int, device: torch.device) -> None:
         self.heads, self.kv_heads, self.device = heads, kv_heads, device
@@ -62,7 +62,7 @@ class Exact:
 
 
 class Native:
-    """Attention in C, row by row: bits follow from what a row sees (`native`)."""
+    """Attention in C, row by row: a row's bits depend only on what it sees (`native`)."""
 
     def plan(self, segments: Segments, rows: int) -> native.Plan:
         return native.plan(segments)
@@ -72,7 +72,7 @@ class Native:
 
 
 class Meta:
-    """Meta-attention over a table of tiles: Triton on a GPU, the table's oracle on a CPU."""
+    """Meta-attention over a table of tiles: Triton on a GPU, the table's reference implementation on a CPU."""
 
     def __init__(
         self, heads: int, kv_heads: int, dim: int, tile_rows: int, device: torch.device, bounded: bool = False
@@ -93,12 +93,12 @@ class Meta:
 
 
 def attend_tiles(q: Tensor, keys: Tensor, values: Tensor, plan: MetaPlan, out: Tensor | None = None) -> Tensor:
-    """Meta-attention on the device that the tensors are on."""
+    """Compute meta-attention on the tensors' device: as `attend_meta` on a GPU, as `attend_tiles_plain` on a CPU."""
     return (attend_meta if q.is_cuda else attend_tiles_plain)(q, keys, values, plan, out)
 
 
 NAMES = ("torch", "meta", "plain")
-"""What `make` makes."""
+"""The backends that `make` knows."""
 
 
 def make(
@@ -111,14 +111,14 @@ def make(
     causal: bool = False,
     in_c: bool = False,
 ) -> AttentionKernel:
-    """A back end of `NAMES` for a model's shape.
+    """Return the backend `name` for a model's shape.
 
     Args:
-        name: of `NAMES`.
+        name: one of `NAMES`.
         heads, kv_heads, dim: the model's, on this rank.
-        tile_rows: most query rows of a tile of meta-attention.
-        weight: one of the model's, whose device and dtype q, K and V have.
-        causal: whether rows see a part of the cached tokens, and a row's bits must not depend on the rows beside it.
+        tile_rows: maximum query rows per tile of meta-attention.
+        weight: any weight of the model; q, K and V have its device and dtype.
+        causal: whether rows may see only part of the cached tokens, and a row's bits must not depend on other rows.
         in_c: whether operations run in C (`dispatch.suits_c`).
     """
     device = weight.device
@@ -132,5 +132,5 @@ def make(
 
 
 def suited(device: torch.device, dim: int, kernels: str = "auto") -> str:
-    """Return what ``auto`` means on a device, for heads of `dim` numbers and a choice of `engine.kernels`."""
+    """Return the backend that ``auto`` means on `device`, for head size `dim` and the setting `engine.kernels`."""
     return "meta" if device.type == "cuda" and TRITON and dim <= MOST_DIM and kernels != "torch" else "torch"

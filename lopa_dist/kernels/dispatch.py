@@ -1,4 +1,4 @@
-"""Which form of a primitive runs: the Triton kernel on a GPU, C on a CPU in fp32 or bf16, or plain torch."""
+"""Which form of an operation runs: the Triton kernel on a GPU, C on a CPU in fp32 or bf16, or plain torch."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from torch import Tensor
 
 from lopa_dist.kernels import native
 
-TRITON = find_spec("triton") is not None  # it comes with torch's CUDA builds for Linux; CPU builds lack it
-OPTIONS: dict[str, Any] = {"enable_fp_fusion": True}  # of every launch: Triton's default is to change, and with it bits
-# primitives that have a Triton form
+TRITON = find_spec("triton") is not None  # part of torch's CUDA builds for Linux, not of CPU builds
+OPTIONS: dict[str, Any] = {"enable_fp_fusion": True}  # for every launch: Triton's default will change, and bits with it
+# the operations that have a Triton form
 KERNELS = ("attention", "rotation", "norm", "swiglu", "head", "vgemm", "experts", "fp8")
 _by_torch: ContextVar[frozenset[str]] = ContextVar("_by_torch", default=frozenset())
 
 
 @contextmanager
 def by_torch(kernels: frozenset[str]) -> Iterator[None]:
-    """Run these of `KERNELS` in their torch form, on a GPU too, for as long as the context lasts."""
+    """Run the operations `kernels`, some of `KERNELS`, in their torch form within this context, even on a GPU."""
     token = _by_torch.set(kernels)
     try:
         yield
@@ -32,16 +32,20 @@ def by_torch(kernels: frozenset[str]) -> Iterator[None]:
 
 
 def fused(x: Tensor, kernel: str) -> bool:
-    """Whether the Triton form of one of `KERNELS` runs: on CUDA, where nothing is differentiated or `by_torch`."""
+    """Return whether `kernel`, one of `KERNELS`, runs as a Triton kernel on `x`.
+
+    It does on CUDA, unless `x` needs a gradient or `by_torch` names the kernel.
+    """
     if not (TRITON and x.is_cuda) or kernel in _by_torch.get():
         return False
     return not (torch.is_grad_enabled() and x.requires_grad)
 
 
 def in_c(x: Tensor, *others: Tensor | None) -> bool:
-    """Whether an operation on tensors runs in C now: where it can, and nothing is differentiated or `by_torch`.
+    """Return whether an operation on these tensors runs in C now.
 
-    All must be of one dtype, as they are not under `torch.autocast`.
+    It does where C can (`suits_c`), unless gradients are enabled or `by_torch` names any kernel. All tensors must have
+    one dtype, which is not so under `torch.autocast`.
     """
     if torch.is_grad_enabled() or _by_torch.get() or not suits_c(x):
         return False
@@ -49,34 +53,34 @@ def in_c(x: Tensor, *others: Tensor | None) -> bool:
 
 
 def suits_c(x: Tensor) -> bool:
-    """Whether operations on a tensor can run in C (`native`): on a CPU in fp32 or bf16, with a C compiler."""
+    """Return whether operations on a tensor can run in C (`native`): on a CPU, in fp32 or bf16, with a C compiler."""
     return x.device.type == "cpu" and not isinstance(native.found(x.dtype), str)
 
 
 def sum_in_fp32() -> None:
-    """Let the GPU's library add up products of bf16 and fp16 in fp32 alone.
+    """Make the GPU's library accumulate products of bf16 and fp16 in fp32 only.
 
-    By default it may split a long sum and round its parts to the products' precision. How it splits follows the shape,
-    so a row's bits would depend on the batch, and be less exact than those of our kernels.
+    By default it may split a long sum and round the partial sums to the products' precision. How it splits depends on
+    the shape, so a row's bits would depend on the batch, and be less exact than those of our kernels.
     """
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
 
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:
-    """Return a context in which a GPU is the current one; on a CPU, one that does nothing."""
+    """Return a context in which a GPU is the current device; on a CPU, one that does nothing."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @cache
 def processors(device: torch.device) -> int:
-    """Streaming multiprocessors of a GPU; a few for tensors on a CPU, which only the interpreter runs kernels on."""
+    """Return a GPU's number of streaming multiprocessors; 4 for a CPU, where only the interpreter runs kernels."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 
 
 @cache
 def shared_memory(device: torch.device) -> int:
-    """Return the bytes of shared memory that one block may have; for tensors on a CPU those of an H100."""
+    """Return the bytes of shared memory that one block may use; for a CPU, those of an H100."""
     if device.type != "cuda":
         return 227 * 1024
     properties: Any = torch.cuda.get_device_properties(device)  # its type lacks the field
@@ -85,8 +89,8 @@ def shared_memory(device: torch.device) -> int:
 
 @cache
 def hopper(device: torch.device) -> bool:
-    """Whether a GPU has Hopper's matrix instructions; tensors on a CPU count as if theirs had.
+    """Return whether a GPU has compute capability 9 to 11, with wide matrix instructions like Hopper's; true for a CPU.
 
-    Consumer cards of compute capability 12 have not.
+    Consumer GPUs of compute capability 12 lack them.
     """
     return device.type != "cuda" or (9, 0) <= torch.cuda.get_device_capability(device) < (12, 0)

@@ -1,16 +1,16 @@
-"""Attention whose bits follow from what a row sees, and from nothing else.
+"""Attention in which a row's bits depend only on what the row sees.
 
-A causal model's text must not depend on how many rows are verified in one forward. So a row has to add up the same
-numbers in the same order, whether it runs alone or behind drafts, and wherever the border between cached tokens and the
-rows of this forward lies. Three things give that by construction:
+A causal model's text must not depend on how many rows are verified in one forward. So a row must sum the same numbers
+in the same order, whether it runs alone or after drafts, and wherever the border between cached tokens and the rows of
+this forward lies. Three rules guarantee that by construction:
 
 - columns are cut into tiles of `COLUMNS`, from the sequence's first token on, and every product has one fixed shape,
   ``[ROWS, D] x [D, COLUMNS]``, then ``[ROWS, COLUMNS] x [COLUMNS, D]``;
-- weights of columns that a row does not see are exactly 0, and so is all that follows from them;
-- tiles are added in their order, and those behind the last one that a row sees add zeros to a sum that is finished.
+- weights of columns that a row does not see are exactly 0, and so are their contributions;
+- tiles are added in order, and those after the last one that a row sees add zeros to a finished sum.
 
-What remains is the promise of every batched engine: a matrix library gives a row of a product of fixed shape the same
-bits in any place (docs/architecture.md, "Why batch, rank and order do not matter").
+The rest is what every batched engine relies on: in a product of fixed shape, a matrix library gives a row the same bits
+in any place (docs/architecture.md, "Why batch, rank and order do not matter").
 """
 
 from __future__ import annotations
@@ -26,55 +26,52 @@ from torch import Tensor
 from lopa_dist.kernels.segment_attention import Segments
 from lopa_dist.ragged import Ints, together
 
-ROWS, COLUMNS = 8, 32  # of the products: query rows with their stacked heads, and K/V columns
-MOST_SCORES = 1 << 17  # of a group: with their K/V they stay in a core's cache, and bound memory
-FAR = -60.0  # scores are taken to be at most so far below the row's best one: what lies lower takes a CPU's exponential
-# function twenty times as long
-NOTHING = 1e-26  # weights up to this, a little more than e^FAR, are 0: they are far less than a rounding error
-FEW_PRODUCTS = 32  # this many more pairs of a row tile and a column tile cost less than another group
+ROWS, COLUMNS = 8, 32  # of the products: query rows (with stacked heads) and K/V columns
+MOST_SCORES = 1 << 17  # per group: they and their K/V stay in a core's cache, and memory is bounded
+FAR = -60.0  # lower scores, relative to the row's best, are raised to this: a CPU's exp takes 20 times as long there
+NOTHING = 1e-26  # weights up to this, slightly more than e^FAR, become 0: they are far below a rounding error
+FEW_PRODUCTS = 32  # up to this many extra pairs of row tile and column tile cost less than another group
 
 
 @dataclass
 class Group:
-    """Runs of rows that are computed together, the widest first, and padded to the same number of row tiles.
+    """Runs of rows that are computed together, the widest first, padded to the same number of row tiles.
 
     Query heads that share a K/V head are stacked as rows. Rows are numbered as in ``q.view(R * H, D)``, columns as in
-    ``keys.view(slots * Hkv, D)``. A column tile has only the runs that reach it, which are the first ones. P counts all
-    pairs of a column tile and a run that reaches it.
+    ``keys.view(slots * Hkv, D)``. There are G runs. A column tile has only the runs that reach it, which are the first
+    ones. P is the number of pairs of a column tile and a run that reaches it.
     """
 
-    rows: Tensor  # [row tiles * G * Hkv * ROWS] of q; any row where there is none
-    results: Tensor  # [row tiles * G * Hkv * ROWS] likewise; R * H, which is never read, where there is none
-    columns: Tensor  # [P * Hkv * COLUMNS] of keys and values
+    rows: Tensor  # [row tiles * G * Hkv * ROWS] rows of q; padding repeats a row
+    results: Tensor  # [row tiles * G * Hkv * ROWS] rows of the result; R * H, which is never read, for padding
+    columns: Tensor  # [P * Hkv * COLUMNS] rows of keys and values
     mask: Tensor  # [row tiles, P, 1, ROWS, COLUMNS] fp32: -inf for what is not seen, else 0
-    blocks: list[
-        tuple[int, int]
-    ]  # (column tiles, products of each) of successive column tiles that the same runs reach
-    counts: list[int]  # products of each column tile
+    blocks: list[tuple[int, int]]  # per sequence of column tiles that the same runs reach: (tiles, products per tile)
+    counts: list[int]  # products per column tile
 
 
 @dataclass
 class Runs:
     """Rows of one or two segments that are computed together because they see the same columns."""
 
-    segment: Ints  # [U] whose columns they see
-    front: Ints  # [U] the segment whose rows come first, which sees no more than the cached columns; -1: none
-    rows: Ints  # [U] of both
+    segment: Ints  # [U] the segment whose columns they see
+    front: Ints  # [U] the segment whose rows come first, which see only cached columns; -1: none
+    rows: Ints  # [U] number of rows of both
 
 
 def plan(segments: Segments, total: int, heads: int, kv_heads: int, device: torch.device) -> list[Group]:
-    """Group segments, once per forward; every layer uses the result.
+    """Return a forward's segments in groups, made once per forward and used by every layer.
 
-    A row sees a beginning of its segment's columns: cached tokens, then own ones.
+    A row sees the beginning of its segment's columns: cached tokens, then own ones.
 
     Args:
-        segments: of the forward.
+        segments: the forward's.
         total: packed rows, padding included.
         heads, kv_heads: the model's, on this rank.
-        device: of the tensors.
+        device: the tensors'.
 
     Raises:
-        ValueError: rows that see something else (`Segments.drafts`).
+        ValueError: rows see something else (`Segments.drafts`).
     """
     if segments.drafts is not None:
         raise ValueError("exact attention takes rows that see a beginning of their columns, without gaps")
@@ -84,7 +81,7 @@ def plan(segments: Segments, total: int, heads: int, kv_heads: int, device: torc
     cached = segments.shared + tail[1]
     own = np.maximum.reduceat(segments.hi, segments.start)
     runs = runs_of(segments, tail, cached, own)
-    last = np.maximum(cached + own, 1)[runs.segment] - 1  # the last column that some row of a run sees
+    last = np.maximum(cached + own, 1)[runs.segment] - 1  # the last column that any row of a run sees
     row_tiles = -(-runs.rows * (heads // kv_heads) // ROWS)
     column_tiles = last // COLUMNS + 1
     found = []
@@ -99,7 +96,7 @@ def plan(segments: Segments, total: int, heads: int, kv_heads: int, device: torc
             slots = slots_of(segments, tail, runs.segment[segment], np.minimum(numbers, last[segment]))
             by_head = slots[:, None] * kv_heads + np.arange(kv_heads)[:, None]
             rows, results, seen = stacked(segments, cached, runs, of, height, total, heads, kv_heads)
-            seen = seen.reshape(height, len(of), ROWS)[:, run] - tile[:, None] * COLUMNS  # of each tile
+            seen = seen.reshape(height, len(of), ROWS)[:, run] - tile[:, None] * COLUMNS  # relative to each tile
             sent = together(device, rows=rows, results=results, columns=by_head.ravel(), seen=seen.ravel())
             hidden = torch.arange(COLUMNS, device=device) >= sent.pop("seen").view(height, -1, 1, ROWS, 1)
             mask = torch.zeros(hidden.shape, device=device).masked_fill_(hidden, -torch.inf)
@@ -110,15 +107,15 @@ def plan(segments: Segments, total: int, heads: int, kv_heads: int, device: torc
 
 
 def runs_of(segments: Segments, tail: tuple[Ints, Ints], cached: Ints, own: Ints) -> Runs:
-    """Return the runs of a forward: the rows of a chain, and of the masks behind its end, are one.
+    """Return a forward's runs; a chain and the masks after its end form one run.
 
     Args:
-        segments, tail: of the forward.
-        cached, own: ``[G]`` columns that segments see, cached ones and then their own.
+        segments, tail: the forward's.
+        cached, own: ``[G]`` how many cached and own columns each segment sees.
     """
-    if len(own) == 1:  # one sequence with one chain: what is below takes a while even for it
+    if len(own) == 1:  # one sequence with one chain: spare it the code below, which takes a while
         return Runs(np.zeros(1, np.int64), np.full(1, -1), segments.rows)
-    place = np.where(tail[1] > 0, tail[0], segments.shared_base)  # whose columns these are
+    place = np.where(tail[1] > 0, tail[0], segments.shared_base)  # says whose columns these are
     key = (place << 32) + cached
     bare, further = np.flatnonzero(own == 0), np.flatnonzero(own > 0)
     if not len(bare) or not len(further):
@@ -132,9 +129,9 @@ def runs_of(segments: Segments, tail: tuple[Ints, Ints], cached: Ints, own: Ints
 
 
 def alike(row_tiles: Ints, column_tiles: Ints) -> list[tuple[Ints, int]]:
-    """Return groups of runs and the number of row tiles that they are padded to, the highest first.
+    """Return groups of runs, each with the number of row tiles that it is padded to, the tallest first.
 
-    Padding costs products, and a further group costs launches: a group joins the one before where that costs less.
+    Padding costs products, and another group costs launches: a group joins the one before it where that costs less.
     """
     if len(row_tiles) == 1:
         return [(np.zeros(1, np.int64), int(row_tiles[0]))]
@@ -161,7 +158,7 @@ def slots_of(segments: Segments, tail: tuple[Ints, Ints], of: Ints, columns: Int
 def stacked(
     segments: Segments, cached: Ints, runs: Runs, of: Ints, height: int, total: int, heads: int, kv_heads: int
 ) -> tuple[Ints, Ints, Ints]:
-    """Return `Group.rows`, `Group.results`, and how many columns each row sees, ``[row tiles, G, ROWS]``; all flat."""
+    """Return, all flat: `Group.rows`, `Group.results`, and how many columns each row sees, ``[row tiles, G, ROWS]``."""
     group, place = heads // kv_heads, np.arange(height * ROWS).reshape(height, 1, ROWS)
     offset, head = np.minimum(place // group, runs.rows[of, None] - 1), place % group
     segment, front = runs.segment[of, None], runs.front[of, None]
@@ -174,14 +171,14 @@ def stacked(
 
 
 class Room:
-    """Memory for what lies between the products: to ask the system for megabytes in every layer takes longer."""
+    """Buffers for intermediate results: allocating megabytes anew in every layer takes longer."""
 
     def __init__(self) -> None:
         self.of: dict[str, Tensor] = {}  # by name
-        self.last: dict[str, Tensor] = {}  # what was taken last: mostly the same is taken next
+        self.last: dict[str, Tensor] = {}  # what was taken last, which is usually taken again
 
     def take(self, name: str, like: Tensor, *shape: int) -> Tensor:
-        """Return a tensor of this shape, with `like`'s dtype and device, that holds anything."""
+        """Return an uninitialised tensor of this shape, with `like`'s dtype and device."""
         last = self.last.get(name)
         if last is not None and last.shape == shape and last.dtype == like.dtype and last.device == like.device:
             return last
@@ -194,7 +191,7 @@ class Room:
 
 
 def attend_exact(q: Tensor, keys: Tensor, values: Tensor, groups: list[Group], room: Room | None = None) -> Tensor:
-    """As `attend_plain`, with `plan`'s groups; ``q [R', H, D]``, rows in no segment give 0."""
+    """Compute what `attend_plain` does, with `plan`'s groups; ``q [R', H, D]``, rows in no segment give 0."""
     room = room or Room()
     total, heads, dim = q.shape
     kv_heads = keys.shape[1]
@@ -244,13 +241,13 @@ def subtract_best(scores: Tensor, blocks: list[tuple[int, int]]) -> None:
 
 
 def in_order(x: Tensor, counts: list[int]) -> Tensor:
-    """Return the sum over column tiles, from the first to the last; `x` is changed.
+    """Return the sum over column tiles, from the first to the last; overwrites `x`.
 
-    A sum ends with the last tile that its run reaches. Zeros behind it would change no bit, however many there are.
+    A run's sum ends with the last tile that it reaches. Adding zeros after that would change no bit.
 
     Args:
         x: ``[row tiles, P * Hkv, ...]``.
-        counts: as of `Group`.
+        counts: as in `Group`.
     """
     first, *others = x.split_with_sizes(counts, 1)
     for other, count in zip(others, counts[1:], strict=True):

@@ -1,11 +1,12 @@
 """Products of rows with the weights of the experts that each row chose, grouped by expert.
 
-A row's bits depend on itself alone. Its expert gets it among others, in groups of any number of rows, so every group is
-filled up to whole tiles of `ROW_TILE` rows, as all packed rows are: then matrix kernels give a row the same bits in any
-group. And what a row's experts give is added up one after the other, in the order of the row's own choice.
+A row's bits depend on that row alone. An expert's group may have any number of rows, so every group is padded to whole
+tiles of `ROW_TILE` rows, as all packed rows are: matrix kernels then give a row the same bits in any group. The outputs
+of a row's experts are added one by one, in the order in which the row chose them.
 
-On a GPU the host must not wait for the groups' sizes. torch's grouped product does without on Hopper and Blackwell, in
-bf16 alone (`by_library`); elsewhere it asks for them and loops over experts, so there `experts_triton` multiplies.
+On a GPU the host must not wait for the groups' sizes. torch's grouped products do without in bf16 on Hopper and
+Blackwell, and in fp8 (`by_library`). Elsewhere torch fetches the sizes and loops over experts, so `experts_triton`
+multiplies there.
 """
 
 from __future__ import annotations
@@ -19,35 +20,35 @@ from lopa_dist.kernels.quantized import FP8, fp8_linear, grouped_fp8_product, in
 from lopa_dist.kernels.routing import Groups
 from lopa_dist.ragged import ROW_TILE
 
-TALL = 64  # rows of a tile where experts have many
+TALL = 64  # rows per tile where experts have many rows
 
 
 def by_library(device: torch.device, dtype: torch.dtype, weight: torch.dtype) -> bool:
-    """Return whether torch's grouped product takes rows of `dtype` and such weights on a GPU, without a wait."""
+    """Return whether torch's grouped product on a GPU takes rows of `dtype` and such weights, without a host wait."""
     if weight == FP8:
         return True
     return dtype == weight == torch.bfloat16 and torch.cuda.get_device_capability(device)[0] in (9, 10)
 
 
 def height_for(choices: int, x: Tensor, weight: Tensor) -> int:
-    """Return how many rows a tile has where rows like x make `choices` among the experts of ``weight [E, N, K]``.
+    """Return how many rows a tile has where rows like `x` make `choices` among the experts of ``weight [E, N, K]``.
 
-    A tall tile reads its expert's weight once for more rows; a short one leaves less room empty.
+    A tall tile reads its expert's weight once for more rows; a short one needs less padding.
     """
     many = x.is_cuda and choices > TALL // 2 * len(weight)
     return TALL if many and not by_library(x.device, x.dtype, weight.dtype) else ROW_TILE
 
 
 def expert_linear(x: Tensor, weight: Tensor, groups: Groups, scale: Tensor | None = None) -> Tensor:
-    """Each group's rows times its expert's weight: ``x [P, K], weight [E, N, K]`` -> ``[P, N]``.
+    """Return each group's rows times its expert's weight: ``x [P, K], weight [E, N, K]`` -> ``[P, N]``.
 
-    On a GPU this is torch's grouped product or `experts_triton`'s, as above. Rows behind the last group are undefined
-    there.
+    On a GPU, torch's grouped product or `experts_triton` computes it (see above), and rows after the last group are
+    undefined.
 
     Args:
-        x: grouped rows.
+        x: the grouped rows.
         weight: in x's dtype, or quantised by `kernels.quantized`, expert by expert.
-        groups: of the rows.
+        groups: the rows' groups.
         scale: ``[E, N]`` of a quantised weight.
     """
     if x.is_cuda:
@@ -67,7 +68,7 @@ def expert_linear(x: Tensor, weight: Tensor, groups: Groups, scale: Tensor | Non
 
 
 def on_gpu(x: Tensor, weight: Tensor, groups: Groups, scale: Tensor | None) -> Tensor:
-    """As `expert_linear`; without a wait for the groups' sizes, unless `by_library` and Triton both have no product."""
+    """Compute `expert_linear`, waiting for the groups' sizes only if `by_library` and Triton both lack the product."""
     if scale is not None and weight.dtype == FP8:
         rows = quantize_rows(x)
         return grouped_fp8_product(rows.eight, rows.scale, weight, scale, groups.ends).to(x.dtype)
@@ -80,7 +81,10 @@ def on_gpu(x: Tensor, weight: Tensor, groups: Groups, scale: Tensor | None) -> T
 
 
 def weighted_sum(x: Tensor, groups: Groups, weights: Tensor) -> Tensor:
-    """What rows' experts gave ``[P, d]``, times ``weights [R, k]``, in fp32 and in the order of choice: ``[R, d]``."""
+    """Return the outputs of rows' experts, ``x [P, d]``, weighted by ``weights [R, k]`` and summed: ``[R, d]``.
+
+    Each row's sum is in fp32 and in the order of its choice.
+    """
     if fused(x, "experts"):
         from lopa_dist.kernels import experts_triton
 

@@ -1,9 +1,9 @@
-"""Rows in groups of their experts times weights, at places that are read from the device; and the sum for each row.
+"""Products of grouped rows with their experts' weights, with groups read from the device; and the sum for each row.
 
-A program takes a tile of rows, which are all of one expert, and a tile of columns. Tiles of a tile of rows lie side by
-side, and next to them those of the same expert, so they share its weight in L2. As in `virtual_gemm_triton`, an eight
-bit weight takes the left side of the product; here every weight does, because a group may have few rows, and the left
-side is the one that Hopper's instructions want to be tall. The walk over K is the same for every row: a row's bits do
+A program computes a tile of rows, all of one expert, and a tile of columns. A row tile's column tiles are adjacent, and
+the next row tiles are of the same expert while it has any, so they share its weight in L2. As in
+`virtual_gemm_triton`, an int8 weight is the left operand of the product. Here every weight is, because a group may have
+few rows, and Hopper's instructions want a tall left operand. The loop over K is the same for every row: a row's bits do
 not depend on the others.
 """
 
@@ -17,21 +17,21 @@ from torch import Tensor
 from lopa_dist.kernels.dispatch import OPTIONS, processors, shared_memory
 from lopa_dist.kernels.virtual_gemm_triton import GemmTile, fitting
 
-# by the height of groups' tiles; all of one kind have one `bk`
+# by the height of the groups' tiles; all of one kind have the same `bk`
 HALF = {16: GemmTile(16, 64, 64, 4, 6, 4), 64: GemmTile(64, 128, 64, 4, 4, 2)}
 INT8 = {16: GemmTile(16, 64, 128, 4, 4, 4), 64: GemmTile(64, 64, 128, 4, 3, 2)}
-SUMMED = 1024  # columns that a program of the sum takes: 8 a thread
+SUMMED = 1024  # columns per program of the sum: 8 per thread
 FP32 = {16: GemmTile(16, 64, 32, 4, 4, 4), 64: GemmTile(64, 64, 32, 4, 3, 2)}
 
 
 def tile_for(x: torch.dtype, weight: torch.dtype, height: int, room: int) -> GemmTile:
-    """Return the tile of a product, whose stages fit in `room` bytes of shared memory."""
+    """Return the tile of a product, with stages that fit in `room` bytes of shared memory."""
     kinds = FP32 if x == torch.float32 else INT8 if weight == torch.int8 else HALF
     return fitting(kinds[height], x.itemsize, weight.itemsize, room)
 
 
 def expert_linear(x: Tensor, weight: Tensor, scale: Tensor | None, ends: Tensor, height: int) -> Tensor:
-    """As `experts.expert_linear`, for groups of whole tiles of `height` rows; rows behind the last are not written."""
+    """Compute `experts.expert_linear` for groups of whole tiles of `height` rows; rows after them are undefined."""
     x, weight = x.contiguous(), weight.contiguous()
     (rows, k), (count, n, _) = x.shape, weight.shape
     out = x.new_empty(rows, n)
@@ -48,12 +48,12 @@ def expert_linear(x: Tensor, weight: Tensor, scale: Tensor | None, ends: Tensor,
 
 
 def weighted_sum(x: Tensor, place: Tensor, weights: Tensor) -> Tensor:
-    """As `experts.weighted_sum`, from `Groups.place`, and to its bits: each grouped row is read once."""
+    """Compute `experts.weighted_sum` from `Groups.place`, with the same bits, reading each grouped row once."""
     x, (rows, chosen), size = x.contiguous(), place.shape, x.shape[1]
     out = x.new_empty(rows, size)
     if rows:
         block = min(SUMMED, triton.next_power_of_2(size))
-        # without fused multiplication and addition, for torch's operators round in between
+        # without fused multiply-add, because torch's operators round in between
         sum_kernel[(rows, triton.cdiv(size, block))](
             x, place, weights, out, CHOSEN=chosen, SIZE=size, BLOCK=block, num_warps=4,
             **{**OPTIONS, "enable_fp_fusion": False},
@@ -71,7 +71,7 @@ def sum_kernel(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Grid ``(R, tiles of BLOCK columns)``."""
+    """Sum the weighted outputs of one row's experts. Grid ``(R, tiles of BLOCK columns)``."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < SIZE
@@ -89,7 +89,7 @@ def expert_kernel(
     weight: tl.tensor,  # [E, N, K]
     scale: tl.tensor,  # [E, N]
     out: tl.tensor,  # [P, N]
-    ends: tl.tensor,  # [E] behind each expert's last row, whole tiles
+    ends: tl.tensor,  # [E] the end of each expert's rows, in whole tiles
     E: tl.constexpr,
     E_BLOCK: tl.constexpr,
     N: tl.constexpr,
@@ -101,7 +101,7 @@ def expert_kernel(
     SCALED: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
-    """Grid ``(programs,)``, any number of them."""
+    """Multiply row tiles with their expert's weight. Grid ``(programs,)``, any number of them."""
     expert = tl.arange(0, E_BLOCK)
     end = tl.load(ends + expert, expert < E, 2147483647)
     column_tiles: tl.constexpr = (N + BN - 1) // BN

@@ -1,11 +1,12 @@
 """Meta-attention: one kernel over a table of tiles serves prompts, windows and stacked branches (XY-Serve, section 3).
 
-The table lies on the device at a fixed address and has a fixed capacity. The kernel reads the actual number of tiles,
-so a captured CUDA graph runs any batch that fits. Where rows are bounded, as in causal models, few of the tiles that
-may be are there: as many programs as run at a time walk over them. Elsewhere each tile has a program of its own, and
-surplus ones exit at once.
-Nothing is tuned at run time. A row's bits depend on the rows of its own stack, for a given height of tiles and `Split`,
-and on nothing else of the batch. Where prompts begin alike, it decides which sequences share a stack (`tiles.tile`).
+The table is at a fixed address on the device and has a fixed capacity. The kernel reads the actual number of tiles, so
+a captured CUDA graph runs any batch that fits. Where rows are bounded, as in causal models, there are far fewer tiles
+than the table has room for, so only as many programs as run at a time are launched, and loop over the tiles. Elsewhere
+each tile has its own program, and surplus programs exit at once.
+
+Nothing is tuned at run time. For a given tile height and `Split`, a row's bits depend on the rows of its own stack and
+on nothing else in the batch. Where prompts begin alike, the batch decides which sequences share a stack (`tiles.tile`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from lopa_dist.kernels.dispatch import OPTIONS, processors, shared_memory
 from lopa_dist.kernels.tiles import FIELDS, MERGE_FIELDS, Capacity, Ints32, Tiles, matrix_rows
 from lopa_dist.ragged import UNBOUNDED, pinned
 
-MERGED_ROWS = 16  # matrix rows that one program of the merge takes
+MERGED_ROWS = 16  # matrix rows per program of the merge
 MOST_DIM = 128  # of a head
 TWO_FIT = 128 * 1024  # bytes of shared memory of a block, above which two programs of 64 rows fit a multiprocessor
 MERGES = 16  # programs of the merge that do
@@ -30,17 +31,18 @@ MERGES = 16  # programs of the merge that do
 
 @dataclass(frozen=True)
 class Launch:
-    """How the kernel is launched: a choice of speed, and `columns` one of bits too."""
+    """How the kernel is launched. All fields affect speed; `columns` also affects bits."""
 
-    columns: int  # K/V columns of one step
+    columns: int  # K/V columns per step
     warps: int
     stages: int  # of the software pipeline that loads K/V
 
 
 def launch_for(height: int, dim: int, dtype: torch.dtype, capability: tuple[int, int]) -> Launch:
-    """A launch by the tile matrix's height, the head size and the GPU's compute capability.
+    """Return a launch for the tile matrix's height, the head size, the dtype and the GPU's compute capability.
 
-    Chosen by what the compiled kernels use: two blocks of 64 rows fit on one multiprocessor, or one of 128.
+    It is chosen by the resources that the compiled kernels use: a multiprocessor holds two programs of 64 rows, or one
+    of 128.
     """
     if dtype == torch.float32:
         return Launch(32, 8 if height == 128 else 4, 2)
@@ -56,21 +58,21 @@ def resident(height: int, device: torch.device) -> int:
 
 @dataclass
 class Workspace:
-    """Results of parts until they are merged; plans that do not run at the same time may share one."""
+    """Partial results until they are merged. Plans that do not run at the same time may share one."""
 
     results: Tensor  # [P, Hkv, height, D] fp32
     lse: Tensor  # [P, Hkv, height] fp32, base 2
 
     @classmethod
     def empty(cls, parts: int, kv_heads: int, height: int, dim: int, device: torch.device) -> Workspace:
-        """Return a workspace for `parts` parts."""
+        """Return an uninitialised workspace for `parts` parts."""
         shape = (parts, kv_heads, height)
         made = (torch.empty(size, dtype=torch.float32, device=device) for size in ((*shape, dim), shape))
         return cls(*made)
 
 
 class MetaPlan:
-    """A table of tiles on the device, with room for `capacity`: one a CUDA graph, filled anew for every forward."""
+    """A table of tiles on the device with room for `capacity`: one per CUDA graph, refilled for every forward."""
 
     def __init__(
         self,
@@ -87,23 +89,24 @@ class MetaPlan:
         bounded: bool = False,
         whole: bool = True,
     ) -> None:
-        """Allocate.
+        """Allocate the table, and the workspace unless it is shared.
 
         Args:
-            rows: most packed rows, padding included.
-            capacity: most tiles, merges and parts, see `tiles.capacity`.
+            rows: maximum packed rows, padding included.
+            capacity: maximum tiles, merges and parts, see `tiles.capacity`.
             heads, kv_heads, dim: the model's, on this rank.
             tile_rows: as in `tiles.tile`.
             scratch: pool slot of packed row 0; the same for every batch.
             workspace: another plan's, to share.
-            launch: instead of `launch_for`'s.
-            bounded: whether rows may see a part of the cached tokens (`Segments.seen`). Steps over columns then begin
-                at fixed tokens.
-            whole: whether steps over a range of cached tokens may begin where the range does, which is faster. Without
-                it they begin at fixed tokens, so that a row has the same bits wherever the border of two ranges lies.
+            launch: replaces that of `launch_for`.
+            bounded: whether rows may see only part of the cached tokens (`Segments.seen`). Steps over columns then
+                begin at fixed tokens.
+            whole: whether steps over a range of cached tokens may begin where the range does, which is faster.
+                Otherwise they begin at fixed tokens, so that a row has the same bits wherever two ranges meet.
 
         Raises:
-            ValueError: a head size or number of heads that the kernel does not have.
+            ValueError: the kernel does not support the number of heads, the head size or the tile height, or the shared
+                workspace does not fit.
         """
         if heads % kv_heads:
             raise ValueError(f"{heads} query heads do not share {kv_heads} K/V heads evenly")
@@ -133,10 +136,12 @@ class MetaPlan:
             raise ValueError(f"a shared workspace of {found} does not hold parts of {shape}")
 
     def fill(self, tiles: Tiles) -> None:
-        """Send a forward's tiles to the device, in one copy that the host does not wait for, unless they are there.
+        """Copy a forward's tiles to the device, unless they are there already. The host does not wait for the copy.
+
+        `Tiles.until`, which is on the device, is copied each time.
 
         Raises:
-            ValueError: tiles that do not fit, or were made for another pool or tile height.
+            ValueError: the tiles do not fit, or were made for another pool or tile height.
         """
         needs = (len(tiles.lo), len(tiles.table), len(tiles.merges), tiles.parts)
         room = (self.rows, self.capacity.tiles, self.capacity.merges, self.capacity.parts)
@@ -168,7 +173,7 @@ class MetaPlan:
 
 
 def attend_tiles_plain(q: Tensor, keys: Tensor, values: Tensor, plan: MetaPlan, out: Tensor | None = None) -> Tensor:
-    """The table's oracle, one tile at a time: as `attend_meta`, on any device."""
+    """Compute `attend_meta` on any device, one tile at a time: the table's reference implementation."""
     out = torch.zeros_like(q) if out is None else out
     repeat = plan.heads // plan.kv_heads
     tiles, merges = plan.counts.tolist()
@@ -202,27 +207,28 @@ def attend_tiles_plain(q: Tensor, keys: Tensor, values: Tensor, plan: MetaPlan, 
 
 
 def programs_for(plan: MetaPlan, device: torch.device) -> int:
-    """Return how many programs attend: one for each tile that may be, or as many as find room at the same time."""
+    """Return how many programs attend: one per possible tile and K/V head; if bounded, no more than run at a time."""
     most = max(plan.capacity.tiles * plan.kv_heads, 1)
     return min(most, resident(plan.height, device) * processors(device)) if plan.bounded else most
 
 
 def rows_at(q0: int, rows: int, first: int, q1: int) -> slice | list[int]:
-    """Return the packed rows of a tile: its `first` rows from q0 on, and the others from q1 on."""
+    """Return a tile's packed rows: its `first` rows from `q0` on, and the others from `q1` on."""
     return slice(q0, q0 + rows) if first == rows else [*range(q0, q0 + first), *range(q1, q1 + rows - first)]
 
 
 def attend_meta(q: Tensor, keys: Tensor, values: Tensor, plan: MetaPlan, out: Tensor | None = None) -> Tensor:
-    """Attention over the plan's tiles, with Triton.
+    """Compute attention over the plan's tiles with Triton, and return it.
 
     Args:
-        q: ``[R', H, D]``, its last dimension contiguous.
+        q: ``[R', H, D]``, with a contiguous last dimension.
         keys, values: one layer of the pool, ``[slots, Hkv, D]``, likewise; slots that no segment sees may hold NaN.
-        plan: filled.
-        out: ``[R', H, D]``; rows in no segment are left as they are. Else a new tensor, where they are 0.
+        plan: a filled plan.
+        out: ``[R', H, D]``; rows in no segment are left as they are. None: a new tensor, in which they are 0.
 
     Raises:
         RuntimeError: Triton is missing, or the tensors are not on a GPU.
+        ValueError: a tensor's last dimension is not contiguous.
     """
     require_triton(q.device)
     from lopa_dist.kernels.meta_kernels import attend_kernel, merge_kernel
@@ -255,7 +261,7 @@ def attend_meta(q: Tensor, keys: Tensor, values: Tensor, plan: MetaPlan, out: Te
 
 
 def require_triton(device: torch.device) -> None:
-    """Refuse what Triton cannot run with a RuntimeError that has the remedy."""
+    """Raise a RuntimeError that names the remedy if Triton cannot run on `device`."""
     remedy = "choose engine.attention=torch, or install it with: pip install triton"
     try:
         import triton  # noqa: F401

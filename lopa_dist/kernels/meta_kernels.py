@@ -1,7 +1,7 @@
-"""The Triton kernels of meta-attention: one tile and K/V head at a time, and the merge of a tile's parts.
+"""The Triton kernels of meta-attention: one attends for a tile and a K/V head, the other merges a tile's parts.
 
 Query heads that share a K/V head are stacked as rows of one matrix: matrix row i is query row ``i // G`` and head
-``i % G`` of its group, so G need not be a power of two. Softmax works with powers of two; the scale has log2(e) in it.
+``i % G`` of its group, so G need not be a power of two. Softmax uses powers of two; the scale includes log2(e).
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-LOWEST = tl.constexpr(-1e30)  # where a running maximum begins: finite, so that rows that see nothing yet give no NaN
+LOWEST = tl.constexpr(-1e30)  # initial running maximum: finite, so that rows that see nothing yet give no NaN
 
 
 @triton.jit
 def soften(scores, values, total, norm, peak, scale, PRECISION: tl.constexpr):
-    """One step of the online softmax: new sum of values, sum of weights and maximum."""
+    """Return the sum of values, the sum of weights and the maximum after one more step of the online softmax."""
     new_peak = tl.maximum(peak, tl.max(scores, 1))
     weights = tl.exp2(scores * scale - (new_peak * scale)[:, None])
     fade = tl.exp2((peak - new_peak) * scale)
@@ -31,9 +31,9 @@ def attend_kernel(
     STAGES: tl.constexpr, BOUNDED: tl.constexpr, WHOLE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Programs (tile, K/V head). Where BOUNDED, each takes one after the other, and there may be any number of them.
+    """Attend for each pair of tile and K/V head. If BOUNDED, any number of programs loop over the pairs.
 
-    Else the grid is as large as the table, and programs beyond the last tile return at once.
+    Otherwise the grid is as large as the table, and programs beyond the last tile return at once.
     """
     own = tl.program_id(0)
     items = tl.load(counts) * KV_HEADS
@@ -62,7 +62,7 @@ def attend_tile(
     STAGES: tl.constexpr, BOUNDED: tl.constexpr, WHOLE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One tile's rows and the query heads of one K/V head."""
+    """Attend for one tile's rows and the query heads of one K/V head."""
     entry = table + tile * 12
     q0 = tl.load(entry)
     rows = tl.load(entry + 1)
@@ -80,9 +80,9 @@ def attend_tile(
     head = kv_head * G + i % G
     valid = row < rows
     d = tl.arange(0, D_TILE)
-    inside = d < D  # all true, and no mask, where D is a power of two
+    inside = d < D  # all true, so no mask, where D is a power of two
     at = (q0 + row).to(tl.int64)
-    if BOUNDED:  # rows of two segments
+    if BOUNDED:  # a tile may have rows of two segments
         first = tl.load(entry + 10)
         at = tl.where(row < first, q0 + row, tl.load(entry + 11) + row - first).to(tl.int64)
     query = tl.load(
@@ -96,9 +96,9 @@ def attend_tile(
     n = tl.arange(0, BN)
 
     if BOUNDED:
-        # Steps begin at fixed tokens of the sequence, wherever the border of the two ranges, that of cached and own
-        # columns, or a row's bound lies: so a row's sum has one order. A tile has rows of one segment, or of two that
-        # see the same cached tokens, of which one has no own columns.
+        # Steps begin at fixed tokens of the sequence, wherever the two ranges meet, own columns begin or a row's bound
+        # lies, so each row sums in one order. A tile has rows of one segment, or of two that see the same cached
+        # tokens, one of which has no own columns.
         cached = s0_len + s1_len
         columns = cached + c1 - c0
         bound = tl.load(seen + at, mask=valid, other=0) - before
@@ -119,8 +119,8 @@ def attend_tile(
             )
             total, norm, peak = soften(scores, v, total, norm, peak, scale, PRECISION)
     else:
-        # whole blocks of cached tokens: every row sees all of them, no mask. Where blocks begin then depends on where
-        # the border of the ranges lies; without WHOLE it does not
+        # whole blocks of cached tokens: every row sees all of them, so no mask. Where blocks begin then depends on
+        # where the two ranges meet; without WHOLE it does not
         blocks0 = s0_len // BN if WHOLE else 0
         blocks1 = s1_len // BN if WHOLE else 0
         for block in tl.range(0, blocks0 + blocks1, num_stages=STAGES):
@@ -129,14 +129,13 @@ def attend_tile(
             scores = tl.dot(query, k, input_precision=PRECISION)
             v = tl.load(values + base * v_slot + n[:, None] * v_slot + d[None, :], mask=inside[None, :], other=0.0)
             total, norm, peak = soften(scores, v, total, norm, peak, scale, PRECISION)
-        # the rest of both ranges and the own columns, side by side; slots outside are not read: they may hold NaN
+        # the rest of both ranges, then the own columns; slots outside may hold NaN and are not read
         rest0 = s0_len - blocks0 * BN
         cached = rest0 + s1_len - blocks1 * BN
         columns = cached + c1 - c0
         row_lo = cached - c0 + tl.load(lo + at, mask=valid, other=0)
-        row_hi = tl.minimum(
-            cached - c0 + tl.load(hi + at, mask=valid, other=0), columns
-        )  # a part ends before its rows do
+        # a part may end before the columns that its rows see
+        row_hi = tl.minimum(cached - c0 + tl.load(hi + at, mask=valid, other=0), columns)
         row_depth = tl.load(depth + at, mask=valid, other=0)
         for start in tl.range(0, columns, BN, num_stages=STAGES):
             c = start + n
@@ -172,7 +171,7 @@ def merge_kernel(
     G: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, D_TILE: tl.constexpr, BM: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """The parts of tiles' rows, weighted by their log-sum-exp; the grid has any number of programs."""
+    """Merge the parts of tiles' rows, weighted by their log-sum-exp. The grid has any number of programs."""
     strips: tl.constexpr = BM // ROWS
     items = tl.load(counts + 1) * KV_HEADS * strips
     for item in tl.range(tl.program_id(0), items, tl.num_programs(0), num_stages=1):
@@ -190,7 +189,7 @@ def merge_rows(
     G: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, D_TILE: tl.constexpr, BM: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """ROWS matrix rows of one tile."""
+    """Merge the parts of ROWS matrix rows of one tile."""
     q0 = tl.load(entry)
     rows = tl.load(entry + 1)
     begin = tl.load(entry + 2)

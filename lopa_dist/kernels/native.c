@@ -1,13 +1,13 @@
-/* A forward's operations on a CPU, in bits that do not depend on the batch (native.py compiles and calls them): with
--DBF16 for tensors T in bf16, which are computed with in fp32 and rounded, else for tensors in fp32.
+/* A forward's operations on a CPU, whose bits do not depend on the batch (native.py compiles and calls them). With
+-DBF16, tensors (of type T) are in bf16: they are computed with in fp32 and rounded. Else tensors are in fp32.
 
-Every number of a row is computed by one chain of operations, in an order that follows from the row alone: no tile, no
-thread and no other row can change it. Products add up over the inputs, the first one first, with one rounding each
-(fused multiply-add; in bf16 two inputs at once, by the CPU's own instruction if it has one). Attention adds up over the
-tokens that a row sees, the first one first. Other sums have L partial sums, of every L-th number. No sum is contracted
-but where `fused` says so: compile with -ffp-contract=off.
+Every number of a row is computed by one chain of operations, in an order that depends on the row alone: no tile, thread
+or other row can change it. Products sum over the inputs, from first to last, with one rounding each (fused
+multiply-add; in bf16 two inputs at once, by the CPU's own instruction if it has one). Attention sums over the tokens
+that a row sees, from first to last. Other sums consist of L partial sums, each of every L-th number. Compile with
+-ffp-contract=off: only `fused` may fuse a product and a sum.
 
-Matrices are by rows; ptrdiff_t ld... is the distance of rows in numbers. */
+Matrices are stored by row; ptrdiff_t ld... is the distance between rows, in numbers. */
 
 #include <math.h>
 #include <stddef.h>
@@ -15,7 +15,7 @@ Matrices are by rows; ptrdiff_t ld... is the distance of rows in numbers. */
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- vectors of L numbers, and how many rows of a product fit into the registers beside two vectors of weights ---- */
+/* ---- vectors of L numbers; MOST_ROWS: rows of a product that fit into registers beside two vectors of weights ---- */
 
 #if defined(__AVX512F__)
 #include <immintrin.h>
@@ -84,12 +84,12 @@ static inline void store_some(float *p, V x, int n) {
 }
 #endif
 
-/* SUMS: one vector with the sums of the numbers of vectors s0 ... s(L - 1), in the same order for each */
+/* SUMS: a vector of the sums over each of the vectors s0 ... s(L - 1), all summed in the same order */
 #define SUMS_4(s, A, B, C, D) add_2(add_1(s##A, s##B), add_1(s##C, s##D))
 #define SUMS_8(s) add_4(SUMS_4(s, 0, 1, 2, 3), SUMS_4(s, 4, 5, 6, 7))
 #define SUMS_16(s) add_8(SUMS_8(s), add_4(SUMS_4(s, 8, 9, 10, 11), SUMS_4(s, 12, 13, 14, 15)))
 
-/* integers of a vector's width: marks of numbers for which something holds have all bits set */
+/* integers of a vector's width; in masks, an integer has all bits set where a condition holds */
 typedef int32_t I __attribute__((vector_size(sizeof(V))));
 typedef uint32_t U __attribute__((vector_size(sizeof(V))));
 static inline V where(I marks, V yes, V no) { return (V)((marks & (I)yes) | (~marks & (I)no)); }
@@ -99,7 +99,7 @@ static inline I counting(void) {
     return numbers;
 }
 
-/* ---- tensors: `get` and `put` widen and round, where `load` and `store` are of fp32 ---- */
+/* ---- tensors: `get` widens to fp32 and `put` rounds; `load` and `store` are for fp32 ---- */
 
 #if defined(BF16)
 typedef uint16_t T;
@@ -109,7 +109,7 @@ static inline V get(const T *p) {
     memcpy(&numbers, p, sizeof numbers);
     return (V)(__builtin_convertvector(numbers, U) << 16);
 }
-static inline void put(T *p, V x) { /* to the nearest, of two the even one */
+static inline void put(T *p, V x) { /* to nearest, ties to even */
     U bits = (U)x;
     bits = (U)where(x == x, (V)(bits + 0x7fff + ((bits >> 16) & 1)), (V)(bits | 0x400000)) >> 16;
     Halves numbers = __builtin_convertvector(bits, Halves);
@@ -133,14 +133,14 @@ static inline V get_some(const T *p, int n) { return load_some(p, n); }
 static inline void put_some(T *p, V x, int n) { store_some(p, x, n); }
 #endif
 
-/* EVERY(n): vectors of n numbers, from number `i` on; of the last one `some` are left, else `some` is 0 */
+/* EVERY(n): loops over n numbers by vectors, from number `i` on; `some`: numbers of a partial last vector, else 0 */
 #define EVERY(n) ptrdiff_t i = 0, some; some = (n) - i < L ? (n) - i : 0, i < (n); i += L
 #define GET(p) (some ? get_some(p, (int)some) : get(p))
 #define PUT(p, x) do { if (some) put_some(p, x, (int)some); else put(p, x); } while (0)
 #define AT(p) (some ? load_some(p, (int)some) : load(p))
 
-/* TIMES_n(F, x): F(0, x) ... F(n - 1, x), and EACH_n(F, m): F(m, 0) ... F(m, n - 1). What is to stay in registers has to
-be variables: a compiler keeps an array in memory. */
+/* TIMES_n(F, x): F(0, x) ... F(n - 1, x), and EACH_n(F, m): F(m, 0) ... F(m, n - 1). What must stay in registers is in
+variables: a compiler keeps an array in memory. */
 #define TIMES_1(F, x) F(0, x)
 #define TIMES_2(F, x) TIMES_1(F, x) F(1, x)
 #define TIMES_3(F, x) TIMES_2(F, x) F(2, x)
@@ -168,7 +168,7 @@ be variables: a compiler keeps an array in memory. */
 
 /* ---- products ---- */
 
-/* Packs: numbers of consecutive inputs that are multiplied at once, as many as fit into a number of fp32. */
+/* Pack: numbers of consecutive inputs that are multiplied at once, as many as fit into 32 bits. */
 #if defined(BF16)
 enum { PACK = 2 };
 static inline V pack(const T *x) {
@@ -195,8 +195,8 @@ static inline V fused_packs(V a, V b, V c) { return fused(a, b, c); }
 static inline V packed(const T *w, ptrdiff_t ldw, int some) { (void)ldw; return some ? load_some(w, some) : load(w); }
 #endif
 
-/* y = init + x w for a block of rows, K packs of inputs and a few vectors of columns; of the last vector only `some`
-numbers, 0: all */
+/* Computes y = init + x w for a block of rows, K packs of inputs and a few vectors of columns; without init, from 0. Of
+the last vector only `some` numbers exist; 0: all. */
 typedef void Block(const T *x, ptrdiff_t ldx, const float *w, ptrdiff_t ldw, ptrdiff_t K, const float *init,
                    ptrdiff_t ldi, float *y, ptrdiff_t ldy, int some);
 
@@ -208,7 +208,7 @@ typedef void Block(const T *x, ptrdiff_t ldx, const float *w, ptrdiff_t ldw, ptr
 #define ADDS(m, NV) V x##m = pack(x + m * ldx + k * PACK); EACH_##NV(ADD, m)
 #define LAST(m, v) if (some) store_some(y + m * ldy + v * L, s##m##_##v, some); else store(y + m * ldy + v * L, s##m##_##v);
 #define LASTS(m, NV) EACH_##NV(LAST, m)
-#define AHEAD 8 /* rows of weights: they lie too far apart for the processor to see them coming */
+#define AHEAD 8 /* rows of weights to prefetch: they are too far apart for the processor to predict */
 #define BODY(MR, NV) \
     TIMES_##MR(FIRSTS, NV) \
     for (ptrdiff_t k = 0; k < K; k++, w += ldw) { \
@@ -224,7 +224,7 @@ typedef void Block(const T *x, ptrdiff_t ldx, const float *w, ptrdiff_t ldw, ptr
 #define BLOCKS(MR) BLOCK(MR, 1) BLOCK(MR, 2)
 #define ROW(MR) {block_##MR##_1, block_##MR##_2}
 
-/* BY_ROWS[rows]: blocks of one and of two vectors */
+/* BY_ROWS[rows]: the blocks for one and for two vectors of columns */
 BLOCKS(1) BLOCKS(2) BLOCKS(3) BLOCKS(4) BLOCKS(5) BLOCKS(6)
 #if !defined(__AVX2__) || defined(__AVX512F__)
 BLOCKS(7) BLOCKS(8)
@@ -243,16 +243,16 @@ static Block *const BY_ROWS[][2] = {
 };
 
 enum {
-    FEW = MOST_ROWS / 2, /* rows for which it does not pay to copy weights */
-    STREAMED = 6144,     /* sums of a few rows: they fit into the first cache */
-    DEPTH = 256, PANEL = 16, /* weights that are copied at once, to lie side by side: packs, and vectors of outputs */
+    FEW = MOST_ROWS / 2, /* up to this many rows, copying weights does not pay */
+    STREAMED = 6144,     /* sums of a few rows: they fit into the L1 cache */
+    DEPTH = 256, PANEL = 16, /* weights copied at once into adjacent memory: packs, and vectors of outputs */
     COLUMNS = PANEL * L,
-    UNIT = 4 * L, /* columns that are not shared among threads */
+    UNIT = 4 * L, /* columns that are never split among threads */
     CHUNK = 512, /* rows whose sums are rounded together */
-    SPLIT = 1 << 18, /* multiplications that are worth a thread */
+    SPLIT = 1 << 18, /* multiplications that make a thread worthwhile */
 };
 
-/* A product's tensors: y [M, N] = x [M, K] w [K, N] (+ bias [N]); y in fp32 where it is wide */
+/* A product's tensors: y [M, N] = x [M, K] w [K, N] (+ bias [N]); y is in fp32 if `wide` */
 typedef struct {
     const T *x, *w, *bias;
     void *y;
@@ -260,7 +260,7 @@ typedef struct {
     int wide;
 } Product;
 
-/* A few rows, N packs of inputs at once: y += x w, which passes by once, in the order in which it lies. */
+/* STREAM: y += x w for a few rows, N packs of inputs at once; w is read once, in the order of its storage. */
 #define X_OF(m, b) V x##m##_##b = pack(x + m * ldx + (k + b) * PACK);
 #define XS_OF(m, N) EACH_##N(X_OF, m)
 #define SUM_OF(m, N) V s##m = AT(y + m * ldy + i);
@@ -286,7 +286,7 @@ STREAMS(1, 8) STREAMS(2, 8) STREAMS(3, 8) STREAMS(4, 5) STREAMS(5, 5) STREAMS(6,
 static Stream *const STREAM_OF[] = {0, stream_1, stream_2, stream_3, stream_4, stream_5, stream_6, stream_7};
 #endif
 
-static void bias_of(const Product *of, ptrdiff_t n, ptrdiff_t wide, float *sums) { /* or 0 */
+static void bias_of(const Product *of, ptrdiff_t n, ptrdiff_t wide, float *sums) { /* sets sums to the bias, or 0 */
     for (EVERY(wide)) {
         V numbers = of->bias ? GET(of->bias + n + i) : all(0);
         if (some) store_some(sums + i, numbers, (int)some);
@@ -300,7 +300,7 @@ static void round_sums(const Product *of, ptrdiff_t row, ptrdiff_t n, const floa
     else for (EVERY(wide)) PUT((T *)of->y + at + i, AT(sums + i));
 }
 
-/* of a few rows, and the columns [begin, end) */
+/* Computes the product for a few rows, from `first` on, and the columns [begin, end). */
 static void multiply_few(const Product *of, ptrdiff_t first, ptrdiff_t rows, ptrdiff_t begin, ptrdiff_t end) {
     float sums[STREAMED];
     ptrdiff_t most = STREAMED / rows / L * L;
@@ -312,7 +312,7 @@ static void multiply_few(const Product *of, ptrdiff_t first, ptrdiff_t rows, ptr
     }
 }
 
-/* of the rows from `first` on, and the columns [begin, end) */
+/* Computes the product for the rows from `first` on, and the columns [begin, end). */
 static void multiply(const Product *of, ptrdiff_t first, ptrdiff_t rows, ptrdiff_t begin, ptrdiff_t end) {
     if (rows <= FEW) {
         multiply_few(of, first, rows, begin, end);
@@ -324,7 +324,7 @@ static void multiply(const Product *of, ptrdiff_t first, ptrdiff_t rows, ptrdiff
 #endif
     ptrdiff_t blocks = (rows + MOST_ROWS - 1) / MOST_ROWS, ldx = of->ldx, ldw = of->ldw, packs = of->K / PACK;
     const T *x = of->x + first * ldx;
-    float copy[DEPTH * COLUMNS] __attribute__((aligned(64))); /* pairs of vectors, all packs of one pair first */
+    float copy[DEPTH * COLUMNS] __attribute__((aligned(64))); /* pairs of vectors; all packs of a pair are adjacent */
     T in[MOST_ROWS * DEPTH * PACK];
     for (ptrdiff_t n = begin; n < end; n += COLUMNS) {
         ptrdiff_t wide = end - n < COLUMNS ? end - n : COLUMNS;
@@ -351,7 +351,7 @@ static void multiply(const Product *of, ptrdiff_t first, ptrdiff_t rows, ptrdiff
             }
             for (ptrdiff_t b = 0; b < blocks; b++) {
                 ptrdiff_t m = rows * b / blocks, count = rows * (b + 1) / blocks - m;
-                for (ptrdiff_t i = 0; i < count; i++) /* rows of x may lie in one place of the cache */
+                for (ptrdiff_t i = 0; i < count; i++) /* rows of x may map to the same place in the cache */
                     memcpy(in + i * DEPTH * PACK, x + (m + i) * ldx + k * PACK, depth * PACK * sizeof *in);
                 for (ptrdiff_t v = 0; v * L < wide; v += 2) {
                     float *to = y + m * ldy + v * L;
@@ -375,7 +375,7 @@ static void multiply(const Product *of, ptrdiff_t first, ptrdiff_t rows, ptrdiff
     }
 }
 
-/* y [M, N] = x [M, K] w [K, N] (+ bias [N]); `wide`: y is in fp32. K is a multiple of PACK. */
+/* Computes y [M, N] = x [M, K] w [K, N] (+ bias [N]); `wide`: y is in fp32. K is a multiple of PACK. */
 void product(const T *x, ptrdiff_t ldx, const T *w, ptrdiff_t ldw, const T *bias, void *y, ptrdiff_t ldy, ptrdiff_t M,
              ptrdiff_t K, ptrdiff_t N, int wide, int threads) {
     if (!M) return;
@@ -409,7 +409,7 @@ static inline float total(V lanes) {
     return some[0];
 }
 
-static inline float greatest_of(V lanes) { /* of numbers that are not NaN */
+static inline float greatest_of(V lanes) { /* of numbers without NaN */
     float some[L];
     store(some, lanes);
     for (int half = L / 2; half; half /= 2)
@@ -417,7 +417,7 @@ static inline float greatest_of(V lanes) { /* of numbers that are not NaN */
     return some[0];
 }
 
-/* e^x, within 2 units in the last place; below -87 as e^-87, above 88 as e^88 */
+/* e^x, within 2 units in the last place; x is first clamped to -87 ... 88 */
 static inline V exponentials(V x) {
     x = between(x, -87.0f, 88.0f);
     V shifted = fused(x, all(1.44269504f), all(12582912.0f)), n = shifted - all(12582912.0f); /* to the nearest integer */
@@ -437,7 +437,7 @@ static inline float exponential(float x) { return exponentials(all(x))[0]; }
 /* the natural logarithm of a normal number above 0, within 2 units in the last place */
 static inline float logarithm(float x) {
     union { float number; int32_t bits; } of = {.number = x};
-    int32_t shifted = of.bits - 0x3f3504f3, power = shifted >> 23; /* x = 2^power m, m from sqrt(1/2) on */
+    int32_t shifted = of.bits - 0x3f3504f3, power = shifted >> 23; /* x = 2^power m, with m at least sqrt(1/2) */
     of.bits -= power * (1 << 23);
     float f = of.number - 1.0f, square = f * f, n = (float)power;
     float p = __builtin_fmaf(f, 7.0376836e-2f, -1.1514610e-1f);
@@ -458,7 +458,7 @@ static void normalise(const T *x, const T *weight, T *y, ptrdiff_t d, float eps,
     for (EVERY(d)) PUT(y + i, GET(x + i) * scale * GET(weight + i));
 }
 
-/* y = the norm of x; with `residual`, x becomes the sum of both before */
+/* Computes y, the norm of x; with `residual`, it is added to x first, in place. */
 void norm(T *x, const T *residual, const T *weight, T *y, ptrdiff_t R, ptrdiff_t d, float eps, int threads) {
     if (R * d < MANY_NUMBERS) threads = 1;
 #pragma omp parallel for num_threads(threads) if (threads > 1)
@@ -474,7 +474,7 @@ void norm(T *x, const T *residual, const T *weight, T *y, ptrdiff_t R, ptrdiff_t
     }
 }
 
-/* y [R, I] = silu(gate) * up of x [R, 2 I] */
+/* Computes y [R, I] = silu(gate) * up of x [R, 2 I]. */
 void swiglu(const T *x, T *y, ptrdiff_t R, ptrdiff_t I, int threads) {
     if (R * I < MANY_NUMBERS) threads = 1;
 #pragma omp parallel for num_threads(threads) if (threads > 1)
@@ -494,8 +494,9 @@ static V squares_of(const T *x, ptrdiff_t d) {
     return squares;
 }
 
-/* q [R, H, D] of qkv [R, (H + 2 Hkv) D], rotated, and normed before if there are weights; so is k, which is stored, as v
-is. Row r's angles are those of positions[r] in the tables [..., D], or without positions the table's row r. */
+/* Computes q [R, H, D] of qkv [R, (H + 2 Hkv) D]: normed if there are weights, then rotated. Does the same to k, and
+stores k and v: those of row r in slots[r], or without slots in slot `first` + r. Row r's angles are row positions[r] of
+the tables [..., D], or without positions row r. */
 void rotate_and_store(const T *qkv, T *q, const T *cos, const T *sin, const int64_t *positions, T *keys, T *values,
                       const int64_t *slots, int64_t first, const T *q_norm, const T *k_norm, float eps, ptrdiff_t R,
                       ptrdiff_t H, ptrdiff_t Hkv, ptrdiff_t D, int threads) {
@@ -523,22 +524,22 @@ void rotate_and_store(const T *qkv, T *q, const T *cos, const T *sin, const int6
     }
 }
 
-/* ---- the record head, behind its product, whose logits are in fp32 ---- */
+/* ---- the record head, after its product, whose logits are in fp32 ---- */
 
 #if !defined(BF16)
 
-static inline uint64_t mix(uint64_t x) { /* as of random.py */
+static inline uint64_t mix(uint64_t x) { /* as in random.py */
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
     x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
     return x ^ (x >> 31);
 }
 
-static inline float gumbel(uint64_t key, uint64_t counter) { /* of a key that is mixed */
+static inline float gumbel(uint64_t key, uint64_t counter) { /* `key` is mixed already */
     float uniform = ((float)(int32_t)(mix(key + counter * 0x9E3779B97F4A7C15u) >> 41) + 0.5f) * 0x1p-23f;
     return -logarithm(-logarithm(uniform));
 }
 
-/* the first of the greatest of n numbers but for number `without`, -1 if there is none */
+/* Returns the first index of the greatest of n numbers, leaving out index `without`; -1 if there is none. */
 static ptrdiff_t greatest(const float *x, ptrdiff_t n, ptrdiff_t without) {
     V most = all(-INFINITY);
     I at = counting(), place = at * 0 - 1;
@@ -557,8 +558,8 @@ static ptrdiff_t greatest(const float *x, ptrdiff_t n, ptrdiff_t without) {
     return found;
 }
 
-/* sums [7 or 10, R, C / width] of logits [R, C] from token `low` on, as `record_head._reduce` says; logits and the
-preferences [R, C] are changed. temperature 0: greedy, without keys and preferences. */
+/* Computes sums [7 or 10, R, C / width] of logits [R, C] from token `low` on, as `record_head._reduce` says; overwrites
+logits and preferences [R, C]. temperature 0: greedy, without keys and preferences. */
 void reduce(float *logits, float *preferences, ptrdiff_t R, ptrdiff_t C, int64_t low, ptrdiff_t width, int64_t mask,
             float temperature, const int64_t *keys, int margin, int entropy, int runner_up, float *sums, int threads) {
     ptrdiff_t tiles = C / width, step = R * tiles;
@@ -581,7 +582,7 @@ void reduce(float *logits, float *preferences, ptrdiff_t R, ptrdiff_t C, int64_t
             V sum = all(0), moment = all(0);
             for (EVERY(width)) {
                 V below = AT(x + i) - all(top);
-                I counts = ~(below < all(-87.0f)); /* NaN does */
+                I counts = ~(below < all(-87.0f)); /* NaN counts */
                 if (some) counts &= counting() < (int32_t)some;
                 V e = where(counts, exponentials(below), all(0));
                 sum += e;
@@ -608,8 +609,8 @@ void reduce(float *logits, float *preferences, ptrdiff_t R, ptrdiff_t C, int64_t
     }
 }
 
-/* records [R, 3 or 5] of all tiles' sums [7 or 10, R, T], as `record_head._records` says; confidence 0: probability,
-1: margin, 2: negative entropy */
+/* Computes records [R, 3 or 5] of all tiles' sums [7 or 10, R, T], as `record_head._records` says. confidence 0:
+probability, 1: margin, 2: negative entropy. */
 void records(const float *sums, ptrdiff_t R, ptrdiff_t T, int confidence, int runner_up, int32_t *out) {
     ptrdiff_t step = R * T;
     for (ptrdiff_t r = 0; r < R; r++, out += runner_up ? 5 : 3) {
@@ -632,7 +633,7 @@ void records(const float *sums, ptrdiff_t R, ptrdiff_t T, int confidence, int ru
         if (whole != whole) values[1] = whole;
         out[0] = (int32_t)tokens[choice];
         memcpy(out + 1, values, sizeof values);
-        if (runner_up) { /* the best of what the other tiles choose, and of what comes second in this one */
+        if (runner_up) { /* the best of the other tiles' choices and this tile's second choice */
             ptrdiff_t other = greatest(wished, T, choice), of = choice;
             const float *rest = tops + 7 * step;
             if (other >= 0 && (wished[other] > rest[choice] || (wished[other] == rest[choice] && other < choice)))
@@ -648,17 +649,17 @@ void records(const float *sums, ptrdiff_t R, ptrdiff_t T, int confidence, int ru
 
 /* ---- attention ---- */
 
-/* Where a segment's rows, and what they see, lie: cached tokens in two ranges of slots, and own rows in a third. */
+/* Where a segment's rows are, and what they see: cached tokens in two ranges of slots, and own rows in a third. */
 typedef struct {
     int64_t start, rows, base, cached, tail_base, tail, own_base;
 } Segment;
 
 enum {
-    QUERIES = 4, PART = 32, /* of a task */
-    FETCHED = 1 << 15, /* numbers: two of these fit into the cache of a core */
+    QUERIES = 4, PART = 32, /* queries that are computed together, and queries of a task */
+    FETCHED = 1 << 15, /* numbers to prefetch: twice as many, keys and values, fit into a core's cache */
 };
 
-/* what the next segment reads: `left` numbers of keys and of values, which the processor does not see coming */
+/* What to prefetch for the next segment, which the processor cannot predict: `left` numbers of keys and of values. */
 typedef struct {
     const T *keys, *values;
     ptrdiff_t left;
@@ -674,7 +675,7 @@ static inline void fetch(Ahead *next, ptrdiff_t numbers) {
     }
 }
 
-/* where the first `count` columns of a segment begin in `numbers`, whose slots are `stride` numbers long */
+/* Sets where the first `count` columns of a segment begin in `numbers`, whose slots are `stride` numbers long. */
 static void begins_of(const T **columns, const Segment *s, int64_t count, const T *numbers, ptrdiff_t stride) {
     const int64_t base[] = {s->base, s->tail_base, s->own_base}, size[] = {s->cached, s->tail, s->rows};
     for (int part = 0; part < 3; part++) {
@@ -686,7 +687,7 @@ static void begins_of(const T **columns, const Segment *s, int64_t count, const 
     }
 }
 
-/* scores[n][j ...] of N queries and the L / N columns k[0 ...] */
+/* SCORES(N): computes scores[n][j ...] of N queries and the L / N columns k[0 ...]. */
 #define NONE(n, N) V s##n = all(0);
 #define DOT(n, N) s##n = fused(load(q[n / (L / N)] + i), get(k[n % (L / N)] + i), s##n);
 #define DOT_SOME(n, N) s##n = fused(load_some(q[n / (L / N)] + i, left), get_some(k[n % (L / N)] + i, left), s##n);
@@ -705,7 +706,7 @@ SCORES(1)
 SCORES(2)
 SCORES(4)
 
-/* the scores of `count` columns become weights before they are divided by their sum, which is returned */
+/* Turns the scores of `count` columns into softmax weights before the division by their sum, which is returned. */
 static float soften(float *scores, int64_t count) {
     int64_t padded = (count + L - 1) / L * L;
     for (int64_t j = count; j < padded; j++) scores[j] = -INFINITY;
@@ -723,7 +724,7 @@ static float soften(float *scores, int64_t count) {
     return total(sum);
 }
 
-/* out[n] += the sum of weights[n][j] * v[j] for the columns [begin, end) and some vectors of their D numbers */
+/* WEIGHTED(N, NV): out[n] += weights[n][j] * v[j] over the columns [begin, end), for NV vectors of their D numbers. */
 #define TAKE(n, v) V o##n##_##v = some ? load_some(out[n] + i + v * L, some) : load(out[n] + i + v * L);
 #define TAKES(n, NV) EACH_##NV(TAKE, n)
 #define VALUE(n, v) V value##v = some ? get_some(from + v * L, some) : get(from + v * L);
@@ -754,8 +755,8 @@ WEIGHTED_SUM(1)
 WEIGHTED_SUM(2)
 WEIGHTED_SUM(4)
 
-/* the sums out[n], divided by the sums of their weights, of up to QUERIES queries (rows of a segment with their stacked
-heads) of one K/V head; q and weights have QUERIES of them, and behind the last column that is seen k has L more */
+/* Computes attention out[n] of up to QUERIES queries (rows of a segment with their stacked heads) of one K/V head. q
+and weights always have QUERIES entries, and k has L more after the last column that is seen. */
 static void attend_some(const float *const *q, float *const *out, const int64_t *seen, const int64_t *depth,
                         const int64_t *until, int64_t cached, int queries, const T *const *k, const T *const *v,
                         Ahead *next, ptrdiff_t D, float scale, float *const *weights) {
@@ -795,10 +796,10 @@ static Ahead ahead_of(const Segment *s, const T *keys, const T *values, ptrdiff_
 
 static int64_t tasks_of(const Segment *s, ptrdiff_t group) { return (s->rows * group + PART - 1) / PART; }
 
-/* out [R, H, D] of q [R, H, D]: row r sees the first seen[r] columns of its segment; with `until`, columns among them
-that are own rows only where depth[r] < until[column's row]
+/* Computes attention out [R, H, D] of q [R, H, D]. Row r sees the first seen[r] columns of its segment, at most `most`;
+with `until`, it sees columns that are own rows only where depth[r] < until[column's row].
 
-q: rows lie ldq numbers apart. keys, values: [slots, Hkv, D]. Rows of no segment are not written. Returns 0, or 1 where
+q: rows are ldq numbers apart. keys, values: [slots, Hkv, D]. Rows in no segment are not written. Returns 0, or 1 if
 memory is short. */
 int attend(const T *q, ptrdiff_t ldq, T *out, const T *keys, const T *values, const Segment *segments, ptrdiff_t count,
             const int64_t *seen, const int64_t *depth, const int64_t *until, ptrdiff_t H, ptrdiff_t Hkv,
@@ -824,7 +825,7 @@ int attend(const T *q, ptrdiff_t ldq, T *out, const T *keys, const T *values, co
         Ahead next = {0};
 #pragma omp for schedule(dynamic)
         for (int64_t task = 0; task < begins[count]; task++) {
-            if (!there) continue; /* all threads must come by here */
+            if (!there) continue; /* all threads must reach this loop */
             while (task < begins[g]) g--;
             while (task >= begins[g + 1]) g++;
             const Segment *s = segments + g;
@@ -877,21 +878,21 @@ int attend(const T *q, ptrdiff_t ldq, T *out, const T *keys, const T *values, co
 
 /* ---- all layers ---- */
 
-/* Weights of a layer, by columns; those that it lacks are 0. */
+/* Weights of a layer, each [inputs, outputs]; those that it lacks are 0. */
 typedef struct {
     const T *before, *qkv, *qkv_bias, *q_norm, *k_norm, *out, *out_bias, *after, *gate_up, *gate_up_bias, *down, *down_bias;
 } Layer;
 
-/* What rows of all layers see, as `attend` takes it. */
+/* What rows see, in every layer; arguments of `attend`. */
 typedef struct {
     const Segment *segments;
     const int64_t *seen, *depth, *until;
-    int64_t count, most, rows; /* segments; columns of a row; rows of all segments */
+    int64_t count, most, rows; /* number of segments; most columns of a row; rows in all segments */
 } Seen;
 
-enum { AT_ONCE = 512 }; /* rows of the feed-forward: what lies between its projections stays small */
+enum { AT_ONCE = 512 }; /* rows of the feed-forward, so that its intermediate results stay small */
 
-/* y [R, d] = the feed-forward of x; room for min(R, AT_ONCE) x 3 I numbers */
+/* Computes y [R, d], the feed-forward of x; room: min(R, AT_ONCE) x 3 I numbers. */
 static void feed_forward(const Layer *layer, const T *x, T *y, ptrdiff_t R, ptrdiff_t d, ptrdiff_t I, T *room,
                          int threads) {
     for (ptrdiff_t r = 0; r < R; r += AT_ONCE) {
@@ -907,12 +908,12 @@ static void gather(T *to, const T *from, const int64_t *rows, ptrdiff_t count, p
     for (ptrdiff_t r = 0; r < count; r++) memcpy(to + r * wide, from + rows[r] * wide, wide * sizeof *to);
 }
 
-/* y = the hidden states of R tokens behind all layers and the last norm: of the W rows `wanted`, [W, d], which are the
-only ones behind the last layer's attention; of all, [R, d], where W is below 0.
+/* Computes y, the hidden states of R tokens after all layers and the last norm: [W, d] of the W rows `wanted`, the only
+ones that are computed after the last layer's attention; if W is below 0, [R, d] of all.
 
-cos, sin: tables [..., D] by position. keys, values: [layers, slots, Hkv, D], a layer `apart` numbers behind the one
-before it; row r's go to slots[r], or to slot `first` + r. room: numbers for what lies between, `room_of`. Returns 0, or
-1 where memory is short. */
+cos, sin: tables [..., D] by position. keys, values: [layers, slots, Hkv, D], with layers `apart` numbers apart; row r's
+go to slots[r], or without slots to slot `first` + r. room: memory for `room_of` numbers. Returns 0, or 1 if memory is
+short. */
 int layers(const Layer *all_layers, ptrdiff_t count, const T *embedding, const T *last, const int64_t *tokens,
            const int64_t *positions, const T *cos, const T *sin, T *keys, T *values, ptrdiff_t apart,
            const int64_t *slots, int64_t first, const Seen *sees, const int64_t *wanted, ptrdiff_t W, ptrdiff_t R,
@@ -920,7 +921,7 @@ int layers(const Layer *all_layers, ptrdiff_t count, const T *embedding, const T
            int threads) {
     ptrdiff_t most = W > R ? W : R, width = (H + 2 * Hkv) * D;
     T *x = room, *other = x + most * d, *normed = other + most * d, *q = normed + most * d;
-    T *attended = q + most * H * D, *between = attended + most * H * D; /* qkv, then the feed-forward's */
+    T *attended = q + most * H * D, *between = attended + most * H * D; /* qkv, then the feed-forward's results */
     gather(x, embedding, tokens, R, d);
     norm(x, 0, all_layers->before, normed, R, d, eps, threads);
     for (ptrdiff_t number = 0; number < count; number++, keys += apart, values += apart) {
@@ -948,7 +949,7 @@ int layers(const Layer *all_layers, ptrdiff_t count, const T *embedding, const T
     return 0;
 }
 
-/* how many numbers of room `layers` needs for `rows` rows, R or W, whichever is more */
+/* Returns how many numbers of room `layers` needs for `rows` rows, the greater of R and W. */
 int64_t room_of(ptrdiff_t rows, ptrdiff_t d, ptrdiff_t H, ptrdiff_t Hkv, ptrdiff_t D, ptrdiff_t I) {
     ptrdiff_t qkv = rows * (H + 2 * Hkv) * D, parts = (rows < AT_ONCE ? rows : AT_ONCE) * 3 * I;
     return rows * (3 * d + 2 * H * D) + (qkv > parts ? qkv : parts);

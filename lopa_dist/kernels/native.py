@@ -1,9 +1,9 @@
-"""A forward's operations on a CPU, in C: a row's bits follow from the row alone, whatever runs beside it.
+"""A forward's operations on a CPU, in C: a row's bits depend on that row alone, not on what runs beside it.
 
 `native.c` is compiled for this machine's CPU when it is first needed, which takes seconds, and kept in the user's
-cache: once for tensors in fp32, and once for bf16. There each number is one chain of operations in an order of its own,
-so no tile, thread or other row can change it. That is a promise by construction, which no matrix library gives; and
-with few rows it is several times as fast. Without a C compiler, torch's operations run instead.
+cache: once for tensors in fp32, and once for bf16. Each number is computed by one chain of operations in a fixed order,
+so no tile, thread or other row can change it. That holds by construction, which no matrix library promises; and with
+few rows it is several times as fast. Without a C compiler, torch's operations run instead.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lopa_dist.ragged import Ints, ranges
 
 log = logging.getLogger("lopa_dist")
 SOURCE = Path(__file__).with_suffix(".c")
-CONFIDENCES = ("probability", "margin", "neg_entropy")  # by their numbers in C
+CONFIDENCES = ("probability", "margin", "neg_entropy")  # C has their indices
 FUNCTIONS: dict[str, Function] = {
     "product": (None, (P, N, P, N, P, P, N, N, N, N, INT, INT)),
     "norm": (None, (P, P, P, P, N, N, F, INT)),
@@ -35,18 +35,18 @@ FUNCTIONS: dict[str, Function] = {
     "layers": (INT, (P, N, *[P] * 8, N, P, LONG, P, P, N, N, N, N, N, N, N, F, F, P, P, INT)),
     "room_of": (LONG, (N, N, N, N, N, N)),
 }
-OF_LOGITS: dict[str, Function] = {  # in fp32 in any case
+OF_LOGITS: dict[str, Function] = {  # always in fp32
     "reduce": (None, (P, P, N, N, LONG, N, LONG, F, P, INT, INT, INT, P, INT)),
     "records": (None, (P, N, N, INT, INT, P)),
 }
-NAMES = {"fp32": torch.float32, "bf16": torch.bfloat16}  # as `model.dtype` has them
+NAMES = {"fp32": torch.float32, "bf16": torch.bfloat16}  # as in `model.dtype`
 
 
 @cache
 def found(dtype: torch.dtype = torch.float32) -> ctypes.CDLL | str:
-    """Return the library of a precision, or why there is none.
+    """Return the library for a dtype, or why there is none.
 
-    It is compiled, loaded and compared with torch once a process.
+    It is compiled, loaded and compared with torch once per process.
     """
     if dtype not in NAMES.values():
         return f"there is no form for {dtype}"
@@ -59,7 +59,7 @@ def found(dtype: torch.dtype = torch.float32) -> ctypes.CDLL | str:
 
 
 def right(library: ctypes.CDLL, dtype: torch.dtype) -> bool:
-    """Return whether products, whose code depends most on the CPU, are what torch says."""
+    """Return whether products, the code that depends most on the CPU, agree with torch's."""
     generator = torch.Generator().manual_seed(0)
     for rows in (1, 3, 40):
         x, weight = (torch.randn(n, 78, generator=generator).to(dtype) for n in (rows, 83))
@@ -74,7 +74,7 @@ def right(library: ctypes.CDLL, dtype: torch.dtype) -> bool:
 
 
 def fault(dtype: torch.dtype = torch.float32) -> str | None:
-    """Return why operations on this CPU run in torch's form, and what to do; None: they run in C."""
+    """Return why operations on this CPU run in torch's form, and what to do about it; None: they run in C."""
     library = found(dtype)
     if not isinstance(library, str):
         return None
@@ -82,12 +82,12 @@ def fault(dtype: torch.dtype = torch.float32) -> str | None:
 
 
 def form(device: torch.device, dtype: str, kernels: str) -> str:
-    """Return what computes: ``C``, ``torch``; or ``other`` where there is no choice.
+    """Return what computes: ``C`` or ``torch``, or ``other`` where there is no choice.
 
     Args:
-        device: where the model is.
+        device: the model's.
         dtype: its precision, as in `model.dtype`.
-        kernels: `engine.kernels`.
+        kernels: the setting `engine.kernels`.
     """
     if device.type != "cpu" or dtype not in NAMES:
         return "other"
@@ -95,19 +95,19 @@ def form(device: torch.device, dtype: str, kernels: str) -> str:
 
 
 def has_bf16() -> bool:
-    """Return whether this CPU multiplies bf16 in the operations in C; others widen it."""
+    """Return whether this CPU has bf16 products, which the operations in C then use. Other CPUs widen bf16 to fp32."""
     return "avx512_bf16" in cpu()
 
 
 @cache
 def warn_of_fault(dtype: torch.dtype = torch.float32) -> None:
-    """Warn, once, if operations cannot run in C."""
+    """Warn once if operations cannot run in C."""
     if why := fault(dtype):
         log.warning(why)
 
 
 def library(dtype: torch.dtype = torch.float32) -> ctypes.CDLL:
-    """Return the library of a precision.
+    """Return the library for a dtype.
 
     Raises:
         Unavailable: there is none.
@@ -119,12 +119,12 @@ def library(dtype: torch.dtype = torch.float32) -> ctypes.CDLL:
 
 
 def pointer(x: Tensor | None) -> int | None:
-    """Return where a tensor's numbers lie, if there is one."""
+    """Return the address of a tensor's numbers, or None without a tensor."""
     return None if x is None else x.data_ptr()
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, in_fp32: bool = False) -> Tensor:
-    """Return ``x [R, K] weight [K, N]``, ``[R, N]``, plus ``bias [N]``; rows may lie apart. K is even in bf16."""
+    """Return ``x [R, K] @ weight [K, N] + bias [N]``, ``[R, N]``. Rows need not be adjacent. In bf16, K is even."""
     rows, depth = x.shape
     columns = weight.shape[1]
     y = x.new_empty(rows, columns, dtype=torch.float32 if in_fp32 else x.dtype)
@@ -136,7 +136,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, in_fp32: bool
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
-    """Return the norm of ``x [R, d]``; with a residual, of the sum of both, which takes the place of x."""
+    """Return the RMS norm of ``x [R, d]``; with a residual, of the sum of both, which overwrites `x`."""
     y = torch.empty_like(x)
     library(x.dtype).norm(
         x.data_ptr(), pointer(residual), weight.data_ptr(), y.data_ptr(), *x.shape, eps, torch.get_num_threads()
@@ -163,7 +163,7 @@ def rotate_and_store(
     eps: float,
     slots: Tensor | None,
 ) -> Tensor:
-    """As `kernels.rope.rope_and_store` of all rows."""
+    """Do what `kernels.rope.rope_and_store` does, for all rows."""
     kv_heads, dim = keys.shape[1:]
     rows, heads = len(qkv), qkv.shape[1] // dim - 2 * kv_heads
     q_norm, k_norm = norms or (None, None)
@@ -179,7 +179,7 @@ def rotate_and_store(
 def reduce(
     logits: Tensor, low: int, width: int, mask_id: int, keys: Tensor | None, sampling: Sampling, runner_up: bool
 ) -> Tensor:
-    """As `kernels.record_head._reduce`; ``logits [R, C]`` are changed."""
+    """Compute `kernels.record_head._reduce`; overwrites ``logits [R, C]``."""
     rows, columns = logits.shape
     sums = logits.new_empty(10 if runner_up else 7, rows, columns // width)
     temperature = sampling.divisor if sampling.temperature > 0 else 0.0
@@ -193,7 +193,7 @@ def reduce(
 
 
 def records(sums: Tensor, sampling: Sampling) -> Tensor:
-    """As `kernels.record_head._records`."""
+    """Compute `kernels.record_head._records`."""
     runner_up, (rows, tiles) = len(sums) > 7, sums.shape[1:]
     sums = sums.contiguous()
     found = torch.empty(rows, 5 if runner_up else 3, dtype=torch.int32)
@@ -202,18 +202,18 @@ def records(sums: Tensor, sampling: Sampling) -> Tensor:
 
 
 class Plan(NamedTuple):
-    """What rows see, as `native.c` reads it."""
+    """What rows see, in the layout that `native.c` reads."""
 
-    segments: Ints  # [G, 7] as its `Segment`
-    seen: Ints  # [R] columns of each row's segment that it sees
-    depth: Ints | None  # [R] as of `Segments.drafts`
+    segments: Ints  # [G, 7] the fields of its `Segment`
+    seen: Ints  # [R] how many columns of its segment each row sees
+    depth: Ints | None  # [R] as in `Segments.drafts`
     until: Tensor | None  # [R]
-    most: int  # columns of a row
-    rows: int  # of all segments
+    most: int  # columns that any row sees, at most
+    rows: int  # rows of all segments
 
 
 def plan(segments: Segments) -> Plan:
-    """Return the plan of a forward's segments."""
+    """Return the plan for a forward's segments."""
     tail_base, tail = segments.tail or (np.zeros_like(segments.shared), np.zeros_like(segments.shared))
     columns = [segments.start, segments.rows, segments.shared_base, segments.shared, tail_base, tail, segments.own_base]
     cached = segments.seen
@@ -228,7 +228,7 @@ def plan(segments: Segments) -> Plan:
 
 
 def attend(q: Tensor, keys: Tensor, values: Tensor, of: Plan) -> Tensor:
-    """Return ``[R, H, D]`` of ``q [R, H, D]``, which may be a view of longer rows; rows in no segment give 0."""
+    """Return attention ``[R, H, D]`` of ``q [R, H, D]``, whose rows need not be adjacent; rows in no segment give 0."""
     rows, heads, dim = q.shape
     out = (q.new_empty if of.rows == rows else q.new_zeros)(rows, heads, dim)
     depth = None if of.depth is None else of.depth.ctypes.data
@@ -243,7 +243,7 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, of: Plan) -> Tensor:
 
 
 class Shape(NamedTuple):
-    """Of a model's layers."""
+    """The shape of a model's layers."""
 
     width: int  # d
     heads: int
@@ -254,7 +254,7 @@ class Shape(NamedTuple):
 
 
 class Seen(ctypes.Structure):
-    """As `native.c` has it."""
+    """`Seen` of `native.c`."""
 
     _fields_ = (*((name, P) for name in ("segments", "seen", "depth", "until")),
                 *((name, LONG) for name in ("count", "most", "rows")))  # fmt: skip
@@ -275,20 +275,21 @@ def layers(
     sees: Plan,
     wanted: Tensor | None,
 ) -> Tensor:
-    """Return hidden states behind all layers and the last norm: ``[W, d]`` of the rows `wanted`, or ``[R, d]`` of all.
+    """Return hidden states after all layers and the last norm: ``[W, d]`` of the rows `wanted`, or ``[R, d]`` of all.
 
-    To the bit what the operations above return one by one, without what each call takes besides: with one row, that
-    is most of the time.
+    The bits equal those of the operations above, called one by one. With one row, the overhead of those calls would
+    take most of the time.
 
     Args:
-        weights: ``[layers, 12]`` where the weights of each layer lie, by columns, as `native.c` lists them; 0: none.
-        shape: of a layer.
+        weights: ``[layers, 12]`` addresses of each layer's weights, stored by column, in the order of `Layer` in
+            `native.c`; 0: none.
+        shape: the shape of the layers.
         embedding: ``[V, d]``.
         last_norm: ``[d]``.
         tokens, positions: ``[R]`` int64.
         rotations: cosines and sines ``[..., D]`` by position.
         keys, values: the pool ``[layers, slots, Hkv, D]``; written.
-        scratch, slots: where K/V of the rows go, as of `rotate_and_store`.
+        scratch, slots: where the rows' K/V go, as in `rotate_and_store`.
         sees: what rows see.
         wanted: ``[W]`` int64, numbers of rows; None: all.
     """

@@ -1,8 +1,8 @@
 """One small launch of each Triton kernel, compared with torch's form of it, before a model runs on them.
 
-A kernel may fail where the tests never ran: there is no C compiler for Triton's launcher, a compiler or driver does not
-take it, or it computes other numbers on this GPU. Found here, it costs that kernel its speed, and not the job or its
-texts. The widths are the model's own, so what is checked is the variant that runs.
+A kernel may fail on a machine on which the tests never ran: Triton's launcher finds no C compiler, a compiler or driver
+rejects the kernel, or it computes other numbers on this GPU. Found here, the fault costs that kernel its speed, but not
+the job or its texts. The widths are the model's own, so the check covers the variant that runs.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from lopa_dist.ragged import ROW_TILE
 
 log = logging.getLogger("lopa_dist")
 
-ROWS, REAL = 40, 37  # packed rows, and how many of them count
-CACHED = 300  # tokens that attention's rows see in the pool: enough to be split
+ROWS, REAL = 40, 37  # packed rows, and how many of them are real
+CACHED = 300  # cached tokens that attention's rows see: enough to be split
 VOCABULARY = 512
-# largest difference, as a share of the largest number; a fault is of the order of 1
+# largest difference allowed, relative to the largest number; a fault's is of the order of 1
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 4e-2}
-LEAST_ALIKE = 0.98  # of rows that choose the same experts
-WITHOUT_GRAPHS = {"attention", "rotation", "vgemm"}  # their torch forms ask the device how many rows count
+LEAST_ALIKE = 0.98  # least share of rows that must choose the same experts
+WITHOUT_GRAPHS = {"attention", "rotation", "vgemm"}  # their torch forms wait for the number of real rows
 
 
 class Widths(NamedTuple):
-    """What a model's kernels are compiled for: its sizes, and which variants its forwards run."""
+    """What a model's kernels are compiled for: its sizes, and the variants that its forwards run."""
 
     hidden: int
     intermediate: int
@@ -51,13 +51,13 @@ class Widths(NamedTuple):
     kv_heads: int
     head_dim: int
     tile_rows: int  # of attention
-    bounded: bool = False  # rows see a part of the cached tokens, and K/V go to places of their own
-    whole: bool = True  # as of `MetaPlan`; without it, tiles are not split either
+    bounded: bool = False  # rows see part of the cached tokens, and K/V go to chosen slots
+    whole: bool = True  # as in `MetaPlan`; if False, tiles are not split either
     qk_norm: bool = False
     rope_fp32: bool = False
-    experts: tuple[torch.dtype, ...] = ()  # of the experts' weights that our kernel multiplies with
-    router: Router | None = None  # of a mixture
-    routed: int = 0  # its experts
+    experts: tuple[torch.dtype, ...] = ()  # dtypes of experts' weights that our kernel multiplies
+    router: Router | None = None  # of a mixture of experts
+    routed: int = 0  # number of its experts
 
 
 class Fault(NamedTuple):
@@ -70,7 +70,7 @@ class Fault(NamedTuple):
         return f"{self.what}: {self.remedy}"
 
 
-Comparison = tuple[Tensor, Tensor]  # what a kernel gives, and what torch does
+Comparison = tuple[Tensor, Tensor]  # a kernel's result, and torch's
 Trial = Callable[[Widths, torch.dtype, torch.device], Iterator[Comparison]]
 
 
@@ -81,7 +81,7 @@ def refused(
     """Return which of the `wanted` kernels must run in torch's form; the first call checks them, and warns.
 
     Raises:
-        RuntimeError: as `faults`.
+        RuntimeError: as in `faults`.
     """
     log.info(
         "trying %d of Triton's kernels on this GPU: the first time it compiles them, in up to a minute", len(wanted)
@@ -96,12 +96,12 @@ def refused(
 def faults(
     widths: Widths, dtype: torch.dtype, device: torch.device, wanted: tuple[str, ...] = KERNELS
 ) -> dict[str, Fault]:
-    """Launch kernels once, and compare.
+    """Launch kernels once, compare them with torch, and return their faults.
 
     Args:
-        widths: of the model, on this rank.
+        widths: the model's, on this rank.
         dtype: of its activations.
-        device: a GPU; or a CPU, where Triton interprets.
+        device: a GPU, or a CPU on which Triton interprets.
         wanted: names of `KERNELS`.
 
     Returns:
@@ -129,10 +129,10 @@ def faults(
 
 @torch.inference_mode()
 def difference(trial: Trial, widths: Widths, dtype: torch.dtype, device: torch.device) -> str | None:
-    """Return where a kernel's result is not torch's, with both numbers; None where it is."""
+    """Return where a kernel's result differs from torch's, with both numbers; None if it does not."""
     with on_device(device):
         for number, (result, expected) in enumerate(trial(widths, dtype, device)):
-            exact = not expected.is_floating_point()  # tokens: the trials' rows are sure of theirs
+            exact = not expected.is_floating_point()  # such as tokens: in the trials, every row has a clear choice
             result, expected = result.double(), expected.double()
             apart = (result - expected).abs().nan_to_num(torch.inf)
             allowed = 0.0 if exact else TOLERANCE[dtype] * expected.abs().max()
@@ -146,7 +146,7 @@ def difference(trial: Trial, widths: Widths, dtype: torch.dtype, device: torch.d
 
 
 def check_alive(name: str, device: torch.device, error: Exception) -> None:
-    """Raise a RuntimeError if nothing runs on the GPU after an error: what went wrong there is not forgotten."""
+    """Raise a RuntimeError if nothing runs on the GPU any more after `error`: the process cannot recover from that."""
     if device.type != "cuda":
         return
     try:
@@ -159,7 +159,7 @@ def check_alive(name: str, device: torch.device, error: Exception) -> None:
 
 
 def explained(error: Exception) -> Fault:
-    """Return what is behind an error of compiling or launching, and its remedy."""
+    """Return the cause of an error in compiling or launching, and its remedy."""
     chosen = os.environ.get("CC")
     compiler = shutil.which(chosen or "gcc") or (None if chosen else shutil.which("clang"))
     if compiler is None:
@@ -177,26 +177,26 @@ def explained(error: Exception) -> Fault:
 
 
 def brief(error: Exception) -> str:
-    """Return an error's kind with the first and the last line of its message: Triton's begin with a place."""
+    """Return an error's type with the first and last lines of its message; Triton's messages begin with a location."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     ends = lines if len(lines) < 3 else [lines[0], lines[-1]]
     return f"{type(error).__name__}: {' / '.join(ends)}"[:400]
 
 
 def normal(*shape: int, seed: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return the same normal numbers on all devices."""
+    """Return normally distributed numbers, the same on all devices."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
 
 
 def count(device: torch.device) -> Tensor:
-    """Return how many rows count, where kernels read it."""
+    """Return the number of real rows as a tensor, as kernels read it."""
     return torch.tensor([REAL], dtype=torch.int32, device=device)
 
 
 def attention(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[Comparison]:
-    """Two segments behind the same cached tokens, which lie in two ranges, whole; and split and merged.
+    """Compare two segments that see the same cached tokens, in two ranges: unsplit and, if `whole`, split and merged.
 
-    They are branches; or, where rows are bounded, a chain with tokens among the cached ones, and a group of masks.
+    The segments are branches or, where rows are bounded, a chain whose tokens are cached already, and a group of masks.
     """
     heads, kv_heads, dim = widths.heads, widths.kv_heads, widths.head_dim
     starts, counts = np.array([0, REAL // 2]), np.array([REAL // 2, REAL - REAL // 2])
@@ -225,7 +225,7 @@ def attention(widths: Widths, dtype: torch.dtype, device: torch.device) -> Itera
 
 
 def rotation(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[Comparison]:
-    """Rotated q, and what is stored of K and V: where the model stores it, and finite in fp16."""
+    """Compare the rotated q and the stored K and V: in the slots that the model uses; in fp16, without infinities."""
     from lopa_dist.kernels import rope_triton
 
     heads, kv_heads, dim = widths.heads, widths.kv_heads, widths.head_dim
@@ -253,7 +253,7 @@ def rotation(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterat
 
 
 def norm(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[Comparison]:
-    """A norm behind a residual sum, and the sum; and behind an embedding."""
+    """Compare a norm after a residual sum, with that sum, and a norm after an embedding."""
     from lopa_dist.kernels import rows_triton
 
     x, residual = (normal(ROWS, widths.hidden, seed=s, dtype=dtype, device=device) for s in (5, 6))
@@ -267,7 +267,7 @@ def norm(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[C
 
 
 def swiglu(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[Comparison]:
-    """The gate; torch's form writes into its argument."""
+    """Compare SwiGLU's gate; torch's form overwrites its argument."""
     from lopa_dist.kernels import rows_triton
 
     gate_up = normal(ROWS, 2 * widths.intermediate, seed=8, dtype=dtype, device=device)
@@ -277,7 +277,7 @@ def swiglu(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator
 
 
 def head(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[Comparison]:
-    """Tokens, probabilities and confidences of rows that are sure of a token; without and with noise."""
+    """Compare tokens, probabilities and confidences of rows with a clear choice, without and with noise."""
     weight = normal(VOCABULARY, widths.hidden, seed=9, dtype=dtype, device=device)
     hidden = weight[torch.arange(ROWS, device=device) * 11] * (12 / widths.hidden)
     keys = torch.arange(ROWS, device=device) * 977
@@ -291,7 +291,7 @@ def head(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[C
 
 
 def vgemm(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[Comparison]:
-    """A product with weights in the activations' precision, and one with int8 weights."""
+    """Compare a product with weights in the activations' precision, and one with int8 weights."""
     from lopa_dist.kernels import virtual_gemm_triton
 
     x = normal(ROWS, widths.hidden, seed=10, dtype=dtype, device=device)
@@ -304,19 +304,19 @@ def vgemm(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[
 
 
 def experts(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[Comparison]:
-    """Routing, what it adds up, and products in short tiles and in tall ones, with weights as they are stored."""
+    """Compare routing, weighted sums, and products in short and in tall tiles, with weights as they are stored."""
     from lopa_dist.kernels import experts_triton, routing_triton
 
     router, number = widths.router or Router(2, True), widths.routed or 4
-    sizes = (ROWS, 8 * ROWS) if routing_triton.takes(router, number) else ()  # in blocks of both sizes
+    sizes = (ROWS, 8 * ROWS) if routing_triton.takes(router, number) else ()  # for blocks of both sizes
     for size in sizes:
         bias = normal(number, seed=20, dtype=torch.float32, device=device) / 8 if router.sigmoid else None
         order = torch.rand(size, number, generator=torch.Generator().manual_seed(size)).argsort(1).to(device)
-        logits = (order / 32 - number / 64).to(torch.float32 if router.sigmoid else dtype)  # exact, and all unlike
+        logits = (order / 32 - number / 64).to(torch.float32 if router.sigmoid else dtype)  # exact, and all different
         weights, groups = routing_triton.routed(logits, bias, router, ROW_TILE)
         with by_torch(frozenset({"experts"})):
             expected, places = routed(logits, bias, router, ROW_TILE)
-        same = (groups.experts() == places.experts()).all(1)  # with a bias, two may be all but tied
+        same = (groups.experts() == places.experts()).all(1)  # with a bias, two experts may be nearly tied
         yield (same.double().mean() >= LEAST_ALIKE).int()[None], torch.ones(1, device=device)
         yield weights[same], expected[same]
         yield groups.choice[groups.place.flatten()], torch.arange(groups.place.numel(), device=device)
@@ -342,10 +342,10 @@ def experts(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterato
 
 
 def fp8(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[Comparison]:
-    """Rows in eight bits, of given numbers and of what a norm and SwiGLU make of them."""
+    """Compare rows in fp8: of given numbers, and of the results of a norm and of SwiGLU."""
     from lopa_dist.kernels import rows_triton
 
-    # the interpreter cuts off where it should round to eight bits
+    # the interpreter truncates where it should round to fp8
     cast = FP8 if device.type == "cuda" else torch.float32
     x, residual = (normal(ROWS, widths.hidden, seed=seed, dtype=dtype, device=device) for seed in (12, 15))
     weight = normal(widths.hidden, seed=16, dtype=dtype, device=device)
@@ -357,7 +357,7 @@ def fp8(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[Co
 
 
 def eight_bits(result: Sequence[Tensor], x: Tensor) -> Iterator[Comparison]:
-    """Compare eight bits and scales with torch's, and both with x: a number rounded the other way is 1/16 off."""
+    """Compare scales with torch's, and the numbers of both with `x`: rounded either way, fp8 is at most 1/16 off."""
     exact, expected = x.double(), quantize_rows_plain(x)
     yield result[1], expected[1]
     for eight, scale in ((result[0].to(FP8), result[1]), expected):
@@ -373,11 +373,11 @@ TRIALS: dict[str, Trial] = dict(
 class Variant(NamedTuple):
     """A variant of some kernels, which other models run."""
 
-    changes: dict[str, Any]  # of `Widths`
-    kernels: tuple[str, ...]  # that are other ones then
+    changes: dict[str, Any]  # fields of `Widths` to replace
+    kernels: tuple[str, ...]  # the kernels that then differ
 
     def of(self, widths: Widths) -> Widths:
-        """Return what the variant is compiled for, at the sizes of `widths`."""
+        """Return the widths that the variant is compiled for, at the sizes of `widths`."""
         return widths._replace(**self.changes)
 
 
@@ -392,4 +392,4 @@ VARIANTS = {
     ),
     "softmax": Variant({"router": Router(3, True), "routed": 12, "experts": ()}, ("experts",)),
 }
-"""What tests and `benchmarks.gpu_first` try beside the kernels of a masked model: all that some model runs."""
+"""What tests and `benchmarks.gpu_first` try besides a masked model's kernels: every variant that some model runs."""

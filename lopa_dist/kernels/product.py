@@ -1,4 +1,4 @@
-"""Products with a model's weights, which lie by columns on a CPU: in C there, else the library's."""
+"""Products with a model's weights, which on a CPU are stored by column: in C there, else by torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lopa_dist.kernels.dispatch import in_c
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, in_fp32: bool = False) -> Tensor:
-    """Return ``x [R, K] weight [K, N]``, ``[R, N]``, plus ``bias [N]``; with `in_fp32` in fp32."""
+    """Return ``x [R, K] @ weight [K, N] + bias [N]``, ``[R, N]``; with `in_fp32` in fp32."""
     if in_c(x, weight, bias) and weight.stride(1) == 1 and x.stride(1) == 1 and suits(x):
         return native.product(x, weight, bias, in_fp32)
     y = torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
@@ -18,15 +18,15 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, in_fp32: bool
 
 
 def suits(x: Tensor) -> bool:
-    """Return whether the product in C takes rows of this width: in bf16 it multiplies two numbers at once."""
+    """Return whether the product in C takes rows of this width: in bf16 it multiplies pairs of numbers."""
     return x.dtype == torch.float32 or x.shape[1] % 2 == 0
 
 
 class Linear(nn.Linear):
-    """A projection by `product`."""
+    """A linear layer whose products run in C where they can."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[..., K] -> [..., N]``."""
+        """Project ``[..., K] -> [..., N]``."""
         if x.dim() == 2 and self.weight.stride(0) == 1 and in_c(x, self.weight, self.bias) and suits(x):
             return native.product(x, self.weight.t(), self.bias)
         return super().forward(x)

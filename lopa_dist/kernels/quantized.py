@@ -1,12 +1,11 @@
-"""Linear layers with eight-bit weights: fp8 times fp8, and int8 weights alone.
+"""Linear layers with eight-bit weights: fp8 weights with fp8 activations, or int8 weights only.
 
 fp8 (W8A8) halves both the weight's bytes and the time of the multiplication; every row of the activations is quantised
-on the way in. int8 (weights only) halves the bytes and keeps the activations. Scales are one a row, of weight and
-activations alike, so rows stay independent: a row's numbers do not depend on its batch, and a pad row's NaN stays its
-own.
+before it. int8 (weight-only) halves the bytes and keeps the activations. Weights and activations alike have one scale
+per row, so rows stay independent: a row's numbers do not depend on its batch, and a pad row's NaN stays in that row.
 
-On a CPU the fp8 layer computes what a GPU would, up to the order of sums, at a CPU's speed: it shows what fp8 does to
-accuracy, and takes longer than the whole weights would.
+On a CPU the fp8 layer computes what a GPU would, up to the order of sums: it shows what fp8 does to accuracy, but is
+slower than the unquantised weights.
 """
 
 from __future__ import annotations
@@ -24,24 +23,24 @@ from lopa_dist.kernels.virtual_gemm import vgemm
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0  # the greatest number of FP8
 INT8_MAX = 127.0
-SMALLEST = 2.0**-100  # rows whose greatest number is below it count as 0, so that scales stay normal fp32 numbers
+SMALLEST = 2.0**-100  # taken as a row's greatest number where that is smaller, so that scales stay normal fp32 numbers
 
 
 def quantize_fp8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """A weight ``[N, K]`` as fp8 (e4m3fn) ``[N, K]`` and scales ``[N]`` fp32, of which it is about the product.
+    """Return fp8 (e4m3fn) numbers ``[N, K]`` and fp32 scales ``[N]``, whose product is about ``weight [N, K]``.
 
     Raises:
-        ValueError: a weight with NaN or infinity.
+        ValueError: the weight has NaN or infinity.
     """
     check_finite(weight, "quantize_fp8")
     return quantize_rows_plain(weight)
 
 
 def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """A weight ``[N, K]`` as int8 from -127 to 127 and scales ``[N]`` fp32, of which it is about the product.
+    """Return int8 numbers ``[N, K]`` (-127 to 127) and fp32 scales ``[N]``, whose product is about ``weight [N, K]``.
 
     Raises:
-        ValueError: a weight with NaN or infinity.
+        ValueError: the weight has NaN or infinity.
     """
     check_finite(weight, "quantize_int8")
     greatest = weight.float().abs().amax(1).clamp(min=SMALLEST)
@@ -51,15 +50,15 @@ def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass
 class QuantizedRows:
-    """Activations in fp8, of which products with fp8 weights are made."""
+    """Activations in fp8, for products with fp8 weights."""
 
     eight: Tensor  # [M, K] fp8
     scale: Tensor  # [M] fp32; NaN for a row with NaN or infinity
-    dtype: torch.dtype  # of the numbers that they stand for
+    dtype: torch.dtype  # of the activations before they were quantised
 
     @property
     def device(self) -> torch.device:
-        """Where they are."""
+        """Return the tensors' device."""
         return self.eight.device
 
     def __len__(self) -> int:
@@ -70,7 +69,7 @@ class QuantizedRows:
 
 
 def quantize_rows(x: Tensor) -> QuantizedRows:
-    """Activations ``[M, K]`` in fp8."""
+    """Return activations ``[M, K]`` quantised to fp8."""
     if fused(x, "fp8"):
         from lopa_dist.kernels import rows_triton
 
@@ -79,7 +78,7 @@ def quantize_rows(x: Tensor) -> QuantizedRows:
 
 
 def quantize_rows_plain(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The oracle of `quantize_rows`."""
+    """Return fp8 numbers and scales: the reference implementation of `quantize_rows`."""
     greatest = x.float().abs().amax(1).clamp(min=SMALLEST)
     scale = (greatest / FP8_MAX).where(greatest.isfinite(), torch.nan)
     return (x.float() * (greatest.reciprocal() * FP8_MAX)[:, None]).to(FP8), scale
@@ -88,20 +87,20 @@ def quantize_rows_plain(x: Tensor) -> tuple[Tensor, Tensor]:
 def fp8_linear(
     x: Tensor | QuantizedRows, weight: Tensor, scale: Tensor, bias: Tensor | None = None, fast: bool = False
 ) -> Tensor:
-    """``x @ weight.T + bias`` in fp8, summed in fp32.
+    """Return ``x @ weight.T + bias`` in fp8, summed in fp32.
 
     Args:
         x: ``[M, K]``; quantised here, row by row, unless it is already.
         weight: ``[N, K]`` of `quantize_fp8`. On CUDA, N and K are multiples of 16, see `check_fp8`.
         scale: ``[N]`` of `quantize_fp8`.
         bias: ``[N]`` or None.
-        fast: of a GPU's product, whether it keeps fewer bits of partial sums.
+        fast: whether a GPU's product may keep fewer bits of partial sums.
 
     Returns:
         ``[M, N]`` in x's dtype.
 
     Raises:
-        ValueError: a GPU without fp8, or sizes that its product cannot have.
+        ValueError: the GPU has no fp8, or its product does not take these sizes.
     """
     if x.device.type == "cuda":
         check_fp8(x.device, weight.shape)
@@ -115,7 +114,7 @@ def fp8_linear(
 def fp8_product(
     rows: Tensor, row_scale: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, fast: bool = False
 ) -> Tensor:
-    """The library's product of fp8 ``[M, K]`` and ``[N, K]`` with their scales ``[M]`` and ``[N]``: ``[M, N]`` bf16."""
+    """Return torch's product of fp8 ``[M, K]`` and ``[N, K]``, with scales ``[M]`` and ``[N]``, as bf16 ``[M, N]``."""
     return torch._scaled_mm(
         rows,
         weight.t(),
@@ -128,7 +127,7 @@ def fp8_product(
 
 
 def grouped_fp8_product(rows: Tensor, row_scale: Tensor, weight: Tensor, scale: Tensor, ends: Tensor) -> Tensor:
-    """The library's product of fp8 rows ``[P, K]`` in groups that end at `ends` with weights ``[E, N, K]``: bf16."""
+    """Return torch's product of fp8 rows ``[P, K]``, in groups that end at `ends`, with ``weight [E, N, K]``: bf16."""
     return torch._scaled_grouped_mm(
         rows, weight.transpose(1, 2), row_scale, scale, offs=ends, out_dtype=torch.bfloat16, use_fast_accum=False
     )
@@ -137,7 +136,7 @@ def grouped_fp8_product(rows: Tensor, row_scale: Tensor, weight: Tensor, scale: 
 def int8_linear(
     x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None, rows: Tensor | None = None
 ) -> Tensor:
-    """``x @ (weight * scale).T + bias`` as `vgemm` computes it, with `weight` and `scale` of `quantize_int8`.
+    """Return ``x @ (weight * scale).T + bias`` as `vgemm` computes it, with `weight` and `scale` of `quantize_int8`.
 
     `rows` ``[1]`` says how many rows are real; None: all.
     """
@@ -156,7 +155,7 @@ def check_finite(weight: Tensor, where: str) -> None:
 
 
 def check_fp8(device: torch.device, shape: Sequence[int], grouped: bool = False) -> None:
-    """Raise a ValueError where a GPU, or a weight's shape on it, does not allow an fp8 product, or a `grouped` one."""
+    """Raise a ValueError if the GPU, or the weight's `shape`, does not allow an fp8 product, or a `grouped` one."""
     name, capability = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
     if grouped and capability[0] != 9:
         raise ValueError(

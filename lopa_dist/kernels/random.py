@@ -1,4 +1,4 @@
-"""Counter-based random numbers: a hash of a key and a counter, so no generator state and no order."""
+"""Counter-based random numbers: a hash of a key and a counter, without generator state, so in any order."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ def mix(x: Tensor) -> Tensor:
 
 
 def gumbel(keys: Tensor, counters: Tensor) -> Tensor:
-    """Standard Gumbel noise for every key and counter: ``keys [H], counters [V]`` -> ``[H, V]`` fp32."""
+    """Return standard Gumbel noise for every key and counter: ``keys [H], counters [V]`` -> ``[H, V]`` fp32."""
     bits = mix(mix(keys)[:, None] + counters * -7046029254386353131)  # 0x9E3779B97F4A7C15
     uniform = (_shift(bits, 41).float() + 0.5) * 2.0**-23  # the top 23 bits: exact in fp32, never 0 or 1
     return -torch.log(-torch.log(uniform))
 
 
 def _shift(x: Tensor, by: int) -> Tensor:
-    """Logical (not arithmetic) right shift."""
+    """Return `x` shifted right logically, not arithmetically."""
     return (x >> by) & ((1 << (64 - by)) - 1)

@@ -1,10 +1,10 @@
-"""The record head: LM head and what is wanted of its logits, in one go.
+"""The record head: the LM head and the reduction of its logits, in one pass.
 
-Logits of all rows never exist at once: rows are taken in tiles, the vocabulary in tiles too, and every tile is reduced
-to running sums (online softmax), which are merged at the end; tensor ranks, which have a part of the vocabulary each,
-exchange only these. Per row three numbers leave: token, probability, confidence; for a tree of drafts also the token
-that comes second, and its probability. On CUDA, tiles are reduced in the kernel that multiplies them
-(`record_head_triton`), unless a row's whole distribution is needed (top-p, top-k).
+The logits of all rows never exist at once. Rows and vocabulary are taken in tiles; every tile is reduced to running
+sums (online softmax), which are merged at the end. Tensor ranks, which have a part of the vocabulary each, exchange
+only these sums. Each row results in three numbers: token, probability, confidence; for a tree of drafts also in the
+second choice and its probability. On CUDA, the kernel that multiplies a tile also reduces it (`record_head_triton`),
+unless a row's whole distribution is needed (top-p, top-k).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.ragged import ROW_TILE
 
 ROWS, VOCABULARY = 64, 8192  # a tile of logits
-ROWS_IN_C = 256  # C multiplies more rows faster, and their bits do not follow from a tile
-SHARES = 8  # a vocabulary is cut at every eighth, so that up to 8 tensor ranks can have equal parts
+ROWS_IN_C = 256  # C is faster with more rows, and its bits do not depend on the tile
+SHARES = 8  # a vocabulary is cut into eighths, so that up to 8 tensor ranks can have equal parts
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Shard:
 
     rank: int
     size: int
-    gather: Callable[[Tensor], Tensor]  # ``[...]`` of every rank -> ``[size, ...]``
+    gather: Callable[[Tensor], Tensor]  # of every rank's tensors: ``[...]`` -> ``[size, ...]``
 
 
 WHOLE = Shard(0, 1, lambda x: x[None])
@@ -50,37 +50,37 @@ def record_head(
     rows: Tensor | None = None,
     runner_up: bool = False,
 ) -> Tensor:
-    """Records of rows.
+    """Return the records of rows.
 
-    The mask token itself is never predicted. Confidence is the token's probability, the distance to the runner-up
-    (margin), or the negative entropy in nats; all of the distribution after temperature and filters.
+    The mask token is never predicted. Confidence is the token's probability, the difference of the two highest
+    probabilities (margin), or the negative entropy in nats, all of the distribution after temperature and filters.
 
-    With a `shard`, all its ranks call this with the same rows, exchange the running sums of their tiles (28 bytes a row
-    and tile, 40 with the runner-up; fused, a row and share of the vocabulary) and get the same records, in the bits
-    that one rank with the whole weight gets: tiles are cut alike and merged in the vocabulary's order. Only top-p and
-    top-k need whole rows; their logits are gathered, a tile of rows at a time.
+    With a `shard`, all its ranks call this with the same rows and exchange the running sums of their tiles (28 bytes
+    per row and tile, 40 with the runner-up; in the fused form, per row and share of the vocabulary). They get the same
+    records, bit for bit those of one rank with the whole weight: tiles are cut alike and merged in the vocabulary's
+    order. Only top-p and top-k need whole rows; their logits are gathered, one tile of rows at a time.
 
     Args:
-        hidden: ``[H, d]`` rows behind the final norm.
+        hidden: ``[H, d]`` rows after the final norm.
         weight: ``[vocabulary / shard.size, d]`` of the LM head.
         mask_id: id of the mask token.
         keys: ``[H]`` int64, random keys of the rows (needed with temperature > 0).
         sampling: the rules.
-        shard: which rows of the head's weight these are.
+        shard: which part of the head's weight this is.
         rows: ``[1]`` int32 on the device, how many of the rows are real; None: all. The others' records are
             undefined; the fused form spends no time on them.
         runner_up: whether the second choice is wanted: the token that would be chosen without the first.
 
     Returns:
-        ``[H, 3]`` int32: token id, bits of the fp32 probability, bits of the fp32 confidence; with `runner_up`
-        ``[H, 5]``: of the second choice its token id and the bits of its fp32 probability, too.
+        ``[H, 3]`` int32: token id, bits of the fp32 probability, bits of the fp32 confidence. With `runner_up`
+        ``[H, 5]``: also the second choice's token id and the bits of its fp32 probability.
     """
     if fused(hidden, "head") and not sampling.filtered:
         return fused_records(hidden, weight, mask_id, keys, sampling, shard, rows, runner_up)
-    # a GPU's library gives a row the same bits where it is called for whole tiles of logits
+    # a GPU's library gives a row the same bits if it is always called for whole tiles of logits
     count, extra = len(hidden), -len(hidden) % (ROWS if hidden.is_cuda else ROW_TILE)
-    at_once = ROWS_IN_C if in_c(hidden) and not sampling.filtered else ROWS  # filters want whole rows of logits
-    if extra and not in_c(hidden):  # reductions, too, may give a lone row other bits than a row among others
+    at_once = ROWS_IN_C if in_c(hidden) and not sampling.filtered else ROWS  # filters need whole rows of logits
+    if extra and not in_c(hidden):  # reductions, too, may give a row other bits if it is alone
         hidden, keys = F.pad(hidden, (0, 0, 0, extra)), None if keys is None else F.pad(keys, (0, extra))
     parts = []
     for begin in range(0, len(hidden), at_once):
@@ -109,7 +109,7 @@ def fused_records(
     rows: Tensor | None = None,
     runner_up: bool = False,
 ) -> Tensor:
-    """`record_head` with the kernel that multiplies and reduces at once; there is none for top-p and top-k."""
+    """Compute `record_head` with the kernel that multiplies and reduces at once, which has no top-p and top-k."""
     from lopa_dist.kernels.record_head_triton import merged_records, share_sums
 
     vocabulary = len(weight) * shard.size
@@ -127,7 +127,7 @@ def _sums(
     shard: Shard,
     runner_up: bool,
 ) -> Tensor:
-    """Running sums ``[7 or 10, R, tiles]`` of this rank's tiles; with filters, of the whole rows as one tile."""
+    """Return running sums ``[7 or 10, R, tiles]`` of this rank's tiles; with filters, of the whole rows as one tile."""
     if sampling.filtered:
         logits = shard.gather(product(rows, weight.t(), in_fp32=True)).transpose(0, 1).flatten(1)
         return _reduce(logits, 0, logits.shape[1], mask_id, keys, sampling, runner_up)
@@ -139,10 +139,10 @@ def _sums(
 
 
 def tiles(begin: int, end: int, vocabulary: int) -> Iterator[tuple[int, int, int]]:
-    """How the vocabulary's part [begin, end) is cut: ``(low, high, width)`` of what is computed at once, in tiles of
-    `width` that are reduced on their own.
+    """Yield ``(low, high, width)``: how the vocabulary's part [begin, end) is cut.
 
-    The tiles are the same whatever part of the vocabulary a rank has, if it is one or more of `SHARES` equal ones.
+    Logits from `low` to `high` are computed at once, and reduced in tiles of `width`. The tiles are the same whichever
+    part of the vocabulary a rank has, if it is one or more of `SHARES` equal parts.
     """
     share = vocabulary // SHARES if vocabulary % SHARES == 0 else vocabulary
     if end - begin <= VOCABULARY:
@@ -157,11 +157,11 @@ def tiles(begin: int, end: int, vocabulary: int) -> Iterator[tuple[int, int, int
 def _reduce(
     logits: Tensor, low: int, width: int, mask_id: int, keys: Tensor | None, sampling: Sampling, runner_up: bool
 ) -> Tensor:
-    """Running sums ``[7, R, tiles]`` of logits ``[R, columns from low]``, in tiles of `width` columns.
+    """Return running sums ``[7, R, tiles]`` of logits ``[R, columns from low]``, in tiles of `width` columns.
 
-    These are a tile's greatest and second logit, sum of exponentials, their first moment, and of the choice its
-    preference, logit and token. With `runner_up` ``[10, R, tiles]``: these three of the second choice, too. All are of
-    the logits after temperature and filters, and never of the mask token.
+    These are a tile's greatest and second logit, the sum of exponentials and their first moment, and the preference,
+    logit and token of its choice. With `runner_up` ``[10, R, tiles]``: the last three also of the second choice. All
+    are of the logits after temperature and filters, and never of the mask token.
     """
     if in_c(logits) and not sampling.filtered:
         return native.reduce(logits, low, width, mask_id, keys, sampling, runner_up)
@@ -198,7 +198,7 @@ def _reduce(
 
 
 def _records(sums: Tensor, sampling: Sampling) -> Tensor:
-    """Records ``[R, 3 or 5]`` from all tiles' sums ``[7 or 10, R, tiles]``; on equal preference the lower id wins."""
+    """Return records ``[R, 3 or 5]`` of all tiles' sums ``[7 or 10, R, tiles]``; on a tie the lower id wins."""
     if in_c(sums):
         return native.records(sums, sampling)
     tops, seconds, totals, moments, preferences, logits, tokens = sums[:7]
@@ -217,7 +217,7 @@ def _records(sums: Tensor, sampling: Sampling) -> Tensor:
         moment = ((moments + totals * below) * scale).sum(1)
         confidence = moment / total - total.log()
     record = [tokens.gather(1, choice)[:, 0].int(), probability.view(torch.int32), confidence.view(torch.int32)]
-    if len(sums) > 7:  # the best of what the other tiles choose, and of what comes second in this one
+    if len(sums) > 7:  # the best of the other tiles' choices and this tile's second choice
         preferences, logits, tokens = (
             best.scatter(1, choice, second.gather(1, choice)) for best, second in zip(sums[4:7], sums[7:], strict=True)
         )
@@ -228,7 +228,7 @@ def _records(sums: Tensor, sampling: Sampling) -> Tensor:
 
 
 def filter_logits(logits: Tensor, top_p: float, top_k: int) -> Tensor:
-    """Drop what nucleus and top-k sampling exclude, ``[H, V]``.
+    """Return logits ``[H, V]`` without the tokens that nucleus and top-k sampling exclude.
 
     top-p drops every token whose preceding mass already exceeds it, never the best one; top-k keeps ties at the k-th.
     """

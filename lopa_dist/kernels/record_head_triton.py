@@ -1,17 +1,17 @@
-"""The record head without logits in memory: every tile of logits is reduced where it was multiplied.
+"""The record head without logits in memory: the kernel that multiplies a tile of logits also reduces it.
 
-Three kernels. The first is a matrix product whose programs each make the logits of `BM` rows and `BV` tokens, in
-registers, and write their running sums, 28 bytes a row at most, 40 with the runner-up. The second merges the sums of a
-share of the vocabulary (`record_head.SHARES`). The third makes records of all shares' sums, which tensor ranks exchange
-before.
+There are three kernels. The first is a matrix product: each program computes the logits of `BM` rows and `BV` tokens in
+registers, and writes their running sums, at most 28 bytes per row, 40 with the runner-up. The second merges the sums of
+a share of the vocabulary (`record_head.SHARES`). The third makes records from the sums of all shares, which tensor
+ranks exchange first.
 
-Sums are of one tile, never of the tiles a program happened to take, and the tiles of a share begin where it begins. So
-a row's bits depend neither on how many rows there are nor on how many tensor ranks, as long as `BV` and `BK` stay: in
-a tile of any height, a warp has whole rows (on Hopper; on older GPUs all tiles are of one height).
+Sums are of one tile, never of the tiles that a program happened to take, and the tiles of a share begin where it
+begins. So a row's bits depend neither on the number of rows nor on that of tensor ranks, as long as `BV` and `BK` stay:
+in a tile of any height, a warp has whole rows (on Hopper; on older GPUs all tiles are of one height).
 
-What is read how often: with one tile of rows (128), the weight once, which is the floor for few rows; else once for
-every `GROUP` tiles of rows, which run at a time and find the weight's tile in L2. The hidden rows come from L2, once
-for every tile of the vocabulary.
+With one tile of rows (128), the weight is read once, the least that is possible; with more, once for every `GROUP`
+tiles of rows, which run at the same time and find the weight's tile in L2. The hidden rows come from L2, once for every
+tile of the vocabulary.
 
 Logits stay in fp32; torch's operators round them to the weight's dtype first.
 """
@@ -28,15 +28,15 @@ from torch import Tensor
 from lopa_dist.kernels.dispatch import OPTIONS, hopper
 from lopa_dist.kernels.sampling import Sampling
 
-GROUP = 16  # tiles of rows that go through a tile of the vocabulary together: 2,048 hidden rows fit in L2
-MERGED = 2048  # numbers the merging kernel holds of one kind of sum: 16 a thread
-RECORD_ROWS = 64  # rows of which a program makes records
-SIZES = ("count", "first", "mask_id", "share", "tiles", "all_tiles", "row_tiles", "shares")  # no variant for a 1 or 16
+GROUP = 16  # tiles of rows that share a tile of the vocabulary: 2,048 hidden rows fit in L2
+MERGED = 2048  # numbers of one kind of sum that the merging kernel holds: 16 per thread
+RECORD_ROWS = 64  # rows per program of the kernel that makes records
+SIZES = ("count", "first", "mask_id", "share", "tiles", "all_tiles", "row_tiles", "shares")  # never specialised
 
 
 @dataclass(frozen=True)
 class HeadTile:
-    """Sizes of a tile and of its pipeline. `bv` and `bk` are part of the bits, the others of the speed only."""
+    """Sizes of a tile and of its pipeline. `bv` and `bk` affect the bits, the others only the speed."""
 
     bm: int
     bv: int
@@ -46,16 +46,18 @@ class HeadTile:
 
 
 def config(rows: int, dtype: torch.dtype, noise: bool, hopper: bool) -> HeadTile:
-    """The tile for at most `rows` rows; two programs fit on one of Hopper's processors, so that one multiplies while
-    the other reduces. fp32, which tensor cores would round, is multiplied without them.
+    """Return the tile for at most `rows` rows.
+
+    Two programs fit on one of Hopper's multiprocessors, so that one multiplies while the other reduces. fp32 is
+    multiplied without tensor cores, which would round it.
     """
     if dtype == torch.float32:
         return HeadTile(64, 64, 32, 4, 2)
-    if not hopper:  # there, warps share rows in a way that depends on the tile's height
+    if not hopper:  # how warps share rows depends on the tile's height there
         return HeadTile(128, 128, 64, 8, 3)
     if rows <= 64:
         return HeadTile(64, 128, 64, 4, 4)
-    return HeadTile(128, 128, 64, 8 if noise else 4, 3)  # the noise takes registers
+    return HeadTile(128, 128, 64, 8 if noise else 4, 3)  # noise needs registers
 
 
 def share_sums(
@@ -69,12 +71,12 @@ def share_sums(
     rows: Tensor | None = None,
     runner_up: bool = False,
 ) -> Tensor:
-    """Running sums of shares of the vocabulary, as `record_head._reduce` gives them for tiles.
+    """Return running sums of shares of the vocabulary, of the kinds that `record_head._reduce` computes for tiles.
 
     Args:
-        weight: ``[tokens, d]``, the tokens from id `first` on, a multiple of `shares`, the equal parts to sum over.
+        weight: ``[tokens, d]``, the tokens from id `first` on, in `shares` equal parts, each with sums of its own.
         sampling: the rules, without top-p and top-k.
-        hidden, mask_id, keys, rows, runner_up: as of `record_head`.
+        hidden, mask_id, keys, rows, runner_up: as in `record_head`.
 
     Returns:
         ``[7, H, shares]`` fp32; ``[10, H, shares]`` with `runner_up`.
@@ -112,7 +114,7 @@ def share_sums(
 
 @triton.jit
 def mix(x: tl.tensor) -> tl.tensor:
-    """`random.mix` of uint64."""
+    """Return `random.mix` of uint64 values."""
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB
     return x ^ (x >> 31)
@@ -120,7 +122,7 @@ def mix(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def gumbel(keys: tl.tensor, counters: tl.tensor) -> tl.tensor:
-    """`random.gumbel`: ``keys [H]`` int64, ``counters [V]`` -> ``[H, V]`` fp32; the same 23 bits of the same hash."""
+    """Return `random.gumbel`, ``keys [H]`` int64, ``counters [V]`` -> ``[H, V]`` fp32, from the same bits of a hash."""
     golden = counters.to(tl.uint64) * 0x9E3779B97F4A7C15
     bits = mix(mix(keys.to(tl.uint64))[:, None] + golden[None])
     uniform = ((bits >> 41).to(tl.int32).to(tl.float32) + 0.5) * 1.1920928955078125e-07  # 2^-23
@@ -154,7 +156,11 @@ def tile_sums_kernel(
     RUNNER_UP: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
-    """Grid ``(row tiles * tiles,)``: groups of GROUP row tiles, in them tile by tile, in these row tile by row tile."""
+    """Compute and reduce one tile of logits per program.
+
+    Grid ``(row tiles * tiles,)``: group by group of GROUP row tiles, within a group tile by tile, and within a tile row
+    tile by row tile.
+    """
     program = tl.program_id(0)
     group = program // (GROUP * all_tiles)
     height = tl.minimum(row_tiles - group * GROUP, GROUP)
@@ -191,7 +197,7 @@ def tile_sums_kernel(
     at = parts + tile.to(tl.int64) * count + row
     kept = row < limit
     top = tl.max(logits, 1)
-    index = tl.min(tl.where(logits == top[:, None], column[None], BV - 1), 1)  # of equal ones the lower id
+    index = tl.min(tl.where(logits == top[:, None], column[None], BV - 1), 1)  # on a tie, the lower id
     tl.store(at, top, kept)
     if SECOND:
         second = tl.max(tl.where(column[None] == index[:, None], lowest, logits), 1)
@@ -208,7 +214,7 @@ def tile_sums_kernel(
         index = tl.min(tl.where(noisy == preference[:, None], column[None], BV - 1), 1)
         tl.store(at + 4 * plane, preference, kept)
         tl.store(at + 5 * plane, tl.max(tl.where(column[None] == index[:, None], logits, lowest), 1), kept)
-    chosen = tl.minimum(index, width - 1)  # a token, even where a row is NaN
+    chosen = tl.minimum(index, width - 1)  # a valid token, even if the row is NaN
     tl.store(at + 6 * plane, (first + low + chosen).to(tl.float32), kept)  # exact up to 2^24
     if RUNNER_UP:
         noisy = tl.where(column[None] == index[:, None], lowest, noisy)
@@ -234,7 +240,7 @@ def share_sums_kernel(
     NOISE: tl.constexpr,
     RUNNER_UP: tl.constexpr,
 ) -> None:
-    """Grid ``(tiles of ROWS rows, shares)``; all tiles of a share at once."""
+    """Merge the sums of all tiles of a share, for ROWS rows. Grid ``(tiles of ROWS rows, shares)``."""
     share = tl.program_id(1)
     limit = tl.load(rows)
     if tl.program_id(0) * ROWS >= limit:
@@ -274,7 +280,7 @@ def share_sums_kernel(
     tl.store(out + 4 * out_plane, preference, kept)
     tl.store(out + 5 * out_plane, logit, kept)
     tl.store(out + 6 * out_plane, token, kept)
-    if RUNNER_UP:  # the best of what the other tiles choose, and of what comes second in this one
+    if RUNNER_UP:  # the best of the other tiles' choices and this tile's second choice
         own = tile == best[None]
         preferences = tl.where(own, tl.load(at + 7 * plane, inside, lowest), preferences)
         logits = tl.where(own, tl.load(at + 8 * plane, inside, lowest), logits)
@@ -288,7 +294,7 @@ def share_sums_kernel(
 
 
 def merged_records(sums: Tensor, confidence: str) -> Tensor:
-    """Records ``[H, 3 or 5]``, as of `record_head`, from the sums of all shares of the vocabulary.
+    """Return records ``[H, 3 or 5]``, as `record_head` does, from the sums of all shares of the vocabulary.
 
     Args:
         sums: ``[7 or 10, H, shares]``.
@@ -316,7 +322,10 @@ def records_kernel(
     CONFIDENCE: tl.constexpr,
     RUNNER_UP: tl.constexpr,
 ) -> None:
-    """Grid ``(tiles of ROWS rows,)``. On equal preference the lower id wins, which is in the earlier share."""
+    """Make the records of ROWS rows. Grid ``(tiles of ROWS rows,)``.
+
+    On equal preference the lower id wins, which is in the earlier share.
+    """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     share = tl.arange(0, SHARES)[None]
     kept = row < count
@@ -348,7 +357,7 @@ def records_kernel(
     tl.store(out, tl.max(tl.where(own, tokens, 0), 1).to(tl.int32), kept)
     tl.store(out + 1, probability.to(tl.int32, bitcast=True), kept)
     tl.store(out + 2, confidence.to(tl.int32, bitcast=True), kept)
-    if RUNNER_UP:  # the best of what the other shares choose, and of what comes second in this one
+    if RUNNER_UP:  # the best of the other shares' choices and this share's second choice
         preferences = tl.where(own, tl.load(at + 7 * plane, inside, lowest), preferences)
         logits = tl.where(own, tl.load(at + 8 * plane, inside, lowest), logits)
         tokens = tl.where(own, tl.load(at + 9 * plane, inside, 0), tokens)
@@ -360,5 +369,5 @@ def records_kernel(
 
 @triton.jit
 def first_greatest(x: tl.tensor, column: tl.tensor, COLUMNS: tl.constexpr) -> tl.tensor:
-    """Return the first column with the greatest number of each row of ``x [R, COLUMNS]``."""
+    """Return, for each row of ``x [R, COLUMNS]``, the first column with its greatest number."""
     return tl.min(tl.where(x == tl.max(x, 1)[:, None], column, COLUMNS - 1), 1)

@@ -1,4 +1,4 @@
-"""Rotary position embedding, rotate-half convention, alone and with what lies between projection and attention."""
+"""Rotary position embedding (rotate-half), alone and together with all else between projection and attention."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Llama3Scaling(NamedTuple):
     """How Llama 3.1 and later slow down rotations for long contexts (arXiv 2407.21783; keys of `rope_scaling`).
 
     Frequencies with fewer than `low_freq_factor` turns over `original_positions` are divided by `factor`, those with
-    more than `high_freq_factor` stay, and between the two the divisor changes evenly.
+    more than `high_freq_factor` stay. In between, the two are interpolated linearly by the number of turns.
     """
 
     factor: float
@@ -27,7 +27,7 @@ class Llama3Scaling(NamedTuple):
     original_positions: int
 
     def __call__(self, inverse: Tensor) -> Tensor:
-        """Radians a position of each frequency, ``[D / 2]``."""
+        """Return the radians per position of each frequency, ``[D / 2]``."""
         turns = self.original_positions / (2 * math.pi / inverse)
         unchanged = ((turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)).clamp(0, 1)
         return (1 - unchanged) * inverse / self.factor + unchanged * inverse
@@ -37,7 +37,7 @@ class YarnScaling(NamedTuple):
     """How YaRN slows down rotations for long contexts (arXiv 2309.00071; keys of `rope_parameters`).
 
     Frequencies with more than `beta_fast` turns over `original_positions` stay, those with fewer than `beta_slow` are
-    divided by `factor`, and between the two the share of either changes evenly with their number.
+    divided by `factor`. In between, the two are interpolated linearly by the frequency's index.
     """
 
     theta: float  # the base of the frequencies
@@ -47,7 +47,7 @@ class YarnScaling(NamedTuple):
     original_positions: int
 
     def __call__(self, inverse: Tensor) -> Tensor:
-        """Radians a position of each frequency, ``[D / 2]``."""
+        """Return the radians per position of each frequency, ``[D / 2]``."""
         count = len(inverse)
         low = max(math.floor(self.number(self.beta_fast, count)), 0)
         high = min(math.ceil(self.number(self.beta_slow, count)), 2 * count - 1)
@@ -56,18 +56,18 @@ class YarnScaling(NamedTuple):
         return 1 / (self.factor * self.theta ** (number / count)) * (1 - unchanged) + inverse * unchanged
 
     def number(self, turns: float, count: int) -> float:
-        """Which of `count` frequencies makes this many turns over `original_positions`; a fraction."""
+        """Return the index, a fraction, of the frequency of `count` with this many turns over `original_positions`."""
         return count * math.log(self.original_positions / (turns * 2 * math.pi)) / math.log(self.theta)
 
 
 class QueryScaling(NamedTuple):
-    """How Ministral 3 makes queries larger the further on in a text they are, as Llama 4 does."""
+    """How Ministral 3 scales up queries further on in a text, as Llama 4 does."""
 
     beta: float
     original_positions: int
 
     def __call__(self, positions: Tensor) -> Tensor:
-        """What to multiply the queries of positions ``[R]`` by, ``[R]`` fp32; exactly 1 before `original_positions`."""
+        """Return the factors ``[R]`` fp32 of queries at positions ``[R]``; exactly 1 before `original_positions`."""
         return 1 + self.beta * torch.log(1 + torch.floor(positions / self.original_positions))
 
 
@@ -79,10 +79,10 @@ def rope_table(
     scaling: Llama3Scaling | YarnScaling | None = None,
     rotated: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of ``positions [R]`` for `apply_rope`: two ``[R, 1, head_dim]``, angles computed in fp32.
+    """Return cosines and sines of ``positions [R]`` for `apply_rope`: two ``[R, 1, head_dim]``, of angles in fp32.
 
-    The sines of the first half are negative. The formula is transformers' to the bit: at position 30,000, a frequency's
-    last bit turns by what bf16 rounds away.
+    The sines of the first half are negative. The formula equals transformers' to the bit: at position 30,000, a
+    difference in a frequency's last bit turns the angle by as much as bf16 rounds away.
 
     Args:
         positions: ``[R]``.
@@ -90,7 +90,7 @@ def rope_table(
         theta: the base of the frequencies.
         dtype: of the result.
         scaling: how frequencies are changed.
-        rotated: dimensions that turn, in the order of `rotated_first`; None: all.
+        rotated: number of dimensions that rotate, in the order of `rotated_first`; None: all.
     """
     turning = head_dim if rotated is None else rotated
     inverse = 1 / theta ** (torch.arange(0, turning, 2, device=positions.device, dtype=torch.float32) / turning)
@@ -102,19 +102,19 @@ def rope_table(
 
 
 def rotated_first(head_dim: int, rotated: int) -> Tensor:
-    """The order of a head's dimensions in which those that are rotated come first in both halves, ``[D]``.
+    """Return the order of a head's dimensions that puts those that are rotated first in both halves, ``[D]``.
 
-    A model may rotate the first dimensions of a head only, as two halves. With its weights in this order, one rotation
-    of the whole head does that, with an angle of 0 for the others; what q and k multiply to stays the same.
+    A model may rotate only the first dimensions of a head, as two halves. With its weights in this order, one rotation
+    of the whole head does that, with an angle of 0 for the other dimensions; the products of q and k stay the same.
     """
     turning, still = torch.arange(rotated).chunk(2), torch.arange(rotated, head_dim).chunk(2)
     return torch.cat([turning[0], still[0], turning[1], still[1]])
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate ``x [R, heads, head_dim]`` by the table's angles; in fp32 with a table of that, and rounded at the end."""
+    """Return ``x [R, heads, head_dim]`` rotated by the table's angles, in the table's dtype, then rounded to x's."""
     wide = x.to(cos.dtype)
-    swapped = wide.roll(x.shape[-1] // 2, -1)  # the halves, each in place of the other
+    swapped = wide.roll(x.shape[-1] // 2, -1)  # the two halves swapped
     return (wide * cos).add_(swapped.mul_(sin)).to(x.dtype)
 
 
@@ -131,21 +131,21 @@ def rope_and_store(
     must_be_finite: Tensor | None = None,
     slots: Tensor | None = None,
 ) -> Tensor:
-    """Rotate the projected q and k, and write k and v into the pool: all between projection and attention.
+    """Return rotated q, and write rotated k, and v, into the pool: all steps between projection and attention.
 
-    Packed row r goes to slot ``scratch + r``, or to ``slots[r]``. Only rows below `rows` are read, rotated and written;
-    the others' q is undefined, their slots stay as they are. q may be a view of a larger tensor.
+    Packed row r goes to slot ``scratch + r``, or to ``slots[r]``. Only the first `rows` rows are read, rotated and
+    written; the others' q is undefined, and their slots stay as they are. q may be a view of a larger tensor.
 
     Args:
         qkv: ``[R, (H + 2 Hkv) * D]``, the q heads first, then k, then v. D is even.
-        cos, sin: ``[R, 1, D]`` of `rope_table`, in qkv's dtype or, to rotate in it, fp32.
+        cos, sin: ``[R, 1, D]`` of `rope_table`, in qkv's dtype, or in fp32 to rotate in fp32.
         keys, values: ``[slots, Hkv, D]``, one layer of the pool; written.
         scratch: the pool's slot of the first packed row.
         rows: ``[1]`` int32 on qkv's device, how many rows are real; None: all.
         norms: ``[D]`` twice, weights of the norms of every head's q and k before the rotation (Qwen3); or None.
         eps: of these norms.
-        must_be_finite: ``[R]`` bool, as of `without_overflow`; None: nothing is replaced.
-        slots: ``[R]`` int64, no two alike among real rows; None: the slots from `scratch` on.
+        must_be_finite: ``[R]`` bool, as in `without_overflow`; None: nothing is replaced.
+        slots: ``[R]`` int64, all different among real rows; None: the slots from `scratch` on.
 
     Returns:
         q ``[R, H, D]``.
@@ -181,14 +181,14 @@ def rope_and_store(
 
 
 def without_overflow(x: Tensor, must_be_finite: Tensor | None) -> Tensor:
-    """Return K or V ``[R, heads, head_dim]``, in rows behind windows with 0 for every value that is not finite.
+    """Return K or V ``[R, heads, head_dim]``, with 0 for every value that is not finite in the rows after windows.
 
-    The window's rows do not see these rows, most of which are drafts'. But attention gives what is not seen the weight
-    0, and 0 times infinity is NaN. Drafts further on in the chain are verified without such a row. If they are
-    accepted, their tokens are part of the window in the next forward, in which infinities are not replaced.
+    The window's rows do not see these rows, most of which hold drafts. But attention gives unseen columns the weight 0,
+    and 0 times infinity is NaN. Drafts later in the chain are verified with these zeros. If they are accepted, their
+    tokens are part of the window in the next forward, in which infinities are not replaced.
 
     Args:
         x: K or V of packed rows.
-        must_be_finite: ``[R]`` bool, rows behind windows; None: nothing is replaced.
+        must_be_finite: ``[R]`` bool, true for rows after windows; None: nothing is replaced.
     """
     return x if must_be_finite is None else x.where(x.isfinite() | ~must_be_finite[:, None, None], 0)

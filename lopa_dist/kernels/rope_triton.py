@@ -1,7 +1,7 @@
 """From projection to attention in one kernel: norms of q and k, rotation, K/V into the pool.
 
-A program takes one row's next `HEADS` heads, of whichever kind: q, k and v lie side by side in the projection. Every
-number is read once and written once. It rounds where torch's operators round.
+A program takes `HEADS` successive heads of one row, of any kind: q, k and v are adjacent in the projection. Every
+number is read once and written once. The kernel rounds where torch's operators round.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lopa_dist.kernels.dispatch import OPTIONS
 
-TILE = 2048  # numbers a program takes, about: 16 a thread
+TILE = 2048  # numbers per program, about: 16 per thread
 
 
 def rope_and_store(
@@ -28,7 +28,7 @@ def rope_and_store(
     must_be_finite: Tensor | None = None,
     slots: Tensor | None = None,
 ) -> Tensor:
-    """As `rope.rope_and_store`, with `cos` and `sin` ``[R, D]``."""
+    """Compute `rope.rope_and_store`, with `cos` and `sin` ``[R, D]``."""
     count, (kv_heads, dim) = len(qkv), keys.shape[1:]
     heads = qkv.shape[1] // dim - 2 * kv_heads
     q = qkv.new_empty(count, heads, dim)
@@ -48,7 +48,7 @@ def rope_and_store(
 
 @triton.jit
 def finite(x: tl.tensor, of_window: tl.tensor) -> tl.tensor:
-    """`x` of a row of the window; of a row behind it 0 instead of what is infinite or no number."""
+    """Return `x`, with 0 for infinities and NaN unless the row is `of_window`."""
     return tl.where((tl.abs(x.to(tl.float32)) < float("inf")) | of_window, x, 0.0)
 
 
@@ -63,7 +63,7 @@ def rope_and_store_kernel(
     keys: tl.tensor,  # [slots, KV, D]
     values: tl.tensor,  # [slots, KV, D]
     rows: tl.tensor,  # [1]
-    must_be_finite: tl.tensor,  # [R], read where it CLEARS
+    must_be_finite: tl.tensor,  # [R], read with CLEARS
     slots: tl.tensor,  # [R], read with SLOTS
     scratch: tl.tensor,
     qkv_stride: tl.tensor,
@@ -81,7 +81,7 @@ def rope_and_store_kernel(
     CLEARS: tl.constexpr,
     SLOTS: tl.constexpr,
 ) -> None:
-    """Grid ``(R, tiles of HEADS heads)``."""
+    """Normalise, rotate and store HEADS heads of one row. Grid ``(R, tiles of HEADS heads)``."""
     row = tl.program_id(0)
     if row >= tl.load(rows):
         return

@@ -1,7 +1,7 @@
 """Which experts a row goes through, how much each weighs, and where the rows of each expert are.
 
-Rows stand in groups, one for each expert, of whole tiles; then matrix kernels give a row the same bits in any group. On
-a GPU two kernels do all of it behind the router's product (`routing_triton`), and the host waits for nothing.
+Rows are grouped by expert, in whole tiles: matrix kernels then give a row the same bits in any group. On a GPU two
+kernels do all of this after the router's product (`routing_triton`), and the host waits for nothing.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ class Router(NamedTuple):
     """How rows choose among the experts."""
 
     chosen: int  # experts that a row goes through
-    renormalise: bool  # their weights are made to sum to 1
-    sigmoid: bool = False  # scores are sigmoids of logits, each alone; else a softmax of all
-    scale: float = 1.0  # of the weights, with sigmoids
-    groups: int = 1  # of equally many experts, with sigmoids
+    renormalise: bool  # whether their weights are scaled to sum to 1
+    sigmoid: bool = False  # scores are sigmoids of each logit; else a softmax over all
+    scale: float = 1.0  # factor of the weights, with sigmoids
+    groups: int = 1  # groups of equally many experts, with sigmoids
     chosen_groups: int = 1  # groups that a row chooses first; its experts are from these
 
 
 class Groups(NamedTuple):
-    """Where the rows of each expert are: one group after the other, each of whole tiles."""
+    """Where the rows of each expert are: one group after the other, each in whole tiles."""
 
-    place: Tensor  # [R, k] of each choice, among the grouped rows
-    choice: Tensor  # [P] number of the choice that a grouped row is; of padding, 0
-    ends: Tensor  # [E] int32, behind each expert's last row
-    height: int = ROW_TILE  # rows of a tile
+    place: Tensor  # [R, k] the grouped row of each choice
+    choice: Tensor  # [P] number of the choice of each grouped row; 0 for padding
+    ends: Tensor  # [E] int32, where each expert's group ends, padding included
+    height: int = ROW_TILE  # rows per tile
 
     def experts(self) -> Tensor:
         """Return the expert of each choice, ``[R, k]``."""
@@ -42,14 +42,14 @@ class Groups(NamedTuple):
 def choose(logits: Tensor, bias: Tensor | None, router: Router) -> tuple[Tensor, Tensor]:
     """Return the experts that rows choose, ``[R, k]``, and their weights, ``[R, k]`` fp32.
 
-    By softmax these are the most probable ones, each with its probability (Qwen3-MoE). By sigmoids they are those with
-    the highest scores and biases, in the groups whose best two have most (DeepSeek-V3, LLaDA2): the bias only decides
-    who is chosen, the score alone how much an expert weighs.
+    With softmax these are the most probable experts, each weighted by its probability (Qwen3-MoE). With sigmoids they
+    are the experts with the greatest sum of score and bias, from the groups whose two best have the greatest total
+    (DeepSeek-V3, LLaDA2). The bias only decides which experts are chosen; how much each weighs depends on its score.
 
     Args:
         logits: ``[R, E]``; with sigmoids in fp32.
         bias: ``[E]`` with sigmoids, else None.
-        router: how they choose.
+        router: how rows choose.
     """
     if not router.sigmoid:
         probability = logits.softmax(-1, dtype=torch.float32)
@@ -68,14 +68,14 @@ def choose(logits: Tensor, bias: Tensor | None, router: Router) -> tuple[Tensor,
 
 
 def room_for(choices: int, experts: int, height: int) -> int:
-    """Return how many grouped rows there are at most, in whole tiles."""
+    """Return how many grouped rows `choices` choices give at most, in whole tiles of `height` rows."""
     return -(-(choices + min(experts, choices) * (height - 1)) // height) * height
 
 
 def grouped(chosen: Tensor, experts: int, height: int = ROW_TILE) -> Groups:
-    """Group rows by the experts that they chose, ``[R, k]``, in tiles of `height` rows.
+    """Return rows grouped by the experts that they chose, ``chosen [R, k]``, in tiles of `height` rows.
 
-    On a GPU the host does not wait for their sizes, so there is room for as many grouped rows as there could be.
+    On a GPU the host does not wait for the groups' sizes, so there is room for as many grouped rows as there could be.
     """
     flat = chosen.flatten()
     counts = torch.zeros(experts, dtype=torch.int64, device=flat.device)
@@ -96,8 +96,8 @@ def routed(logits: Tensor, bias: Tensor | None, router: Router, height: int = RO
     """Return the weights of rows' experts, ``[R, k]`` fp32, and where the rows of each expert are.
 
     Args:
-        logits, bias, router: as of `choose`.
-        height: rows of a tile.
+        logits, bias, router: as in `choose`.
+        height: rows per tile.
     """
     if fused(logits, "experts"):
         from lopa_dist.kernels import routing_triton

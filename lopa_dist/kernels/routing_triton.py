@@ -1,7 +1,7 @@
-"""Routing in two kernels: what rows choose, counted for each block of rows; then where each choice stands.
+"""Routing in two kernels: the first chooses experts and counts the choices per block of rows, the second places them.
 
-The second kernel adds up the counts of all blocks in every program, so no program waits for another, nothing is added
-up in an order of chance, and places are those of `routing.grouped`.
+In the second kernel, every program sums the counts of all blocks, so no program waits for another, no sum depends on
+the order in which programs run, and places are those of `routing.grouped`.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from torch import Tensor
 from lopa_dist.kernels.dispatch import OPTIONS
 from lopa_dist.kernels.routing import Groups, Router, room_for
 
-FEW = 256  # rows up to which blocks are small, so that there are enough of them
+FEW = 256  # up to this many rows, blocks are small, so that there are enough of them
 NUMBERS = 4096  # scores that a program holds at most
-LOWEST = tl.constexpr(-(2**31))  # of a key: what is taken already
+LOWEST = tl.constexpr(-(2**31))  # key of an expert or group that cannot be chosen any more
 
 
 def takes(router: Router, experts: int) -> bool:
-    """Return whether the kernels can do it: with groups, a program holds scores by group, in powers of two."""
+    """Return whether the kernels take this router: with groups, numbers of experts and groups must be powers of two."""
     powers = experts & (experts - 1) == 0 and router.groups & (router.groups - 1) == 0
     return experts <= NUMBERS and (router.groups == 1 or powers)
 
 
 def warps_for(numbers: int) -> int:
-    """Return how many warps hold `numbers` scores and what is made of them in registers."""
+    """Return how many warps hold `numbers` scores, and what is computed from them, in registers."""
     return 8 if numbers > NUMBERS // 2 else 4
 
 
 def routed(logits: Tensor, bias: Tensor | None, router: Router, height: int) -> tuple[Tensor, Groups]:
-    """As `routing.routed`; ties between experts go to the lower number, and a row of NaN chooses some experts."""
+    """Compute `routing.routed`. On a tie the lower expert wins, and a row of NaN still chooses experts."""
     (rows, experts), device = logits.shape, logits.device
     width = triton.next_power_of_2(experts)
     block = max(min(4 if rows <= FEW else 16, NUMBERS // width), 1)
@@ -61,7 +61,7 @@ def routed(logits: Tensor, bias: Tensor | None, router: Router, height: int) -> 
 
 @triton.jit
 def ordered(x: tl.tensor) -> tl.tensor:
-    """Return integers in the order of numbers, all above `LOWEST`; NaN has a place in it, too."""
+    """Return integers that order as the floats `x` do, all above `LOWEST`; NaN has a place in the order, too."""
     bits = x.to(tl.int32, bitcast=True)
     return tl.maximum(tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF), LOWEST + 1)
 
@@ -69,7 +69,7 @@ def ordered(x: tl.tensor) -> tl.tensor:
 @triton.jit(do_not_specialize=["rows", "room"])
 def choose_kernel(
     logits: tl.tensor,  # [R, E]
-    bias: tl.tensor,  # [E], read where SIGMOID
+    bias: tl.tensor,  # [E], read with SIGMOID
     chosen: tl.tensor,  # [R, CHOSEN]
     weights: tl.tensor,  # [R, CHOSEN]
     counts: tl.tensor,  # [blocks, E] how often the rows of a block choose each expert
@@ -87,7 +87,7 @@ def choose_kernel(
     SCALE: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Grid ``(blocks of BLOCK rows,)``."""
+    """Choose the experts of BLOCK rows, and count the choices. Grid ``(blocks of BLOCK rows,)``."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     expert = tl.arange(0, WIDTH)
     real, inside = row < rows, expert < E
@@ -156,7 +156,7 @@ def place_kernel(
     AT_ONCE: tl.constexpr,
     HEIGHT: tl.constexpr,
 ) -> None:
-    """Grid ``(blocks of BLOCK rows,)``."""
+    """Place the choices of BLOCK rows among the grouped rows. Grid ``(blocks of BLOCK rows,)``."""
     own = tl.program_id(0)
     expert = tl.arange(0, WIDTH)
     inside = expert < E
@@ -175,7 +175,7 @@ def place_kernel(
     row = own * BLOCK + tl.arange(0, BLOCK)
     real = row < rows
     at = row.to(tl.int64) * CHOSEN
-    taken = tl.zeros([BLOCK, WIDTH], tl.int32)  # a row chooses an expert once
+    taken = tl.zeros([BLOCK, WIDTH], tl.int32)  # a row chooses an expert at most once
     for j in tl.static_range(CHOSEN):
         taken += tl.where(expert[None] == tl.load(chosen + at + j, real, -1)[:, None], 1, 0)
     number = (end - sizes + before)[None] + tl.cumsum(taken, 0) - taken

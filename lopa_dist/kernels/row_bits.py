@@ -1,9 +1,9 @@
 """Whether a CPU's matrix products give a row the same bits in any batch, which texts rely on.
 
-MKL's code for AVX2 adds up in another order if few rows are multiplied, unless its strict mode is on. Importing
-`lopa_dist` switches that on, which costs no time. It has no effect in a process that has multiplied matrices before,
-and other libraries have no such mode, so it is checked. It is checked for each precision: on CPUs with AMX the code for
-bf16 adds up by the number of rows, and no mode changes that.
+MKL's code for AVX2 sums in another order if few rows are multiplied, unless its strict mode is on. Importing
+`lopa_dist` turns that mode on, which costs no time. But it has no effect in a process that has multiplied matrices
+before, and other libraries have no such mode, so this is checked, for each precision: on CPUs with AMX, the order of
+sums in bf16 depends on the number of rows, and no mode changes that.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def same_bits(dtype: torch.dtype = torch.float32) -> bool:
     generator = torch.Generator().manual_seed(0)
     for width in WIDTHS:
         x, weight = (torch.randn(n, width, generator=generator).to(dtype) for n in (32 * ROW_TILE, width))
-        for laid_out in (weight, weight.t().contiguous().t()):  # as the head's is, and as layers' are
+        for laid_out in (weight, weight.t().contiguous().t()):  # stored as the head's, then as the layers'
             full = F.linear(x, laid_out)
             for rows in range(ROW_TILE, 5 * ROW_TILE, ROW_TILE):
                 if not torch.equal(F.linear(x[:rows], laid_out), full[:rows]):
@@ -43,7 +43,7 @@ def same_bits(dtype: torch.dtype = torch.float32) -> bool:
 
 
 def fault(dtype: torch.dtype) -> str | None:
-    """Return what is wrong with this CPU's products of a precision, and what to do; None: rows have the same bits."""
+    """Return what is wrong with this CPU's products in a precision, and what to do; None: rows have the same bits."""
     if same_bits(dtype):
         return None
     return FAULT if dtype == torch.float32 else REDUCED.format(str(dtype).removeprefix("torch."))
@@ -51,6 +51,6 @@ def fault(dtype: torch.dtype) -> str | None:
 
 @cache
 def warn_of_bits(dtype: torch.dtype) -> None:
-    """Warn, once, if rows have other bits in another batch."""
+    """Warn once if a row's bits depend on its batch."""
     if found := fault(dtype):
         log.warning(found)

@@ -1,4 +1,4 @@
-"""What lies between products, row by row: norms, alone and with the residual sum in front, and SwiGLU's gate."""
+"""Row-wise operations between products: norms, alone and after a residual sum, and SwiGLU's gate."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from lopa_dist.kernels.quantized import QuantizedRows, quantize_rows
 
 @cache
 def number(value: float) -> Tensor:
-    """Return `value` as a tensor. Of a Python number torch makes one in every operation, which takes some 2 us."""
+    """Return `value` as a tensor. torch converts a Python number in every operation, which takes about 2 us."""
     with torch.inference_mode(False):
         return torch.tensor(value, dtype=torch.float32)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Normalise the last dimension in fp32 and scale it: ``x [..., d], weight [d]`` -> ``[..., d]`` in x's dtype."""
+    """Return ``x [..., d]`` normalised over its last dimension in fp32 and scaled by ``weight [d]``, in x's dtype."""
     wide = x.float()
     if torch.is_grad_enabled():
         return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
@@ -30,10 +30,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """``rms_norm(residual + x)`` and the sum itself, both ``[R, d]``, from ``x, residual [R, d], weight [d]``.
+    """Return ``rms_norm(residual + x)`` and the sum itself, both ``[R, d]``, from ``x, residual [R, d], weight [d]``.
 
-    The sum is rounded to x's dtype before it is normalised, in both forms. All three have one dtype. On a CPU the sum
-    takes the place of x.
+    The sum is rounded to x's dtype before it is normalised, in every form. All three inputs have one dtype. Except in
+    Triton's form, the sum overwrites x.
     """
     if fused(x, "norm"):
         from lopa_dist.kernels import rows_triton
@@ -46,7 +46,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 
 
 def add_rms_norm_fp8(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[QuantizedRows, Tensor]:
-    """As `add_rms_norm`, for a product in fp8: what is normalised is quantised at once, to the bits of two steps."""
+    """Return `add_rms_norm`'s results, the norm quantised for an fp8 product, with the same bits as in two steps."""
     if fused(x, "norm") and fused(x, "fp8"):
         from lopa_dist.kernels import rows_triton
 
@@ -57,7 +57,7 @@ def add_rms_norm_fp8(x: Tensor, residual: Tensor, weight: Tensor, eps: float) ->
 
 
 def embed_rms_norm(tokens: Tensor, embedding: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The tokens' embeddings, normalised and as they are, ``[R, d]`` both, from ``tokens [R], embedding [V, d]``."""
+    """Return the tokens' embeddings, normalised and as they are, both ``[R, d]``: ``tokens [R], embedding [V, d]``."""
     if fused(embedding, "norm"):
         from lopa_dist.kernels import rows_triton
 
@@ -69,9 +69,9 @@ def embed_rms_norm(tokens: Tensor, embedding: Tensor, weight: Tensor, eps: float
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    """``silu(gate) * up`` of one projection's ``gate_up [R, 2 I]``, the gates first -> ``[R, I]``.
+    """Return ``silu(gate) * up``, ``[R, I]``, of one projection's ``gate_up [R, 2 I]``, the gates first.
 
-    In torch's form on a CPU the result takes the place of the gates.
+    In torch's form the result overwrites the gates.
     """
     if fused(gate_up, "swiglu"):
         from lopa_dist.kernels import rows_triton
@@ -84,7 +84,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
 
 def swiglu_fp8(gate_up: Tensor) -> QuantizedRows:
-    """As `swiglu`, for a product in fp8: its result is quantised at once, to the bits of two steps."""
+    """Return `swiglu`'s result, quantised for an fp8 product, with the same bits as in two steps."""
     if fused(gate_up, "swiglu") and fused(gate_up, "fp8"):
         from lopa_dist.kernels import rows_triton
 

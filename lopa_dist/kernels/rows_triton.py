@@ -1,7 +1,7 @@
-"""What lies between products, in one kernel each: embedding and norm, residual sum and norm, SwiGLU's gate,
-activations to fp8, alone and with what comes before them.
+"""Row-wise operations between products, in one kernel each: embedding and norm, residual sum and norm, SwiGLU's gate,
+and quantisation to fp8, alone or after one of these.
 
-A program keeps its numbers in registers, a whole row of them where the row has to be known as a whole.
+A program keeps its numbers in registers, and a whole row of them where an operation needs the whole row.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from torch import Tensor
 from lopa_dist.kernels.dispatch import OPTIONS
 from lopa_dist.kernels.quantized import FP8
 
-GATE_BLOCK = 2048  # columns a program of SwiGLU's: 16 a thread, two vector loads each of gate and up
-FP8_BLOCK = 8192  # columns at a time where SwiGLU's result is quantised: 16 a thread
+GATE_BLOCK = 2048  # columns per program of SwiGLU: 16 per thread, two vector loads each of gate and up
+FP8_BLOCK = 8192  # columns at a time where SwiGLU's result is quantised: 16 per thread
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """As `rows.add_rms_norm`. Pad rows may hold anything: no row is read by another's program.
+    """Compute `rows.add_rms_norm`. Pad rows may hold anything: no program reads another's row.
 
     Two rows are read and two written; torch's operators move about four times as much.
     """
@@ -34,7 +34,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 def add_rms_norm_fp8(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, dtype: torch.dtype = FP8
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `rows.add_rms_norm_fp8`: the eight bits, their scales and the sum; as fp32, what the cast gets."""
+    """Return the fp8 numbers, scales and sums of `rows.add_rms_norm_fp8`. With `dtype` fp32 nothing is cast."""
     rows, size = x.shape
     x, residual = x.contiguous(), residual.contiguous()
     eight, scale, total = torch.empty_like(x, dtype=dtype), x.new_empty(rows, dtype=torch.float32), torch.empty_like(x)
@@ -44,7 +44,7 @@ def add_rms_norm_fp8(
 
 
 def embed_rms_norm(tokens: Tensor, embedding: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """As `rows.embed_rms_norm`."""
+    """Compute `rows.embed_rms_norm`."""
     rows, size = len(tokens), embedding.shape[1]
     normed, embedded = embedding.new_empty(2, rows, size)
     if rows:
@@ -53,14 +53,14 @@ def embed_rms_norm(tokens: Tensor, embedding: Tensor, weight: Tensor, eps: float
 
 
 def whole_row(size: int) -> dict[str, int]:
-    """Return how a program that keeps a row of `size` numbers in registers is launched."""
+    """Return how to launch a program that keeps a row of `size` numbers in registers."""
     block = triton.next_power_of_2(size)
     return {"SIZE": size, "BLOCK": block, "num_warps": min(max(block // 512, 1), 16)}
 
 
 @triton.jit
 def normalised(
-    numbers: tl.tensor,  # [BLOCK] of a row, rounded; 0 behind its end
+    numbers: tl.tensor,  # [BLOCK] a row, rounded; 0 after its end
     weight: tl.tensor,  # [SIZE]
     columns: tl.tensor,
     inside: tl.tensor,
@@ -77,7 +77,7 @@ def normalised(
 
 @triton.jit
 def row_sum(x: tl.tensor, residual: tl.tensor, at: tl.tensor, inside: tl.tensor) -> tl.tensor:
-    """Return the sum of two rows, rounded."""
+    """Return the rounded sum of two rows."""
     summed = tl.load(residual + at, inside, 0).to(tl.float32) + tl.load(x + at, inside, 0).to(tl.float32)
     return summed.to(x.dtype.element_ty)
 
@@ -93,7 +93,7 @@ def add_rms_norm_kernel(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Grid ``(R,)``."""
+    """Add two rows, and normalise the sum. Grid ``(R,)``."""
     columns = tl.arange(0, BLOCK)
     inside = columns < SIZE
     at = tl.program_id(0).to(tl.int64) * SIZE + columns
@@ -114,7 +114,7 @@ def add_rms_norm_fp8_kernel(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Grid ``(R,)``."""
+    """Add two rows, and normalise and quantise the sum. Grid ``(R,)``."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < SIZE
@@ -138,7 +138,7 @@ def embed_rms_norm_kernel(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Grid ``(R,)``."""
+    """Look up a token's embedding, and normalise it. Grid ``(R,)``."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < SIZE
@@ -148,7 +148,7 @@ def embed_rms_norm_kernel(
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    """As `rows.swiglu`: what lies between its projections is read once and written once."""
+    """Compute `rows.swiglu`, reading the projection once and writing the result once."""
     gate_up = gate_up.contiguous()
     rows, size = len(gate_up), gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, size)
@@ -159,7 +159,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
 
 def swiglu_fp8(gate_up: Tensor, dtype: torch.dtype = FP8) -> tuple[Tensor, Tensor]:
-    """As `rows.swiglu_fp8`: the eight bits and their scales; as fp32, what the cast gets."""
+    """Return the fp8 numbers and scales of `rows.swiglu_fp8`. With `dtype` fp32 nothing is cast."""
     gate_up = gate_up.contiguous()
     rows, size = len(gate_up), gate_up.shape[1] // 2
     eight, scale = gate_up.new_empty(rows, size, dtype=dtype), gate_up.new_empty(rows, dtype=torch.float32)
@@ -172,7 +172,7 @@ def swiglu_fp8(gate_up: Tensor, dtype: torch.dtype = FP8) -> tuple[Tensor, Tenso
 
 @triton.jit
 def gated(gate_up: tl.tensor, begin: tl.tensor, columns: tl.tensor, inside: tl.tensor, SIZE: tl.constexpr) -> tl.tensor:
-    """Return ``silu(gate) * up`` of a row's columns; rounds between the two products, as torch's operators do."""
+    """Return ``silu(gate) * up`` of a row's columns, rounded between the two products, as torch's operators do."""
     dtype = gate_up.dtype.element_ty
     gate = tl.load(gate_up + begin + columns, inside, 0).to(tl.float32)
     up = tl.load(gate_up + begin + SIZE + columns, inside, 0).to(tl.float32)
@@ -187,7 +187,7 @@ def swiglu_kernel(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Grid ``(R, tiles of BLOCK columns)``."""
+    """Compute SwiGLU's gate for BLOCK columns of a row. Grid ``(R, tiles of BLOCK columns)``."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < SIZE
@@ -202,7 +202,10 @@ def swiglu_fp8_kernel(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Grid ``(R,)``. A row is gone through twice: its scale comes first, and the second time it is in the L2 cache."""
+    """Compute SwiGLU's gate for a row, and quantise it. Grid ``(R,)``.
+
+    The row is read twice: its scale must be known first, and the second time it is in the L2 cache.
+    """
     row = tl.program_id(0).to(tl.int64)
     greatest = tl.zeros((), tl.float32)
     is_broken = tl.zeros((), tl.int1)
@@ -220,7 +223,7 @@ def swiglu_fp8_kernel(
 
 
 def quantize_rows(x: Tensor, dtype: torch.dtype = FP8) -> tuple[Tensor, Tensor]:
-    """As `quantized.quantize_rows`, in its bits; as fp32, what the cast gets."""
+    """Return the numbers and scales of `quantized.quantize_rows`, to the bit. With `dtype` fp32 nothing is cast."""
     x = x.contiguous()
     rows, size = x.shape
     out = torch.empty_like(x, dtype=dtype)
@@ -240,19 +243,19 @@ def greatest_of(wide: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def broken(wide: tl.tensor) -> tl.tensor:
-    """Return whether there is a NaN or an infinity, which maxima and casts may lose."""
+    """Return whether any number is NaN or infinite, which maxima and casts may lose."""
     return tl.max((tl.abs(wide) < float("inf")).to(tl.int32) ^ 1) > 0
 
 
 @triton.jit
 def scale_of(greatest: tl.tensor, is_broken: tl.tensor) -> tl.tensor:
-    """Return what the eight bits of a row are multiplied by."""
+    """Return a row's scale, by which its fp8 numbers are multiplied."""
     return tl.where(is_broken, float("nan"), tl.div_rn(greatest, 448.0))
 
 
 @triton.jit
 def in_eight_bits(wide: tl.tensor, greatest: tl.tensor) -> tl.tensor:
-    """Return what is cast to eight bits."""
+    """Return the numbers that are cast to fp8."""
     return wide * (tl.div_rn(1.0, greatest) * 448.0)
 
 
@@ -264,7 +267,7 @@ def quantize_rows_kernel(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Grid ``(M,)``."""
+    """Quantise one row. Grid ``(M,)``."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < SIZE

@@ -1,4 +1,4 @@
-"""The rules by which the record head chooses a token and says how sure the model is of it."""
+"""How the record head chooses a token, and how the model's confidence in it is measured."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ COLDEST = 1e-6
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a token is chosen and how sure the model is of it."""
+    """The rules by which a token is chosen and the model's confidence in it is measured."""
 
     confidence: str = "neg_entropy"
     temperature: float = 0.0
@@ -18,13 +18,16 @@ class Sampling:
 
     @property
     def divisor(self) -> float:
-        """Of the logits, with temperature > 0: below it they would overflow, and it is greedy in all but name."""
+        """Return what logits are divided by, with temperature > 0.
+
+        Below `COLDEST` they would overflow; at it, sampling is greedy in all but name.
+        """
         return max(self.temperature, COLDEST)
 
     @property
     def filtered(self) -> bool:
-        """Whether tokens are drawn from a part of the distribution, for which a whole row is needed at once.
+        """Return whether tokens are drawn from part of the distribution, which needs a whole row of logits at once.
 
-        Greedy decoding takes the best token, and how sure the model is of it must not depend on what is left out.
+        Greedy decoding takes the best token, and the model's confidence in it must not depend on what filters exclude.
         """
         return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0)

@@ -1,11 +1,11 @@
 """Attention over segments: runs of query rows that share a K/V view.
 
-A row sees the cached tokens of its sequence and the first `hi` columns of its own segment. That one rule covers
+A row sees the cached tokens of its sequence and the first `hi` columns of its own segment. This one rule covers
 prompts, full windows, block-causal windows and stacked branches (XY-Serve's length per row, section 3). Rows of drafts
-stand in for other rows of their segment, which they therefore do not see: a column is seen by rows whose depth is below
-its `until` (`rows.draft_rows`). A segment may see a second cached range, its tail: with a dual cache, the tokens behind
-it. There are two paths: the plain oracle, one segment at a time, and the grouped one, which runs segments of equal
-shape together.
+stand in for other rows of their segment, which they must not see: a column is seen only by rows whose depth is below
+its `until` (`rows.draft_rows`). A segment may see a second cached range, its tail: with a dual cache, the tokens after
+it. There are two implementations: the plain reference takes one segment at a time, the grouped one runs segments of
+equal shape together.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from torch import Tensor
 
 from lopa_dist.ragged import UNBOUNDED, Ints, ragged_arange
 
-COLUMN_TILE = 32  # K/V columns are padded to a multiple of this, by a segment's own length alone
-ROW_TILE = 8  # query rows likewise: odd counts make torch's CPU kernel give bits that depend on the thread
+COLUMN_TILE = 32  # K/V columns are padded to a multiple of this, which depends only on the segment's own length
+ROW_TILE = 8  # query rows likewise: with odd counts, the bits of torch's CPU kernel depend on the thread
 
 
 @dataclass
 class Segments:
-    """Where each segment's rows and K/V lie. Numpy on the host; [G] a segment, [R] a row."""
+    """Where each segment's rows and K/V are, as numpy arrays on the host; [G] per segment, [R] per row."""
 
     start: Ints  # [G] first query row
     rows: Ints  # [G] query rows, consecutive
     shared_base: Ints  # [G] pool slot of the sequence's first cached token
     shared: Ints  # [G] cached tokens seen
     own_base: Ints  # [G] pool slot of the segment's own first row
-    hi: Ints  # [R] the own column behind the last that each row sees
-    tail: tuple[Ints, Ints] | None = None  # [G] first pool slot and number of cached tokens of a second range
+    hi: Ints  # [R] how many own columns each row sees
+    tail: tuple[Ints, Ints] | None = None  # [G] a second range: its first pool slot and its number of cached tokens
     # [R] cached tokens that each row sees, of both ranges; None: all of its segment's. A row that does not see all of
     # them sees no own column
     seen: Ints | None = None
-    # [R] depth of each row, and on the device [R] until which depth rows see its column; None: all see all up to `hi`
+    # [R] each row's depth, and on the device [R] below which depth rows see its column; None: all see all up to `hi`
     drafts: tuple[Ints, Tensor] | None = None
 
 
 def attend_plain(q: Tensor, keys: Tensor, values: Tensor, segments: Segments) -> Tensor:
-    """The oracle: ``q [R', H, D]``, pools ``[slots, Hkv, D]`` -> ``[R', H, D]``; rows in no segment give 0.
+    """Return attention, as the reference: ``q [R', H, D]``, pools ``[slots, Hkv, D]`` -> ``[R', H, D]``.
 
-    It computes in fp32, or in fp64 where it is given that.
+    Rows in no segment give 0. It computes in fp32, or in fp64 if q is fp64.
     """
     out, wide = torch.zeros_like(q), torch.promote_types(q.dtype, torch.float32)
     repeat = q.shape[1] // keys.shape[1]
@@ -75,38 +75,38 @@ def attend_plain(q: Tensor, keys: Tensor, values: Tensor, segments: Segments) ->
 class SegmentGroup:
     """Segments of one shape, as index tensors."""
 
-    count: int  # N
+    count: int  # N, the number of segments
     rows: Tensor  # [N x n] query rows
     columns: Tensor  # [N x C] pool slots
-    # [N, 1, n x heads of a K/V head, rounded up, C] -inf for what is not seen, else 0; one row where all are alike
+    # [N, 1, n x heads per K/V head, rounded up, C] -inf for what is not seen, else 0; one row if all rows are alike
     mask: Tensor
     first_rows: bool  # whether the rows are the forward's first ones, in order
 
 
 def plan(segments: Segments, heads_per_kv: int, device: torch.device, dtype: torch.dtype) -> list[SegmentGroup]:
-    """Group segments by (rows, padded columns), once per forward; every layer uses the result, with q of `dtype`.
+    """Return segments grouped by (rows, padded columns), once per forward; every layer uses them, with q of `dtype`.
 
-    Padding columns point at a segment's own last slot, which always holds a number, and are never visible. The query
+    Padding columns repeat the segment's last column, which always holds a number, and are never visible. The query
     heads that share a K/V head are stacked as rows, so K/V are never repeated.
     """
     if not len(segments.rows):
         return []
     own = segments.rows  # columns that any row of a segment sees
     final = segments.hi[segments.start + segments.rows - 1]
-    alike = np.minimum.reduceat(segments.hi, segments.start) == final  # one row of the mask serves all of a segment's
+    alike = np.minimum.reduceat(segments.hi, segments.start) == final  # one row of the mask serves the whole segment
     depth, until = None, None
     if segments.drafts is not None:
         own, by_start = np.zeros_like(own), np.argsort(segments.start)
         own[by_start] = np.maximum.reduceat(segments.hi, segments.start[by_start])
         depth, until = segments.drafts
         until = F.pad(until, (0, 1), value=UNBOUNDED)  # cached tokens are seen at every depth
-    # the ranges that a segment's columns come from: their lengths, and how far the slots are from the columns
+    # the ranges that a segment's columns come from: their lengths, and the offsets of slots from columns
     cached, lengths, offsets = segments.shared, [segments.shared], [segments.shared_base]
     if segments.tail is not None:
         lengths.append(segments.tail[1])
         offsets.append(segments.tail[0] - cached)
         cached = cached + segments.tail[1]
-    last = cached + own - 1  # the last column that is no padding
+    last = cached + own - 1  # the last column that is not padding
     columns = (last // COLUMN_TILE + 1) * COLUMN_TILE
     length, offset = np.array([*lengths, columns - cached]).T, np.array([*offsets, segments.own_base - cached]).T
 
@@ -147,7 +147,7 @@ def plan(segments: Segments, heads_per_kv: int, device: torch.device, dtype: tor
 
 
 def attend_grouped(q: Tensor, keys: Tensor, values: Tensor, groups: list[SegmentGroup]) -> Tensor:
-    """As `attend_plain`, with `plan`'s groups. A row's bits depend on its own segment's shape only."""
+    """Compute what `attend_plain` does, with `plan`'s groups. A row's bits do not depend on other segments."""
     if len(groups) == 1 and groups[0].first_rows and groups[0].rows.shape[0] == q.shape[0]:
         return attend_group(q, keys, values, groups[0])
     out = torch.zeros_like(q)
@@ -157,9 +157,9 @@ def attend_grouped(q: Tensor, keys: Tensor, values: Tensor, groups: list[Segment
 
 
 def attend_group(q: Tensor, keys: Tensor, values: Tensor, group: SegmentGroup) -> Tensor:
-    """As `attend_grouped`, where ``q [N x n, H, D]`` are the rows of one group."""
+    """Compute `attend_grouped` for the rows of one group, ``q [N x n, H, D]``."""
     count, n, (kv_heads, dim) = group.count, q.shape[0] // group.count, keys.shape[1:]
-    # selected whole: indexing takes twice as long
+    # whole rows by index_select: indexing takes twice as long
     k = keys.index_select(0, group.columns).view(count, -1, kv_heads, dim).transpose(1, 2)
     v = values.index_select(0, group.columns).view(count, -1, kv_heads, dim).transpose(1, 2)
     query = q.view(count, n, kv_heads, -1, dim).permute(0, 2, 3, 1, 4).flatten(2, 3)  # [N, Hkv, heads x n, D]

@@ -1,8 +1,8 @@
 """Segments cut into tiles: the units of work of meta-attention (XY-Serve's task decomposition and reordering).
 
-A tile is a run of query rows, its cached ranges and its own columns; a table of them is all that a kernel needs to
-know about prompts, windows and branches. Rows of one K/V head's query heads lie on top of each other in a tile, so a
-tile of `tile_rows` rows is a matrix of ``tile_rows x heads_per_kv`` rows. Made on the host once per forward, without a
+A tile is a run of query rows, with its cached ranges and its own columns. A table of tiles tells a kernel all it needs
+to know about prompts, windows and branches. A tile stacks the rows of all query heads of one K/V head, so a tile of
+`tile_rows` rows is a matrix of ``tile_rows x heads_per_kv`` rows. The host makes the table once per forward, without a
 Python loop over segments; every layer uses it.
 """
 
@@ -18,33 +18,33 @@ from lopa_dist.kernels.segment_attention import Segments
 from lopa_dist.ragged import UNBOUNDED, Ints, ragged_arange
 
 Ints32 = NDArray[np.int32]
-FIELDS, MERGE_FIELDS = 12, 6  # of a tile in the table, and of rows whose result is made of parts
-MOST_ROWS = 1024  # of a forward whose table is kept: larger ones vary
-MOST_ROWS_KEPT = 2**18  # of all forwards whose tables are kept, about 40 bytes each
-# Time of a tile's matrix row by the tile's height, where 128 rows are 1: lower tiles read K/V more often and, below
-# 64 rows, do without Hopper's wide matrix instructions. Reckoned, not measured.
+FIELDS, MERGE_FIELDS = 12, 6  # per tile in the table, and per merge of parts
+MOST_ROWS = 1024  # of a forward whose table is kept: larger forwards vary
+MOST_ROWS_KEPT = 2**18  # of all forwards whose tables are kept, about 40 bytes per row
+# Time per row of a tile's matrix, by the tile's height, relative to 128 rows: lower tiles read K/V more often and,
+# below 64 rows, cannot use Hopper's wide matrix instructions. Estimated, not measured.
 ROW_COST = {128: 1.0, 64: 1.08, 32: 1.6, 16: 3.0}
-CAUSAL_HEIGHTS = (64, 128)  # the lower one where texts are reproducible: another height may add up in another order
+CAUSAL_HEIGHTS = (64, 128)  # 64 where texts are reproducible: another height may sum in another order
 
 
 @dataclass
 class Tiles:
     """Work for one forward, longest tiles first.
 
-    Own columns are numbered like the packed rows: the K/V of packed row r lie in pool slot ``scratch + r``.
+    Own columns are numbered as packed rows are: the K/V of packed row r are in pool slot ``scratch + r``.
     """
 
-    # [T, 12] q0, rows, s0_base, s0_len, s1_base, s1_len, c0, c1, part (-1: writes its rows itself), how many cached
-    # columns of its segments lie before s0, how many of the rows begin at q0, and where the others do
+    # [T, 12] q0, rows, s0_base, s0_len, s1_base, s1_len, c0, c1, part (-1: the tile writes its rows itself), how many
+    # columns of its segments come before it, how many of its rows begin at q0, and where the others begin
     table: Ints32
-    seen: Ints32  # [R] cached columns each packed row sees; more than there are: all
-    lo: Ints32  # [R] first own column each packed row sees: the first of its segment
-    hi: Ints32  # [R] the one behind the last; both 0 where a row is in no segment
-    depth: Ints32  # [R] it sees no column whose `until` is not above that
+    seen: Ints32  # [R] how many cached columns each packed row sees; more than there are: all
+    lo: Ints32  # [R] first own column that each packed row sees: the first of its segment
+    hi: Ints32  # [R] one past the last; both are 0 for a row in no segment
+    depth: Ints32  # [R] each packed row only sees columns whose `until` is above this
     until: Tensor | None  # [R] on the device; None: every column is seen at all depths
-    # [N, 6] q0, rows, first_part, parts, and the last two of the table: rows whose result is made of parts
+    # [N, 6] q0, rows, first_part, parts, and the last two of the table: rows whose result is merged from parts
     merges: Ints32
-    parts: int  # of all merges
+    parts: int  # number of parts of all merges
     scratch: int  # pool slot of packed row 0
     tile_rows: int  # most rows of a tile
 
@@ -53,19 +53,19 @@ class Tiles:
 class Split:
     """How the tiles of low stacks are split along their columns, into parts that are merged afterwards.
 
-    With few sequences this gives a GPU more to do at a time. A stack's tiles have at most `parts` parts together, which
-    bounds their memory. Tiles of a tall stack are work enough: they are not split, however many columns they see. Nor
-    are tiles of a stack without cached tokens, which sees no more columns than it has rows.
+    With few sequences this gives a GPU more work to do at the same time. The tiles of a stack have at most `parts`
+    parts together, which bounds their memory. Tiles of a tall stack are enough work: they are not split, however many
+    columns they see. Nor are tiles of a stack without cached tokens, which sees no more columns than it has rows.
     """
 
     parts: int  # 2 or more
-    columns: int = 128  # a part has a multiple of this, the last part of a tile the rest
-    room: int | None = None  # parts that the stacks of a forward may have together; None: `parts` each
+    columns: int = 128  # each part has a multiple of this, except a tile's last part
+    room: int | None = None  # limit on the parts of all stacks of a forward; None: only `parts` for each
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """How many of each a table has room for."""
+    """How many tiles, merges and parts a table has room for."""
 
     tiles: int
     merges: int
@@ -74,20 +74,20 @@ class Capacity:
 
 @dataclass(frozen=True)
 class Cut:
-    """How rows are cut into tiles before anything is known of the cached tokens they see: [T] a tile, [R] a row."""
+    """How rows are cut into tiles, before these are split along their columns: [T] per tile, [R] per row."""
 
-    lo: Ints32  # [R] as of `Tiles`
+    lo: Ints32  # [R] as in `Tiles`
     hi: Ints32  # [R]
     depth: Ints32  # [R]
     q0: Ints  # [T] first row
-    rows: Ints  # [T]
+    rows: Ints  # [T] number of rows
     c0: Ints  # [T] first own column
-    own: Ints  # [T] own columns
-    segment: Ints  # [T] the first of its stack, in packed order
-    siblings: Ints  # [T] tiles of its stack
+    own: Ints  # [T] number of own columns
+    segment: Ints  # [T] first segment of its stack, in packed order
+    siblings: Ints  # [T] number of tiles of its stack
     view: Ints  # [4, T] base and length of both cached ranges
-    first: Ints  # [T] how many of the rows begin at q0
-    q1: Ints  # [T] where the others do
+    first: Ints  # [T] how many of its rows begin at q0
+    q1: Ints  # [T] where the other rows begin
 
 
 def tile(
@@ -97,26 +97,27 @@ def tile(
     stacked: bool = True,
     kept: KeptTiles | None = None,
 ) -> Tiles:
-    """Cut segments into tiles of at most `tile_rows` rows.
+    """Return segments cut into tiles of at most `tile_rows` rows.
 
-    Adjacent segments that see the same cached tokens are one stack: a tile may hold rows of several, and every tile
-    reads the cached K/V once for all of its rows. The branches of a sequence are a stack, and so is what lies side by
-    side of several sequences whose prompts begin alike and sees that beginning and nothing else: the rests of their
-    prompts, or windows behind a prompt that is all the same.
+    Adjacent segments that see the same cached tokens are one stack: a tile may hold rows of several of them, and reads
+    the cached K/V once for all its rows. The branches of a sequence are a stack. So are adjacent segments of several
+    sequences whose prompts begin alike, if they see that beginning and no other cached tokens: the rests of their
+    prompts, or windows after prompts that are equal.
 
-    How tiles are cut depends on their own stack alone, so a stack's results do not depend on the rest of the batch. A
-    row's do depend, to rounding, on the other rows of its stack: on other sequences, where they share a beginning.
+    How a stack is cut does not depend on the rest of the batch, unless `Split.room` limits its parts, so its results do
+    not either. A row's results do depend, to rounding, on the other rows of its stack: on other sequences, where they
+    share a beginning.
 
     Args:
-        segments: in any order; the own K/V of every segment must lie in pool slots of packed order.
-        tile_rows: most query rows of a tile, see `tile_rows_for`.
+        segments: in any order; the own K/V of every segment must be in pool slots of packed order.
+        tile_rows: maximum query rows per tile, see `tile_rows_for`.
         split: how low stacks are split along their columns. None: never.
-        stacked: False makes every segment a stack of its own: a branch's bits then do not depend on its siblings. So
-            they are where rows see a part of the cached tokens (`Segments.seen`).
-        kept: of earlier calls with the same other arguments; written. None: nothing is kept.
+        stacked: False makes every segment a stack of its own, as `Segments.seen` always does: a branch's bits then do
+            not depend on its siblings.
+        kept: tiles of earlier calls with the same `tile_rows`, `split` and `stacked`; updated. None: nothing is kept.
 
     Raises:
-        ValueError: own K/V that do not lie in packed order.
+        ValueError: own K/V are not in packed order.
     """
     if kept is None or len(segments.hi) > MOST_ROWS or segments.seen is not None:
         return tiles_of(segments, tile_rows, split, stacked)
@@ -132,14 +133,14 @@ def tile(
 
 
 def as_bytes(*arrays: Ints | None) -> tuple[bytes, ...]:
-    """Return what tells arrays apart."""
+    """Return the arrays' bytes, as a key."""
     return tuple([b"" if array is None else array.tobytes() for array in arrays])
 
 
 class KeptTiles:
-    """Tiles of earlier forwards, which steps of few sequences often have again.
+    """Tiles of earlier forwards, which steps of few sequences often need again.
 
-    When the forwards have more than `MOST_ROWS_KEPT` rows together, all are dropped.
+    All are dropped before the forwards have more than `MOST_ROWS_KEPT` rows together.
     """
 
     def __init__(self) -> None:
@@ -147,7 +148,7 @@ class KeptTiles:
         self.rows = 0
 
     def put(self, key: tuple[bytes, ...], tiles: Tiles) -> Tiles:
-        """Keep tiles, and return them."""
+        """Keep tiles under `key`, and return them."""
         if self.rows + len(tiles.hi) > MOST_ROWS_KEPT:
             self.tiles.clear()
             self.rows = 0
@@ -157,7 +158,7 @@ class KeptTiles:
 
 
 def tiles_of(segments: Segments, tile_rows: int, split: Split | None, stacked: bool) -> Tiles:
-    """Return the tiles of `tile`, with its arguments."""
+    """Return the tiles that `tile` describes, with its arguments."""
     order, view, first = stacks(segments, stacked)
     offset = (segments.own_base - segments.start)[order]
     if (offset != offset[:1]).any():
@@ -167,7 +168,7 @@ def tiles_of(segments: Segments, tile_rows: int, split: Split | None, stacked: b
         made = paired(as_far_as_seen(made, segments.seen), tile_rows)
     seen = np.full(len(segments.hi), UNBOUNDED, np.int32) if segments.seen is None else segments.seen.astype(np.int32)
 
-    # parts of their columns
+    # split the tiles' columns into parts
     s0_base, s0, s1_base, s1 = made.view
     cached = s0 + s1
     columns = cached + made.own
@@ -190,7 +191,7 @@ def tiles_of(segments: Segments, tile_rows: int, split: Split | None, stacked: b
     in_parts = pieces > 1
     parts = pieces * in_parts
     first_part = np.cumsum(parts) - parts
-    longest_first = np.argsort(begin - end, kind="stable")  # stable: siblings stay adjacent and meet in the L2 cache
+    longest_first = np.argsort(begin - end, kind="stable")  # stable: siblings stay adjacent and share the L2 cache
     table = np.array([
         made.q0[of], made.rows[of],
         s0_base[of] + low[0], high[0] - low[0],
@@ -208,11 +209,11 @@ def tiles_of(segments: Segments, tile_rows: int, split: Split | None, stacked: b
 
 
 def cut(segments: Segments, order: Ints, view: Ints, first: Ints, tile_rows: int) -> Cut:
-    """Cut the rows of stacks into tiles.
+    """Return the rows of stacks, cut into tiles.
 
     Args:
-        segments, tile_rows: as of `tile`.
-        order, view, first: of `stacks`.
+        segments, tile_rows: as in `tile`.
+        order, view, first: the results of `stacks`.
     """
     start, rows = segments.start[order], segments.rows[order]
     own_start = np.repeat(start, rows)
@@ -237,13 +238,13 @@ def cut(segments: Segments, order: Ints, view: Ints, first: Ints, tile_rows: int
 
 
 def paired(made: Cut, tile_rows: int) -> Cut:
-    """Put segments that see the same cached tokens into one tile, one without own columns and one with such.
+    """Return tiles with pairs joined that see the same cached tokens, and of which only one has own columns.
 
-    They are the chain of a causal model and the group of masks behind its end, whose cached K/V are then read once. No
-    row's bits change: a step over columns begins at the same tokens, and what a row does not see counts 0.
+    A pair is the chain of a causal model and the group of masks after its end, whose cached K/V are then read once. No
+    row's bits change: steps over columns begin at the same tokens, and what a row does not see counts as 0.
     """
     view, own = made.view, made.own
-    key = 2 * ((view[0] * 3 + view[1]) * 5 + view[2] * 7 + view[3]) + (own > 0)  # alike where all four are
+    key = 2 * ((view[0] * 3 + view[1]) * 5 + view[2] * 7 + view[3]) + (own > 0)  # equal where all four are
     key[(made.siblings > 1) | (view[1] + view[3] == 0)] = -1
     order = key.argsort(kind="stable")
     chain, group = order[:-1], order[1:]
@@ -265,9 +266,9 @@ def paired(made: Cut, tile_rows: int) -> Cut:
 
 
 def as_far_as_seen(made: Cut, seen: Ints) -> Cut:
-    """End the cached columns of tiles without own columns behind the last that one of their rows sees.
+    """Cut off cached columns that none of a tile's rows sees, for tiles without own columns, and return the tiles.
 
-    Such are the tiles of prompts, of which each row sees one token more than the one before it.
+    These are the tiles of prompts, where each row sees one token more than the one before it.
     """
     if len(made.q0):
         _, s0, _, s1 = made.view
@@ -279,7 +280,7 @@ def as_far_as_seen(made: Cut, seen: Ints) -> Cut:
 
 
 def stacks(segments: Segments, stacked: bool) -> tuple[Ints, Ints, Ints]:
-    """Segments in packed order, and which of them begin a stack.
+    """Return segments in packed order, and where their stacks begin.
 
     Returns:
         The order ``[G]``, without segments of no rows; what each then sees, ``[4, G]``: base and length of both cached
@@ -291,21 +292,21 @@ def stacks(segments: Segments, stacked: bool) -> tuple[Ints, Ints, Ints]:
     nothing = np.zeros_like(segments.start)
     tail_base, tail = segments.tail or (nothing, nothing)
     view = np.stack([segments.shared_base, segments.shared, tail_base, tail])[:, order]
-    view[::2] *= view[1::2] > 0  # where an empty range lies says nothing
+    view[::2] *= view[1::2] > 0  # the base of an empty range means nothing
     together = (start[1:] == start[:-1] + rows[:-1]) & (view[:, 1:] == view[:, :-1]).all(0)
     together &= stacked & (view[1, 1:] + view[3, 1:] > 0)  # without cached tokens there is nothing to share
-    together &= segments.seen is None  # where rows are bounded, own columns go on behind the cached ones
+    together &= segments.seen is None  # where rows are bounded, own columns continue the cached ones
     first = np.flatnonzero(np.concatenate([np.ones(min(len(rows), 1), bool), ~together]))
     return order, view, first
 
 
 def tile_rows_for(heads_per_kv: int, stack_rows: int) -> int:
-    """Rows of a tile that suit stacks of `stack_rows` rows: the cheapest of the heights 16 to 128 of the matrix.
+    """Return how many rows a tile has for stacks of `stack_rows` rows, by the cheapest matrix height of 16 to 128.
 
     Four branches of 32 rows with one query head per K/V head are exactly one tile of 128 rows.
 
     Raises:
-        ValueError: more query heads per K/V head than the highest tile has rows.
+        ValueError: more query heads per K/V head than the tallest tile has rows.
     """
     if heads_per_kv > max(ROW_COST):
         raise ValueError(f"{heads_per_kv} query heads per K/V head: meta-attention takes at most {max(ROW_COST)}")
@@ -315,12 +316,13 @@ def tile_rows_for(heads_per_kv: int, stack_rows: int) -> int:
 
 
 def causal_tile_rows(heads_per_kv: int, chain: int, group: int) -> int:
-    """Rows of a tile that suit causal models: a chain and the group behind it in the lower height that holds both.
+    """Return how many rows a tile has for causal models, by the lower height for a chain and the group after it.
 
-    Else the lower one that holds the chain. Prompts have the same tiles, so none is lower than 64.
+    If neither height holds both, it is the lower one that holds the chain, else the taller one. Prompts have the same
+    tiles, so none is lower than 64.
 
     Raises:
-        ValueError: more query heads per K/V head than the highest tile has rows.
+        ValueError: more query heads per K/V head than the tallest tile has rows.
     """
     if heads_per_kv > max(ROW_COST):
         raise ValueError(f"{heads_per_kv} query heads per K/V head: meta-attention takes at most {max(ROW_COST)}")
@@ -334,15 +336,15 @@ def causal_tile_rows(heads_per_kv: int, chain: int, group: int) -> int:
 def capacity(
     rows: int, stacks: int, tile_rows: int, split: Split | None = None, low: int = 0, cached: int = 0, own: int = 0
 ) -> Capacity:
-    """What a table needs to hold any `tile` of that size.
+    """Return the room that a table needs to hold any result of `tile` of that size.
 
     Args:
         rows: packed rows in segments.
         stacks: stacks among them; where segments are not stacked, segments.
         tile_rows, split: as in `tile`.
         low: stacks among them that may be split: those with cached tokens.
-        cached: most cached tokens a segment sees, both ranges together.
-        own: most rows of a segment.
+        cached: maximum cached tokens that a segment sees, in both ranges together.
+        own: maximum rows of a segment.
     """
     stacks = min(stacks, rows)
     tiles = (rows - stacks) // tile_rows + stacks
@@ -356,5 +358,5 @@ def capacity(
 
 
 def matrix_rows(tile_rows: int, heads_per_kv: int) -> int:
-    """Height of the matrix that holds a tile: a power of two, 16 or more."""
+    """Return the height of the matrix that holds a tile: a power of two, at least 16."""
     return max(16, 1 << (tile_rows * heads_per_kv - 1).bit_length())

@@ -1,7 +1,7 @@
 """Linear layers whose number of real rows only the device knows: virtual padding (XY-Serve, section 4).
 
-A CUDA graph freezes shapes, so the rows of a step are padded to a bucket's. This one reads how many are real from the
-device and multiplies only those; pad rows may hold anything, NaN included, and take no part.
+A CUDA graph freezes shapes, so the rows of a step are padded to a bucket's. This product reads the number of real rows
+from the device and multiplies only those; pad rows may hold anything, even NaN, and take no part.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from lopa_dist.kernels.dispatch import fused
 
 
 def vgemm(x: Tensor, weight: Tensor, rows: Tensor, bias: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
-    """``x @ weight.T + bias`` of the first `rows` rows; a row's bits do not depend on how many there are.
+    """Return ``x @ weight.T + bias`` for the first `rows` rows; a row's bits do not depend on how many there are.
 
     Args:
         x: ``[M, K]``.
         weight: ``[N, K]`` in x's dtype, or int8.
         rows: ``[1]`` int32 on x's device, at most M.
-        bias: ``[N]`` or null.
-        scale: ``[N]`` fp32 that an int8 weight's rows are multiplied with.
+        bias: ``[N]`` or None.
+        scale: ``[N]`` fp32, the factors of an int8 weight's rows.
 
     Returns:
         ``[M, N]`` in x's dtype; rows from `rows` on are undefined.
 
     Raises:
-        ValueError: an int8 weight without scale, or a scale without one.
+        ValueError: an int8 weight without a scale, or a scale with another weight.
     """
     if (weight.dtype == torch.int8) != (scale is not None):
         raise ValueError(f"vgemm: a weight of {weight.dtype} {'needs' if scale is None else 'takes no'} scale [N]")

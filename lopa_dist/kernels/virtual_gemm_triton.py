@@ -1,12 +1,12 @@
-"""Persistent matrix product with the number of real rows on the device.
+"""Persistent matrix product that reads the number of real rows from the device.
 
-As many programs as fit on the GPU walk over the tiles of the real rows, in groups of row tiles that share a column
-tile's weight in L2. Column tiles are narrow where wide ones would leave processors idle, as in a small bucket.
-The walk over K has one order and one step whatever the tile's width, and no tile is split along K: a row's bits do not
-depend on the number of rows.
+As many programs as fit on the GPU loop over the tiles of the real rows, in groups of row tiles that share a column
+tile's weight in L2. Column tiles are narrow where wide ones would leave multiprocessors idle, as in a small bucket. The
+loop over K has the same order and step for every tile width, and no tile is split along K: a row's bits do not depend
+on the number of rows.
 
-An int8 weight takes the left side of the product, since tensor cores read that side from registers, where it is
-converted; its rows' scale is applied to the sums.
+An int8 weight is the left operand of the product, since tensor cores read that side from registers, where it is
+converted; the scales of its rows are applied to the sums.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GROUP = 8  # row tiles that share a column tile
 
 @dataclass(frozen=True)
 class GemmTile:
-    """Sizes of a tile and of its pipeline, and programs a processor. `bk` is part of the bits, the others are not."""
+    """Sizes of a tile and of its pipeline, and programs per multiprocessor. Only `bk` affects the bits."""
 
     bm: int
     bn: int
@@ -35,36 +35,36 @@ class GemmTile:
     resident: int = 1
 
 
-# Each from wide to narrow, all of one `bk`. The narrower, the more steps are on their way at a time.
+# Each from wide to narrow, all with one `bk`. Narrower tiles load more steps ahead.
 HALF = (
     GemmTile(128, 256, 64, 8, 3),
     GemmTile(128, 128, 64, 8, 4),
     GemmTile(128, 64, 64, 4, 6),
     GemmTile(128, 32, 64, 4, 7),
 )
-# No narrower ones: Hopper's matrix instructions take 64 rows or more of the left side, which the weight is here.
+# No narrower ones: Hopper's matrix instructions take 64 rows or more of the left operand, here the weight.
 INT8 = (GemmTile(128, 128, 64, 4, 4, 2), GemmTile(128, 64, 64, 4, 7))
 FP32 = (GemmTile(64, 64, 32, 4, 2, 2), GemmTile(64, 32, 32, 4, 2, 2))  # without tensor cores, which would round it
 
 
 def config(x: Tensor, weight: Tensor) -> GemmTile:
-    """The widest tile that gives every processor one, else the narrowest; x has the rows of the bucket."""
+    """Return the widest tile of which every multiprocessor gets one, else the narrowest; `x` has the bucket's rows."""
     tiles = FP32 if x.dtype == torch.float32 else INT8 if weight.dtype == torch.int8 else HALF
     chosen = next((tile for tile in tiles if count(x, weight, tile) >= processors(x.device)), tiles[-1])
     return fitting(chosen, x.element_size(), weight.element_size(), shared_memory(x.device))
 
 
 def fitting(tile: GemmTile, x_bytes: int, weight_bytes: int, room: int) -> GemmTile:
-    """Return a tile with no more stages than there is shared memory for, of `room` bytes; stages change no bits.
+    """Return the tile with no more stages than fit in `room` bytes of shared memory; stages change no bits.
 
-    While one block of both operands is multiplied, those of the other stages are on their way.
+    While one stage's blocks of both operands are multiplied, those of the other stages are being loaded.
     """
     of_stage = tile.bk * (tile.bm * x_bytes + tile.bn * weight_bytes)
     return replace(tile, stages=max(min(tile.stages, 1 + room // of_stage), 2))
 
 
 def count(x: Tensor, weight: Tensor, tile: GemmTile) -> int:
-    """Tiles of a product."""
+    """Return the number of tiles of a product."""
     return -(-len(x) // tile.bm) * -(-len(weight) // tile.bn)
 
 
@@ -77,7 +77,7 @@ def vgemm(
     tile: GemmTile | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """As `virtual_gemm.vgemm`; `tile` is for benchmarks. Rows of `out` that are not real are not written."""
+    """Compute `virtual_gemm.vgemm`; `tile` is for benchmarks. Rows of `out` that are not real are not written."""
     x, weight = x.contiguous(), weight.contiguous()
     (m, k), n = x.shape, len(weight)
     chosen = tile or config(x, weight)
@@ -111,7 +111,7 @@ def vgemm_kernel(
     INT8: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
-    """Grid ``(programs,)``, any number of them."""
+    """Multiply the real rows. Grid ``(programs,)``, any number of them."""
     limit = tl.load(rows)
     row_tiles, column_tiles = tl.cdiv(limit, BM), tl.cdiv(N, BN)
     k = tl.arange(0, BK)

@@ -1,4 +1,4 @@
-"""What rows see while drafts are learned: clean rows what is before them, masks constant K/V and their own group."""
+"""What rows see while drafts are learned: clean rows what is before them; masks constant K/V and their own group."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ UNSEEN = -1e9
 
 
 def clean_attention(rows: int, keys: list[Tensor], values: list[Tensor]) -> Attend:
-    """Return causal attention over `rows` texts side by side, which keeps their K/V, ``[B, Hkv, T, D]`` a layer."""
+    """Return causal attention over `rows` texts side by side, which appends their K/V, ``[B, Hkv, T, D]`` per layer."""
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (x.unflatten(0, (rows, -1)).transpose(1, 2) for x in (q, k, v))
@@ -28,17 +28,17 @@ def clean_attention(rows: int, keys: list[Tensor], values: list[Tensor]) -> Atte
 def group_attention(config: ModelConfig, starts: Tensor, rows: int, keys: list[Tensor], values: list[Tensor]) -> Attend:
     """Return attention of groups over the tokens before them, whose K/V are constants, and over themselves.
 
-    Both parts are written out and share one softmax: the K/V of the tokens have no gradients, and a group is too short
-    for a kernel to gain by it.
+    Both parts are computed explicitly and share one softmax: the tokens' K/V have no gradients, and a group is too
+    short to gain from a kernel.
 
     Args:
-        config: of the model.
+        config: the model's.
         starts: ``[B, G]`` the last position that each group sees.
-        rows: of a group.
-        keys, values: ``[B, Hkv, T, D]`` a layer.
+        rows: rows per group.
+        keys, values: ``[B, Hkv, T, D]`` per layer.
     """
     count, groups = starts.shape
-    heads, shared = keys[0].shape[1], config.heads // config.kv_heads  # of a tensor rank, its own heads
+    heads, shared = keys[0].shape[1], config.heads // config.kv_heads  # on a tensor rank, its own heads
     place = torch.arange(keys[0].shape[2], device=starts.device)
     unseen = torch.zeros(count, groups, 1, len(place), device=starts.device)
     unseen.masked_fill_((place > starts[..., None])[:, :, None], UNSEEN)
@@ -48,7 +48,7 @@ def group_attention(config: ModelConfig, starts: Tensor, rows: int, keys: list[T
         own = torch.full_like(own, UNSEEN).triu_(1)
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        # a head of K/V serves several of queries: [B, Hkv, h, G n, D] and [B, Hkv, 1, T, D]
+        # a K/V head serves several query heads: [B, Hkv, h, G n, D] and [B, Hkv, 1, T, D]
         q = (q * config.head_dim**-0.5).view(count, groups * rows, heads, shared, -1).permute(0, 2, 3, 1, 4)
         cached_k, cached_v = keys[layer].to(q.dtype), values[layer].to(q.dtype)
         before = (q.flatten(2, 3) @ cached_k.transpose(2, 3)).unflatten(2, (shared, -1)) + bias.to(q.dtype)

@@ -23,14 +23,14 @@ TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 class DraftsAdapter(nn.Module):
     """Pairs A ``[r, in]`` and B ``[out, r]`` in fp32 for each projection of a model's layers, and a mask's embedding.
 
-    It begins as what the model drafts with: its own adapter on masks if it has one, else one that changes nothing.
+    It starts from what the model drafts with: its own adapter for masks if it has one, else pairs that change nothing.
 
-    Every rank has all of it, also where the model is split over tensor ranks: each then runs its own rows of B.
+    Every rank has all of it, even if the model is split over tensor ranks: each then uses its own rows of B.
 
     Args:
-        model: whose weights stay as they are; this rank's part of it.
+        model: this rank's part of the model, whose weights stay as they are.
         rank: r, of a new adapter.
-        seed: of the random numbers that A begins with.
+        seed: of the random numbers with which A starts.
         tensor: the group that the model is split over.
     """
 
@@ -63,7 +63,7 @@ class DraftsAdapter(nn.Module):
 
     @contextmanager
     def attached(self, layer: int) -> Iterator[None]:
-        """Let all rows of a layer's projections be rows that draft, inside the context."""
+        """Apply the adapter to all rows of a layer's projections within the context."""
         model = self.model[0]
         with ExitStack() as stack:
             if model.mask_rows is not None:
@@ -79,7 +79,7 @@ class DraftsAdapter(nn.Module):
             yield
 
     def same_everywhere(self) -> list[nn.Parameter]:
-        """Return the parameters whose whole gradient every tensor rank finds; of the others, each finds a part."""
+        """Return the parameters whose whole gradient every tensor rank computes; of others, each computes a part."""
         whole = [number for number, name in enumerate(self.names) if not is_split(name)]
         return [self.mask, *(pair[number] for pair in (self.a, self.b) for number in whole)]
 
@@ -97,10 +97,10 @@ def projections(model: Transformer) -> Iterator[tuple[str, nn.Linear]]:
 
 
 def beside(projection: nn.Linear, a: Tensor, b: Tensor, ranks: Communicator) -> Callable[[Tensor], Tensor]:
-    """Return what a projection computes with A and B beside its weight, of an input that all `ranks` read.
+    """Return the forward of a projection with A and B beside its weight, for an input that all `ranks` read.
 
-    The weight of a small model is added up with ``B A`` first: of one forward with many rows, that takes fewer
-    operations than two narrow products for each row, and their sums.
+    If the weight is small, ``B A`` is added to it first: in one forward with many rows, that takes fewer operations
+    than two narrow products and a sum for each row.
     """
     weight, bias = projection.weight, projection.bias
     if weight.numel() < 3 * len(a) * sum(weight.shape):

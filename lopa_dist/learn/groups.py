@@ -1,9 +1,9 @@
-"""Groups of masks behind the positions of answers, as the engine runs them: what is trained.
+"""Groups of masks after positions of answers, as the engine runs them: what is trained.
 
-For a position s of an answer, masks stand at s+1 ... s+n and predict the tokens at s+2 ... s+n+1. They see the tokens
-up to s, and the masks of their own group up to themselves (`rows.causal_rows`; I-DLM, arXiv 2604.11035). Where masks
-draft in blocks (linear self-speculation, arXiv 2607.05722), a copy of the token at s and a mask at s+1 stand in front,
-n masks at s+2 ... s+n+1 predict their own places, and all of them see one another.
+For a position s of an answer, masks at s+1 ... s+n predict the tokens at s+2 ... s+n+1. They see the tokens up to s,
+and the masks of their own group up to themselves (`rows.causal_rows`; I-DLM, arXiv 2604.11035). Where masks draft in
+blocks (linear self-speculation, arXiv 2607.05722), a copy of the token at s and a mask at s+1 come first, n masks at
+s+2 ... s+n+1 predict their own positions, and all of them see one another.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class GroupBatch:
-    """B answers side by side, with G groups of n masks behind each; arrays of numpy.
+    """B answers side by side, each with up to G groups of `masks` masks, as numpy arrays.
 
     Attributes:
         tokens: ``[B, T]`` prompts and answers, padded at the end.
@@ -51,15 +51,15 @@ class GroupBatch:
 def group_batches(
     answers: list[Answer], masks: int, rows: int, rng: np.random.Generator, pad_id: int, share: float = 1.0
 ) -> list[GroupBatch]:
-    """Return all answers in batches of about `rows` masks, answers of like length together, in random order.
+    """Return all answers in batches of about `rows` masks, in random order; answers of similar length share a batch.
 
     Args:
-        answers: with at least two tokens each; others have nothing to draft.
-        masks: of a group.
-        rows: of a batch, its padding included; one long answer has no more, and a random choice of its positions.
-        rng: draws.
-        pad_id: fills up the rows of `GroupBatch.tokens`.
-        share: of each answer's positions that have a group.
+        answers: with at least two tokens each; shorter ones have nothing to draft.
+        masks: masks per group.
+        rows: masks per batch, padding included. A long answer alone has no more, at randomly chosen positions.
+        rng: makes the random choices.
+        pad_id: pads the rows of `GroupBatch.tokens`.
+        share: the share of each answer's positions that have a group.
     """
     most = max(1, rows // masks)
     groups = np.array([min(most, max(1, round(share * (len(a.tokens) - 1)))) for a in answers])
@@ -77,14 +77,14 @@ def group_batches(
 
 
 def group_batch(answers: list[Answer], masks: int, groups: Ints, rng: np.random.Generator, pad_id: int) -> GroupBatch:
-    """Return one batch, with so many groups behind random positions of each answer."""
+    """Return one batch, with ``groups [B]`` groups after random positions of the answers."""
     longest = max(len(a.prompt) + len(a.tokens) for a in answers)
     tokens = np.full((len(answers), longest), pad_id)
     starts, counts = np.zeros((2, len(answers), int(groups.max())), np.int64)
     for row, (answer, count) in enumerate(zip(answers, groups, strict=True)):
         end = len(answer.prompt) + len(answer.tokens)
         tokens[row, :end] = answer.prompt + answer.tokens
-        first = len(answer.prompt) - 1  # behind the prompt's last token, whose row predicts the answer's first one
+        first = len(answer.prompt) - 1  # the prompt's last token, whose row predicts the answer's first one
         chosen = first + np.sort(rng.choice(len(answer.tokens) - 1, count, replace=False))
         starts[row, :count] = chosen
         counts[row, :count] = np.minimum(masks, end - 2 - chosen)  # mask i predicts position s + 1 + i

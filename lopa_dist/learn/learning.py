@@ -1,4 +1,4 @@
-"""What the masks of a model learn in one job: an adapter, the lessons that train it, and how it gets to the engines."""
+"""What a model's masks learn in one job: an adapter, the lessons that train it, and how it gets to the engines."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
 from lopa_dist.parallel.step_watch import Watched, unwatched
 
-HELD_OUT = 20  # one of so many prompts is kept to measure with
-MOST_ANSWERS = 8192  # that a rank remembers, the last ones
-MOST_TOKENS = 1 << 22  # of them, with their prompts
+HELD_OUT = 20  # one in this many prompts is held out to measure with
+MOST_ANSWERS = 8192  # most answers that a rank keeps of each kind, the latest ones
+MOST_TOKENS = 1 << 22  # most tokens of all of them, prompts included
 
 
 def check_learnable(model: Transformer) -> None:
@@ -48,7 +48,7 @@ class Answers:
         self.tokens = 0
 
     def add(self, prompt: Sequence[int], tokens: Sequence[int]) -> None:
-        """Add an answer, with its end-of-text if the model wrote one; the oldest ones go when there are too many."""
+        """Add an answer, with its end-of-text if the model wrote one; drop the oldest ones if there are too many."""
         answer = Answer(list(prompt), list(tokens))
         kept = self.held_out if is_held_out(prompt) else self.learned
         kept.append(answer)
@@ -58,7 +58,7 @@ class Answers:
             self.tokens -= len(oldest.prompt) + len(oldest.tokens)
 
     def take(self, generation: Generation, eos: int) -> None:
-        """Add what a request has generated, if a text came of it."""
+        """Add a request's answer, if it finished with a text."""
         if generation.finish_reason in ("stop", "length") and generation.likelihoods is None:
             request, reason = generation.request, generation.finish_reason
             self.add(request.prompt, with_end(generation.tokens, reason, request, eos))
@@ -68,29 +68,29 @@ class Answers:
 
 
 def with_end(tokens: Sequence[int], finish_reason: str, request: Request, eos: int) -> list[int]:
-    """Return an answer's tokens with the end-of-text behind them, if that ended it and no stop string could."""
+    """Return an answer's tokens, and the end-of-text after them if that ended it and no stop string could have."""
     return [*tokens, *([eos] * (finish_reason == "stop" and not request.stop))]
 
 
 def is_held_out(prompt: Sequence[int]) -> bool:
-    """Return whether a prompt is one of those that measure."""
+    """Return whether a prompt is held out to measure with."""
     return zlib.crc32(np.array(prompt, np.int64).tobytes()) % HELD_OUT == 0
 
 
 class Learning:
-    """An adapter of a model on this rank, which all ranks of a job train together.
+    """A model's adapter on this rank, which all ranks of a job train together.
 
     Args:
-        model: on its device; the adapter begins as what its masks draft with now.
+        model: on its device; the adapter starts from what its masks draft with now.
         mask_id: the token under which the mask's embedding is saved.
         rank: of the adapter's matrices.
         ranks: all ranks of the job.
-        watched: a context around what ranks wait for together.
-        masks: of a group: as many as drafts that a chain may have.
+        watched: a context for what ranks wait for together.
+        masks: masks per group: as many as drafts that a chain may have.
         tensor: the group that the model is split over.
 
     Raises:
-        LearningFailed: there is no memory for it, on any rank.
+        LearningFailed: some rank cannot set it up, for instance for lack of memory.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Learning:
         self.share()
 
     def together(self, act: Callable[[], None]) -> None:
-        """Do something on all ranks; where it fails on one, it counts as failed on all.
+        """Run `act` on all ranks; if it fails on one, it counts as failed on all.
 
         Raises:
             LearningFailed: with the error of this rank, if it has one.
@@ -131,11 +131,11 @@ class Learning:
 
     @property
     def device(self) -> torch.device:
-        """Return where the model is."""
+        """Return the model's device."""
         return self.model.head_weight.device
 
     def share(self) -> None:
-        """Give all ranks rank 0's adapter: replicas may differ, but ranks of one must draft alike."""
+        """Give all ranks rank 0's adapter: replicas may differ, but the ranks of a replica must draft alike."""
         for parameter in self.adapter.parameters():
             with self.watched(True):
                 parameter.data.copy_(self.ranks.broadcast(parameter.data.contiguous(), 0, counted=False))
@@ -148,10 +148,10 @@ class Learning:
         on_step: Callable[[float, float], None] = lambda share, loss: None,
         part: tuple[int, int] = (0, 1),
     ) -> Lesson:
-        """Learn for a while, all ranks together; the arguments are those of `Trainer.learn`.
+        """Learn for a while, all ranks together; the other arguments are those of `Trainer.learn`.
 
         Args:
-            part: ``(i, n)``: ranks with the same answers take each the i-th of n parts of them.
+            part: ``(i, n)``: of ranks with the same answers, this one takes the i-th of n parts.
 
         Raises:
             LearningFailed: on all ranks alike.
@@ -164,7 +164,7 @@ class Learning:
 
     @torch.no_grad()
     def adopt(self) -> None:
-        """Let the model's masks draft with the adapter as it is; engines have to take it (`Engine.take_adapter`)."""
+        """Make the model's masks draft with the adapter as it is; engines must take it, too (`Engine.take_adapter`)."""
         weight = self.model.model.embed_tokens.weight
         pairs = {
             f"{name}.weight": (a.to(weight.dtype, copy=True), b.to(weight.dtype, copy=True))
@@ -181,11 +181,11 @@ class Learning:
 
     @torch.no_grad()
     def load(self, folder: Path, revision: str) -> bool:
-        """Go on with an adapter that was saved for this checkpoint; returns whether rank 0 could.
+        """Go on with an adapter that was saved for this checkpoint; return whether rank 0 found one.
 
         Args:
-            folder: on rank 0, where there may be none.
-            revision: of the checkpoint.
+            folder: on rank 0; it need not exist.
+            revision: the checkpoint's.
         """
         found = self.ranks.rank == 0 and self.read(folder, revision)
         with self.watched(True):
@@ -195,7 +195,7 @@ class Learning:
         return found
 
     def read(self, folder: Path, revision: str) -> bool:
-        """Read an adapter if it is one of this model's, of the same rank, and whole."""
+        """Read an adapter if it is one of this model, of the same rank, and complete; return whether it is."""
         try:
             saved = load_adapter(folder, "masks")
         except (OSError, CheckpointError):
@@ -218,7 +218,7 @@ class Learning:
 
 
 def answers_of(pairs: Iterable[tuple[Sequence[int], Sequence[int]]]) -> Answers:
-    """Return prompts and their answers, as tokens, to learn from."""
+    """Return `Answers` of prompts and answers, both as tokens."""
     answers = Answers()
     for prompt, tokens in pairs:
         answers.add(prompt, tokens)

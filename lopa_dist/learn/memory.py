@@ -1,17 +1,17 @@
-"""How many masks a step of learning may have in a GPU's memory, beside the model."""
+"""How many masks a learning step may have in a GPU's memory, beside the model."""
 
 from __future__ import annotations
 
 from lopa_dist.learn.predictions import ROWS as HEAD_ROWS
 from lopa_dist.models.config import ModelConfig
 
-MASKS = 4  # of a group, at least
-SHARE = 0.8  # of the free memory; the rest is for what is in pieces
+MASKS = 4  # per group, at least
+SHARE = 0.8  # of the free memory; the rest allows for fragmentation
 FP32 = 4
 
 
 def bytes_of_adapter(config: ModelConfig, rank: int) -> int:
-    """Return the bytes of an adapter in training: itself, its gradients in two forms, and the optimizer's momentum."""
+    """Return the bytes of an adapter in training: its weights, two forms of their gradients, and the momentum."""
     d, heads, kv = config.hidden_size, config.heads * config.head_dim, config.kv_heads * config.head_dim
     wide = 0 if config.experts is not None else config.intermediate_size
     sides = (d + heads) + 2 * (d + kv) + (heads + d) + (3 * (d + wide) if wide else 0)
@@ -19,22 +19,22 @@ def bytes_of_adapter(config: ModelConfig, rank: int) -> int:
 
 
 def bytes_of_row(config: ModelConfig, longest: int, element: int) -> int:
-    """Return the bytes that a mask takes in a step whose layers keep their inputs alone.
+    """Return the bytes that a mask takes in a step in which layers keep only their inputs.
 
     Args:
-        config: of the model.
-        longest: tokens of a text that it sees.
-        element: bytes of a number of the weights.
+        config: the model's.
+        longest: tokens of the longest text that it may see.
+        element: bytes per number of the weights.
     """
     d, heads, kv = config.hidden_size, config.heads * config.head_dim, config.kv_heads * config.head_dim
     kept = config.layers * d
     within = 8 * d + 3 * heads + 4 * kv + 5 * config.intermediate_size  # of one layer, with its gradients
-    scores = 4 * config.heads * longest  # before and behind the softmax, and their gradients
+    scores = 4 * config.heads * longest  # before and after the softmax, with gradients
     return element * (kept + within + scores)
 
 
 def bytes_of_step(config: ModelConfig, rows: int, longest: int, element: int) -> int:
-    """Return the bytes of a step, without the adapter; texts have a group behind each position of half of them."""
+    """Return the bytes of a step, without the adapter, if texts have groups after half of their positions."""
     texts = 1 + 2 * rows // (MASKS * longest)
     clean = texts * longest * (2 * config.layers * config.kv_heads * config.head_dim + 8 * config.hidden_size) * element
     head = 3 * FP32 * min(rows, HEAD_ROWS) * config.vocab_size
@@ -42,14 +42,14 @@ def bytes_of_step(config: ModelConfig, rows: int, longest: int, element: int) ->
 
 
 def rows_that_fit(config: ModelConfig, free: int, rank: int, longest: int, element: int, most: int, least: int) -> int:
-    """Return how many masks a step has: `most` halved until it fits, but `least` of them.
+    """Return how many masks a step has: `most`, halved until it fits, but at least `least`.
 
     Args:
-        config: of the model.
-        free: bytes.
-        rank: of the adapter.
-        longest: tokens of a text.
-        element: bytes of a number of the weights.
+        config: the model's.
+        free: free bytes.
+        rank: the adapter's.
+        longest: tokens of the longest text.
+        element: bytes per number of the weights.
         most, least: bounds.
     """
     room = SHARE * free - bytes_of_adapter(config, rank)

@@ -1,4 +1,4 @@
-"""The two forwards of learning: of clean rows, without gradients, and of masks over their K/V."""
+"""The two forwards of learning: of clean rows, without gradients, and of masks that see their K/V."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from lopa_dist.models.transformer import Transformer, query_scale_of, rope_of
 
 
 class Clean(NamedTuple):
-    """What the model itself makes of some texts."""
+    """What the model itself computes for some texts."""
 
-    keys: list[Tensor]  # [B, Hkv, T, D] a layer
+    keys: list[Tensor]  # [B, Hkv, T, D] per layer
     values: list[Tensor]
-    hidden: Tensor  # [B, T, d] of which the head makes the prediction of the next token
+    hidden: Tensor  # [B, T, d] from which the head predicts the next token
 
 
 @torch.no_grad()
 def clean_forward(model: Transformer, tokens: Tensor) -> Clean:
-    """Run texts ``[B, T]`` as they are; what is padding stands behind them, where no row sees it."""
+    """Return what the model computes for texts ``[B, T]``; padding is after them, where none of their rows sees it."""
     keys: list[Tensor] = []
     values: list[Tensor] = []
     count, length = tokens.shape
@@ -37,16 +37,16 @@ def drafts_forward(
     model: Transformer, adapter: DraftsAdapter, clean: Clean, tokens: Tensor, starts: Tensor, masks: int,
     by_layer: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Run groups of masks behind texts.
+    """Run groups of masks after positions of texts.
 
     Args:
-        model: whose weights are constants.
-        adapter: that masks run with.
-        clean: of the texts.
-        tokens: ``[B, T]`` of the texts.
-        starts: ``[B, G]`` behind which positions.
-        masks: of a group.
-        by_layer: keep a layer's input alone, and run it again for its gradients.
+        model: its weights are constants.
+        adapter: what masks run with.
+        clean: the texts' `clean_forward`.
+        tokens: ``[B, T]`` the texts.
+        starts: ``[B, G]`` the positions.
+        masks: masks per group.
+        by_layer: keep only each layer's input, and run the layer again for its gradients.
 
     Returns:
         The masks' hidden states ``[B, G, n, d]``; mask i predicts the token at position ``s + 1 + i``, from i = 1 on.

@@ -1,4 +1,4 @@
-"""What masks predict, held against the answers: the loss, and how far chains are accepted."""
+"""What masks predict, compared with the answers: the loss, and how far chains are accepted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from lopa_dist.models.tensor_gradients import gathered, read_by_all
 from lopa_dist.parallel.communicator import Communicator
 
-ROWS = 1024  # whose logits are in memory at once
+ROWS = 1024  # rows whose logits are in memory at once
 FLOOR = 0.05  # least weight of a mask
 
 
@@ -22,12 +22,12 @@ class Targets(NamedTuple):
     """What masks should predict."""
 
     real: Tensor  # [B, G, n] bool: which masks predict a token of the answer
-    tokens: Tensor  # [M] of these
-    rows: Tensor  # [M] in the flat texts, the row whose own prediction is that token
+    tokens: Tensor  # [M] the tokens that these predict
+    rows: Tensor  # [M] in the flattened texts, the row whose own prediction is that token
 
 
 def targets_of(tokens: Tensor, starts: Tensor, counts: Tensor, masks: int) -> Targets:
-    """Return the targets of groups; the arguments are those of `groups.GroupBatch`, on the device."""
+    """Return the targets of groups; the arguments are as in `groups.GroupBatch`, on the device."""
     number = torch.arange(1, masks + 1, device=tokens.device)
     real = number <= counts[..., None]
     first = torch.arange(len(tokens), device=tokens.device)[:, None, None] * tokens.shape[1]
@@ -36,7 +36,7 @@ def targets_of(tokens: Tensor, starts: Tensor, counts: Tensor, masks: int) -> Ta
 
 
 def logits_of(hidden: Tensor, head: Tensor, tensor: Communicator) -> Tensor:
-    """Return the logits of rows ``[M, V]``; the arguments are those of `losses_of`."""
+    """Return the rows' logits ``[M, V]``; the arguments are as in `losses_of`."""
     own = F.linear(read_by_all(hidden, tensor), head.to(hidden.dtype))
     return own if tensor.size == 1 else gathered(own, tensor)
 
@@ -61,14 +61,15 @@ def losses_of(hidden: Tensor, head: Tensor, tokens: Tensor, tensor: Communicator
 
 
 def tokens_of(hidden: Tensor, head: Tensor, tensor: Communicator) -> Tensor:
-    """Return what each row predicts, ``[M]``; the arguments are those of `losses_of`."""
+    """Return what each row predicts, ``[M]``; the arguments are as in `losses_of`."""
     return torch.cat([logits_of(part, head, tensor).argmax(-1) for part in hidden.split(ROWS)])
 
 
 def reach(losses: Tensor, real: Tensor) -> Tensor:
-    """Return each mask's weight ``[M]``: the chance that all masks of its group before it are right, or `FLOOR`.
+    """Return the weight of each mask ``[M]``: the chance that all masks before it in its group are right.
 
-    A chain of drafts ends at the first wrong one, so what is behind it matters less.
+    It is scaled to lie between `FLOOR` and 1. A chain of drafts ends at the first wrong one, so what comes after it
+    matters less.
     """
     right = torch.zeros(real.shape, device=losses.device)
     right[real] = (-losses.detach()).exp()
@@ -79,23 +80,23 @@ def reach(losses: Tensor, real: Tensor) -> Tensor:
 class Reached(NamedTuple):
     """How far chains of drafts are accepted; arrays by depth, ``[n]``."""
 
-    tried: NDArray[np.float64]  # chains with a draft at this depth, all before it accepted
-    accepted: NDArray[np.float64]  # of these
+    tried: NDArray[np.float64]  # chains with a draft at this depth, and all drafts before it accepted
+    accepted: NDArray[np.float64]  # of these, chains whose draft at this depth is accepted
     chains: float
 
     @property
     def length(self) -> float:
-        """Return how many drafts of a chain are accepted on the average."""
+        """Return how many drafts of a chain are accepted on average."""
         return float(self.accepted.sum() / max(self.chains, 1.0))
 
     @property
     def shares(self) -> list[float]:
-        """Return the share of the tried drafts that is accepted, by depth."""
+        """Return the share of tried drafts that are accepted, by depth."""
         return [round(float(a / t), 4) if t else 0.0 for a, t in zip(self.accepted, self.tried, strict=True)]
 
 
 def reached(right: Tensor, real: Tensor) -> Reached:
-    """Count chains; `right` ``[M]`` says which of the `real` masks ``[B, G, n]`` are."""
+    """Return counts of chains; `right` ``[M]`` says which of the `real` masks ``[B, G, n]`` are right."""
     ok = torch.zeros(real.shape, device=right.device)
     ok[real] = right.float()
     chain = ok.cumprod(-1)

@@ -1,7 +1,7 @@
-"""Training of drafts: batches of groups, gradients that all ranks add up, and a schedule that follows the clock.
+"""Training of drafts: batches of groups, gradients summed over all ranks, and a schedule that follows the clock.
 
-Matrices are trained with Muon, which took half of AdamW's time to the same acceptance or less (docs/tried.md), and the
-mask's embedding with AdamW.
+Matrices are trained with Muon, by which chains are accepted further than by AdamW after the same time (docs/tried.md),
+and the mask's embedding with AdamW.
 """
 
 from __future__ import annotations
@@ -28,40 +28,40 @@ from lopa_dist.parallel.failures import in_words
 from lopa_dist.parallel.step_watch import Watched, unwatched
 from lopa_dist.ragged import to_device
 
-MASKS = 8  # of a group
-ROWS = 4096  # masks of a step on all ranks together
+MASKS = 8  # per group
+ROWS = 4096  # masks per step, on all ranks together
 MUON_LR, ADAM_LR = 0.02, 0.002
 WARM_UP = 30  # steps
 HOLD = 0.4  # share of a lesson's time before the learning rate begins to fall
-MOST_BROKEN = 5  # steps in turn whose gradients are not numbers
+MOST_BROKEN = 5  # consecutive steps whose gradients are not numbers
 
 
 class LearningFailed(RuntimeError):
-    """Drafts could not be learned; on all ranks alike, with what went wrong on the first rank that failed."""
+    """Drafts could not be learned, on any rank; the message is this rank's error, if it has one."""
 
 
 @dataclass
 class Lesson:
-    """What a while of learning brought."""
+    """What a period of learning brought."""
 
     before: Reached  # on held-out answers
     after: Reached
     steps: int = 0
-    rows: int = 0  # masks that were trained on
+    rows: int = 0  # masks that were trained
     seconds: float = 0.0
     processor_s: float = 0.0
     losses: list[float] = field(default_factory=list)  # of each step
 
 
 class Trainer:
-    """Trains an adapter on answers; all ranks make the same calls, each with answers of its own.
+    """Trains an adapter on answers. All ranks make the same calls, each with its own answers.
 
     Args:
-        model: on the device, whose weights stay as they are.
-        adapter: that is trained; the same on all ranks.
-        ranks: of the job, all of which take part.
-        masks: of a group.
-        watched: a context around what ranks wait for together.
+        model: on its device; its weights stay as they are.
+        adapter: the one to train, equal on all ranks.
+        ranks: all ranks of the job, which all take part.
+        masks: masks per group.
+        watched: a context for what ranks wait for together.
         seed: of this rank's random numbers.
 
     The tensor ranks that a model is split over (`DraftsAdapter.tensor`) have the same answers, and share their work.
@@ -96,17 +96,17 @@ class Trainer:
         stop: Callable[[], bool] = lambda: False,
         on_step: Callable[[float, float], None] = lambda share, loss: None,
     ) -> Lesson:
-        """Train for a while.
+        """Train for a while, and return what that brought.
 
         Args:
             answers: this rank's share.
-            held_out: this rank's share of those that measure; they are not trained on.
-            seconds: that all of it may take by this rank's clock; the ranks end together.
-            stop: whether to end now; asked once a step.
-            on_step: is told which share of the time is over, and the step's loss.
+            held_out: this rank's share of the answers to measure with, which are not trained on.
+            seconds: the time for the first measurement and the steps, by this rank's clock; the ranks end together.
+            stop: whether to end now; asked once per step.
+            on_step: gets the share of the time that is over, and the step's loss.
 
         Raises:
-            LearningFailed: on any rank. The adapter may be in any state then.
+            LearningFailed: something failed on any rank. The adapter may then be in any state.
         """
         began, processor = time.perf_counter(), time.process_time()
         before = self.measure(held_out)
@@ -128,19 +128,19 @@ class Trainer:
         return lesson
 
     def endless(self, answers: list[Answer]) -> Iterator[GroupBatch | None]:
-        """Yield batches of all answers, again and again; None if there are none."""
+        """Yield batches of all answers, over and over; None if there are none."""
         while True:
             batches = self.batches(answers, self.rng)
             yield from batches if batches else (None,)
 
     def batches(self, answers: list[Answer], rng: np.random.Generator) -> list[GroupBatch]:
-        """Return all answers in batches, but those that are too short to draft in."""
+        """Return all answers in batches, except those that are too short to draft in."""
         usable = [answer for answer in answers if len(answer.tokens) > 1]
         rows = self.rows_of_step(max((len(one.prompt) + len(one.tokens) for one in usable), default=1))
         return group_batches(usable, self.masks, rows, rng, self.model.config.pad_id)
 
     def rows_of_step(self, longest: int) -> int:
-        """Return how many masks this rank has in a step, with texts of at most `longest` tokens."""
+        """Return how many masks this rank has per step, for texts of at most `longest` tokens."""
         at_once = self.ranks.size // self.tensor.size
         most, least = max(ROWS // at_once, 4 * self.masks), 4 * self.masks
         free = free_bytes(self.device)
@@ -154,12 +154,13 @@ class Trainer:
         """Make one step on all ranks.
 
         Args:
-            batches: of this rank.
-            factor: on the learning rates, the same on all ranks.
-            share: of the time that is over by this rank's clock.
+            batches: this rank's.
+            factor: of the learning rates, the same on all ranks.
+            share: of the time that is over, by this rank's clock.
 
         Returns:
-            The loss, the rows, and the share of the time by rank 0's clock, or 1 if it is over on any rank.
+            The mean loss and the number of masks of all ranks, and the share of the time by rank 0's clock, or 1 if it
+            is over on any rank.
         """
         parameters = list(self.adapter.parameters())
         failure, loss, weight, rows = "", 0.0, 0.0, 0
@@ -191,7 +192,7 @@ class Trainer:
         return loss / max(weight, 1.0), int(all_rows), 1.0 if over else share
 
     def follow(self, flat: Tensor, parameters: list[nn.Parameter], factor: float) -> None:
-        """Make the optimizers' step along the gradients ``[parameters]`` of all ranks."""
+        """Step the optimizers along the gradients ``[parameters]`` of all ranks."""
         flat = flat * min(1.0, 1.0 / (float(flat.norm()) + 1e-6))
         for parameter, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
             parameter.grad = part.view_as(parameter)
@@ -201,14 +202,14 @@ class Trainer:
             optimizer.zero_grad(set_to_none=True)
 
     def loss(self, batch: GroupBatch) -> tuple[Tensor, Tensor]:
-        """Return the weighted sum of a batch's losses, and the sum of its weights."""
+        """Return the weighted sum of a batch's losses, and the sum of the weights."""
         hidden, target, real = self.predicted(batch)
         losses = losses_of(hidden, self.model.head_weight, target, self.tensor)
         weights = reach(losses, real)
         return (losses * weights).sum(), weights.sum()
 
     def predicted(self, batch: GroupBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the hidden states ``[M, d]`` of masks that predict, their targets ``[M]``, and which these are."""
+        """Return the hidden states ``[M, d]`` of masks that predict, their targets ``[M]``, and which masks predict."""
         tokens, starts, counts = (to_device(x, self.device) for x in (batch.tokens, batch.starts, batch.counts))
         with self.precision():
             clean = clean_forward(self.model, tokens)
@@ -218,17 +219,17 @@ class Trainer:
         return hidden[targets.real], targets.tokens, targets.real
 
     def precision(self) -> AbstractContextManager[object]:
-        """Return the context of a forward: in bf16 on CPUs that multiply it, else in the weights' precision."""
+        """Return the context of a forward: in bf16 on CPUs with bf16 products, else in the weights' precision."""
         if self.device.type == "cpu" and torch.ops.mkldnn._is_mkldnn_bf16_supported():
             return torch.autocast("cpu", torch.bfloat16)
         return nullcontext()
 
     @torch.no_grad()
     def measure(self, answers: list[Answer]) -> Reached:
-        """Return how far chains of drafts would be accepted in the answers of all ranks, behind every position.
+        """Return how far chains of drafts would be accepted in the answers of all ranks, after every position.
 
         Raises:
-            LearningFailed: on any rank.
+            LearningFailed: something failed on any rank.
         """
         total, failure = np.zeros((3, self.masks)), ""
         try:

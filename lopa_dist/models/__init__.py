@@ -1,1 +1,1 @@
-"""One transformer, and loading checkpoints into it."""
+"""One transformer for all model families, and the loading of checkpoints into it."""

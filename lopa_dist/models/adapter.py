@@ -1,4 +1,4 @@
-"""PEFT LoRA adapters: read, compared with the base model, and merged into its weights as they are loaded."""
+"""PEFT LoRA adapters: read, checked against the base model, and merged into its weights as they are loaded."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from lopa_dist.models.files import CheckpointError, opened, read_json, unsupport
 
 PREFIX = "base_model.model."
 LORA = re.compile(r"(?P<module>.+)\.lora_(?P<part>A|B)\.weight")
-TOKENS = "token_adapter.trainable_tokens_delta"  # the end of the name of trained tokens' embeddings
-BASE = "base_revision"  # what a file that was learned here says of the checkpoint that it belongs to
+TOKENS = "token_adapter.trainable_tokens_delta"  # how the name of trained tokens' embeddings ends
+BASE = "base_revision"  # metadata key, in files learned here, for the revision of their checkpoint
 ONLY: dict[str, Any] = {
     "peft_type": "LORA", "bias": "none", "lora_bias": False, "use_dora": False, "use_qalora": False,
     "fan_in_fan_out": False, "rank_pattern": {}, "alpha_pattern": {}, "layer_replication": None,
@@ -35,25 +35,26 @@ PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
 class Adapter:
     """A LoRA adapter: weight W of a module becomes W + scale x B @ A. Keys are names in the base checkpoint.
 
-    With `rows` ``masks`` it does so for rows of masks alone, so nothing is merged (`mask_rows`).
+    With `rows` ``masks`` it acts on rows of masks only, so nothing is merged (`mask_rows`).
     """
 
     folder: Path
-    base: str | None  # the model that it was trained on, as its config names it
+    base: str | None  # the model that it was trained on, as in its config
     scale: float
-    targets: tuple[str, ...]  # ends of the names of the modules it was made for; empty: unknown
+    targets: tuple[str, ...]  # how the names of its target modules end; empty: unknown
     pairs: dict[str, tuple[Tensor, Tensor]]  # weight -> A [r, in], B [out, r]
     saved: dict[str, Tensor]  # tensors that replace the base model's (modules_to_save)
     rows: str = "all"  # or "masks"
-    mask_id: int | None = None  # the token whose embedding was trained, as what a mask is in this adapter
-    mask: Tensor | None = None  # [d] that embedding
+    mask_id: int | None = None  # the token whose trained embedding stands for a mask
+    mask: Tensor | None = None  # [d] embedding of that token
     base_revision: str | None = None  # of the checkpoint that it was learned on; None: unknown
 
     def check(self, shapes: dict[str, list[int]]) -> None:
-        """Compare with the names and shapes of the base checkpoint.
+        """Raise an error unless the adapter fits the names and shapes of the base checkpoint.
 
         Raises:
-            CheckpointError: modules that the base model does not have, of another shape, or that the adapter lacks.
+            CheckpointError: the base model lacks an adapted module or has another shape of it, or the adapter lacks a
+                target module.
         """
         own = {name: [b.shape[0], a.shape[1]] for name, (a, b) in self.pairs.items()}
         own |= {name: list(tensor.shape) for name, tensor in self.saved.items()}
@@ -80,29 +81,29 @@ class Adapter:
         return self.rows == "all" and (name in self.saved or name in self.pairs)
 
     def pair(self, name: str, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return a and scale x B of the weight `name`."""
+        """Return A, and scale x B, of the weight `name`."""
         a, b = self.pairs[name]
         return a.to(device, dtype), (b.float() * self.scale).to(device, dtype)
 
     def merge(self, name: str, weight: Tensor) -> Tensor:
-        """The weight `name`, which the adapter changes; an adapted one is in fp32, for the caller to round once."""
+        """Return the weight `name` as the adapter changes it; a LoRA pair gives fp32, for the caller to round once."""
         if name in self.saved:
             return self.saved[name].to(weight.device)
         a, b = (x.to(weight.device, torch.float32) for x in self.pairs[name])
         return torch.addmm(weight.float(), b, a, alpha=self.scale)
 
     def mismatch(self, path: str) -> str | None:
-        """Return what to tell the user if the adapter was trained on another model than the one at `path`."""
+        """Return a message for the user if the adapter was trained on another model than that at `path`, else None."""
         if self.base is None or Path(self.base).name.lower() == Path(path).name.lower():
             return None
         return f"model.lora={self.folder} was trained on {self.base}, but model.path is {path}: is that the right base?"
 
 
 def load_adapter(folder: Path, rows: str = "all") -> Adapter:
-    """Read `adapter_config.json` and `adapter_model.safetensors`; `rows` are those that it acts on.
+    """Return the adapter in `adapter_config.json` and `adapter_model.safetensors`; `rows` are the rows that it acts on.
 
     Raises:
-        CheckpointError: files that are missing, or a kind of adapter that is not supported.
+        CheckpointError: a file is missing, or this kind of adapter is not supported.
     """
     config_file, file = folder / "adapter_config.json", folder / "adapter_model.safetensors"
     for needed in (config_file, file):
@@ -148,10 +149,10 @@ def load_adapter(folder: Path, rows: str = "all") -> Adapter:
 
 
 def trained_token(raw: dict[str, Any], file: Path) -> int | None:
-    """Return the id of the token whose embedding an adapter brings; None if it brings none.
+    """Return the id of the token whose embedding an adapter brings, or None.
 
     Raises:
-        CheckpointError: there are several.
+        CheckpointError: it brings several.
     """
     listed = raw.get("trainable_token_indices")
     ids = [i for some in listed.values() for i in some] if isinstance(listed, dict) else listed
@@ -163,7 +164,7 @@ def trained_token(raw: dict[str, Any], file: Path) -> int | None:
 
 
 def metadata(file: Path) -> dict[str, str]:
-    """Return what a file of safetensors says of itself."""
+    """Return a safetensors file's metadata."""
     with opened(file) as tensors:
         return tensors.metadata() or {}
 
@@ -171,7 +172,7 @@ def metadata(file: Path) -> dict[str, str]:
 def read_tensors(
     file: Path, modules_to_save: tuple[str, ...]
 ) -> tuple[dict[str, tuple[Tensor, Tensor]], dict[str, Tensor], Tensor | None]:
-    """The adapter's pairs (A, B) and its saved tensors, by the names of the base weights, and a mask's embedding."""
+    """Return the adapter's pairs (A, B) and saved tensors, by the names of the base weights, and a mask's embedding."""
     halves: dict[str, dict[str, Tensor]] = {}
     saved: dict[str, Tensor] = {}
     mask: Tensor | None = None
@@ -198,10 +199,10 @@ def read_tensors(
 def save_adapter(
     folder: Path, pairs: dict[str, tuple[Tensor, Tensor]], mask_id: int, mask: Tensor, base: str, revision: str
 ) -> None:
-    """Write an adapter in PEFT's form, of rows that draft: `load_adapter` and PEFT read it.
+    """Write an adapter for rows that draft, in PEFT's form, which `load_adapter` and PEFT read.
 
     Args:
-        folder: is made if it is not there; what it holds of an earlier adapter is replaced.
+        folder: made if it does not exist; files of an earlier adapter in it are replaced.
         pairs: A ``[r, in]`` and B ``[out, r]`` by the names of the base weights.
         mask_id: the token that stands for a mask.
         mask: ``[d]`` its embedding.

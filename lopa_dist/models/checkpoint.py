@@ -1,4 +1,4 @@
-"""Loading Hugging Face checkpoints: safetensors only, nothing unpickled, no remote code."""
+"""Loading of Hugging Face checkpoints: safetensors only, no pickles, no remote code."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from lopa_dist.models.tokenizer import end_of_text, special_tokens
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
 
-DRAFTER = "linear_spec_lora"  # what Nemotron-Labs-Diffusion's checkpoints call the adapter that comes with them
+DRAFTER = "linear_spec_lora"  # folder of the adapter in Nemotron-Labs-Diffusion's checkpoints
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def read_config(folder: Path, mask_adapter: Path | None = None) -> ModelConfig:
-    """Return what `config.json`, `generation_config.json` and the tokenizer's files say of a checkpoint.
+    """Return a checkpoint's configuration, from `config.json`, `generation_config.json` and the tokenizer's files.
 
-    `mask_adapter` is the folder of an adapter that acts on rows of masks alone: a model without masks gets them by it.
+    `mask_adapter` is the folder of an adapter that acts on rows of masks only; it gives masks to a model without them.
     """
     file = folder / "config.json"
     if not file.exists():
@@ -60,17 +60,19 @@ def load_model(
     tensor: Communicator | None = None,
     quantization: str = "none",
 ) -> Transformer:
-    """Build on the meta device and stream the tensors in, one after the other, merging the adapter on the way.
+    """Return a checkpoint's model, with the adapter merged into its weights.
 
-    An adapter that acts on rows of masks alone is not merged but attached.
+    An adapter that acts on rows of masks only is not merged but attached. The model is built on the meta device; its
+    tensors are then loaded one after the other.
 
     Names and shapes are compared before any weight is read. On a CPU, weights that need no conversion stay mapped to
     their file, so that ranks of one machine share them. With a `tensor` group, a rank reads and keeps only its part of
     the weights. Adapted weights are read and merged in full first, so that every rank has the same bits.
 
     Raises:
-        ValueError: the model's sizes cannot be split over the tensor group, or the device cannot run this quantization.
-        CheckpointError: a tensor that is missing, left over, of the wrong shape, or that the adapter does not fit.
+        ValueError: the model's sizes cannot be split over the tensor group, or the device does not support this
+            quantization.
+        CheckpointError: a tensor is missing, unknown or of the wrong shape, or the adapter does not fit.
     """
     of_masks = adapter is not None and adapter.rows == "masks"
     config = read_config(folder, adapter.folder if adapter is not None and of_masks else None)
@@ -120,13 +122,13 @@ def rank_weights(
         stored: from `stored_tensors`.
         ours: from `our_names`.
         wanted: from `places`.
-        config: of the model.
+        config: the model's.
         adapter: merged into the weights that it changes.
         comm: the group that the model is split over.
         device: where the weights go.
     """
     for name, (file, _) in stored.items():
-        with opened(file) as tensors:  # once a tensor: a file that stays open keeps all that was read of it mapped
+        with opened(file) as tensors:  # once per tensor: a file that stays open keeps all that was read mapped
             joint = tensors.get_tensor(name)
             merged = adapter is not None and adapter.changes(name)
             if adapter is not None and merged:
@@ -136,7 +138,7 @@ def rank_weights(
                 weight = reordered(config, own, weight)
                 weight = weight[tensor_parallel.rows(own, len(weight), comm)].to(device)
                 if weight.untyped_storage().nbytes() > weight.nbytes and (merged or len(parts) > 1):
-                    weight = weight.clone()  # else the part would keep the joint tensor in memory
+                    weight = weight.clone()  # a view would keep the joint tensor in memory
                 yield own, weight
 
 
@@ -147,7 +149,7 @@ def assign(
     dtype: torch.dtype,
     quantization: str,
 ) -> None:
-    """Make `weights`, in `dtype`, the parameters of a model on the meta device; experts are quantised on the way."""
+    """Make `weights`, in `dtype`, the parameters of a model on the meta device, quantising experts' weights at once."""
     sizes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     loaded: dict[str, torch.Tensor] = {}
     for own, weight in weights:
@@ -163,10 +165,10 @@ def assign(
 
 
 def check_tied(folder: Path, config: ModelConfig, stored: dict[str, tuple[Path, list[int]]]) -> None:
-    """Take the head out of a tied checkpoint's tensors: some write the copy, too.
+    """Remove the head from a tied checkpoint's tensors, since some checkpoints also store this copy of the embedding.
 
     Raises:
-        CheckpointError: it is no copy, so that one of the two would be dropped unseen.
+        CheckpointError: it is not a copy, so that one of the two would be dropped silently.
     """
     head, embedding = (checkpoint_name(config.family, f"{name}.weight") for name in ("lm_head", "model.embed_tokens"))
     if head not in stored:
@@ -190,7 +192,7 @@ def tie(model: Transformer, comm: Communicator) -> None:
 
 
 def attach(model: Transformer, adapter: Adapter, ours: dict[str, list[str]], comm: Communicator) -> None:
-    """Attach an adapter that acts on rows of masks alone to the projections that it changes; `ours`: `our_names`."""
+    """Attach an adapter for rows of masks only to the projections that it changes; `ours` is from `our_names`."""
     weight = model.model.embed_tokens.weight
     pairs = {ours[name][0]: adapter.pair(name, weight.device, weight.dtype) for name in adapter.pairs}
     attach_pairs(model, pairs, comm)
@@ -199,11 +201,11 @@ def attach(model: Transformer, adapter: Adapter, ours: dict[str, list[str]], com
 
 
 def attach_pairs(model: Transformer, pairs: dict[str, tuple[torch.Tensor, torch.Tensor]], comm: Communicator) -> None:
-    """Let rows of masks run with A and B beside the weights of projections, by our names, instead of any before.
+    """Make rows of masks run with A and B beside the projections' weights, instead of any earlier pairs.
 
     Args:
         model: this rank's part of it.
-        pairs: whole ones, in the weights' dtype, the scale included.
+        pairs: whole ones, by our names, in the weights' dtype, the scale included.
         comm: the group that the model is split over.
     """
     model.mask_rows = model.mask_rows or MaskRows()
@@ -216,22 +218,22 @@ def attach_pairs(model: Transformer, pairs: dict[str, tuple[torch.Tensor, torch.
 
 
 def embed_mask(model: Transformer, embedding: torch.Tensor) -> None:
-    """Give masks an embedding ``[d]``, in a row behind the vocabulary where the model has no mask token.
+    """Give masks an embedding ``[d]``, in a new row after the vocabulary if the model has no mask token.
 
-    The head stays as it is, also where it is tied: the model itself reads and writes what it did before.
+    The head stays as it is, even if it is tied, so the model's own inputs and outputs do not change.
     """
     config, weight = model.config, model.model.embed_tokens.weight.data
     if len(weight) == config.mask_id:
         weight = torch.cat([weight, weight[:1]])
         model.config = replace(config, learned_mask=True)
-    elif config.tied or weight.device.type == "cpu":  # also the head's, or mapped to the checkpoint's file
+    elif config.tied or weight.device.type == "cpu":  # it is also the head's, or mapped to the checkpoint's file
         weight = weight.clone()
     weight[config.mask_id] = embedding.to(weight)
     model.model.embed_tokens.weight = nn.Parameter(weight, requires_grad=False)
 
 
 def check_adapter(adapter: Adapter, config: ModelConfig, projections: list[str]) -> None:
-    """Raise a CheckpointError if this model cannot have the adapter; in rows of masks it may change `projections`."""
+    """Raise a CheckpointError if the model cannot have the adapter; one for masks may change only `projections`."""
     if adapter.rows == "all" and config.block_drafts and adapter.folder.name == DRAFTER:
         raise CheckpointError(f"{adapter.folder}: it is for rows that draft alone; set model.lora_rows=masks")
     if config.tied and adapter.saved:
@@ -246,15 +248,15 @@ QK = ("q_proj.weight", "k_proj.weight", "q_proj.bias", "k_proj.bias", "q_norm.we
 
 
 class Place(NamedTuple):
-    """Where a tensor of a checkpoint belongs: a parameter, or a part of one."""
+    """Where a tensor of a checkpoint belongs: to a parameter, or to a part of one."""
 
     parameter: str
     shape: list[int]
-    part: tuple[int, ...] = ()  # its index
+    part: tuple[int, ...] = ()  # index of the part
 
 
 def places(model: Transformer) -> dict[str, Place]:
-    """All tensors that make a model, by transformers' names; an expert's projections are parts of stacked ones."""
+    """Return the place of every tensor of a model, by transformers' names; experts' projections are parts of stacks."""
     by_name: dict[str, Place] = {}
     for name, parameter in model.state_dict().items():
         base, _, last = name.rpartition(".")
@@ -272,7 +274,7 @@ def places(model: Transformer) -> dict[str, Place]:
 
 
 def our_names(config: ModelConfig, wanted: Iterable[str]) -> dict[str, list[str]]:
-    """Our names of weights by the checkpoint's, which may hold several as one tensor, one below the other."""
+    """Return our names of weights by the checkpoint's, which may stack several weights in one tensor."""
     ours: dict[str, list[str]] = {}
     for name in wanted:
         ours.setdefault(checkpoint_name(config.family, name), []).append(name)
@@ -280,12 +282,15 @@ def our_names(config: ModelConfig, wanted: Iterable[str]) -> dict[str, list[str]
 
 
 def joint_shape(places: list[Place]) -> list[int]:
-    """Return the shape of weights that are one below the other."""
+    """Return the shape of weights that are stacked along their first dimension."""
     return [sum(place.shape[0] for place in places), *places[0].shape[1:]]
 
 
 def reordered(config: ModelConfig, name: str, weight: torch.Tensor) -> torch.Tensor:
-    """A weight whose rows are dimensions of q's or k's heads, in the order in which they are rotated as a whole."""
+    """Return a weight with the rows of q's and k's heads in the order in which whole heads are rotated.
+
+    Other weights, and those of models that rotate whole heads, are returned as they are.
+    """
     if config.rotated is None or not name.endswith(QK):
         return weight
     order = rotated_first(config.head_dim, config.rotated)
@@ -293,7 +298,7 @@ def reordered(config: ModelConfig, name: str, weight: torch.Tensor) -> torch.Ten
 
 
 def stored_tensors(files: list[Path]) -> dict[str, tuple[Path, list[int]]]:
-    """File and shape of every tensor in these files; only their headers are read."""
+    """Return the file and shape of every tensor in these files, reading only their headers."""
     stored: dict[str, tuple[Path, list[int]]] = {}
     for file in files:
         with opened(file) as tensors:
@@ -303,7 +308,7 @@ def stored_tensors(files: list[Path]) -> dict[str, tuple[Path, list[int]]]:
 
 
 def compare(folder: Path, stored: dict[str, list[int]], wanted: dict[str, list[int]]) -> None:
-    """Raise a CheckpointError unless names and shapes are the same; it lists the first eight that are not."""
+    """Raise a CheckpointError unless names and shapes are equal; it lists the first eight differences of a kind."""
     missing = wanted.keys() - stored.keys()
     unknown = stored.keys() - wanted.keys()
     misshaped = [f"{n} {s} instead of {wanted[n]}" for n, s in stored.items() if n in wanted and s != wanted[n]]

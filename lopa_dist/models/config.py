@@ -1,4 +1,4 @@
-"""What the transformer needs to know of a checkpoint."""
+"""What the transformer must know about a checkpoint."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class Experts:
     """The mixture of experts in a model's layers."""
 
     count: int
-    chosen: int  # how many a row goes through
+    chosen: int  # how many experts a row goes through
     size: int  # intermediate size of an expert
     router: str  # one of `experts.ROUTERS`
-    renormalise: bool  # the chosen experts' weights are made to sum to 1
-    scale: float = 1.0  # of these weights
-    groups: int = 1  # of equally many experts
-    chosen_groups: int = 1  # groups that a row chooses first; its experts are from these
-    shared: int = 0  # intermediate size of the expert that all rows go through; 0: there is none
-    dense_layers: int = 0  # the first layers have one feed-forward instead
+    renormalise: bool  # whether the chosen experts' weights are scaled to sum to 1
+    scale: float = 1.0  # factor of these weights
+    groups: int = 1  # groups of equally many experts
+    chosen_groups: int = 1  # groups that a row chooses first; its experts come from these
+    shared: int = 0  # intermediate size of the expert that all rows go through; 0: none
+    dense_layers: int = 0  # this many first layers have one feed-forward instead
 
     def __post_init__(self) -> None:
         if not 1 <= self.chosen <= self.count:
@@ -44,12 +44,12 @@ class ModelConfig:
 
     `family` is a key of `families.FAMILIES`. With `shift`, the row of position p-1 predicts the token at position p.
 
-    A model without a mask token has the first id behind its vocabulary as `mask_id`: it marks what is not filled yet,
-    is never predicted and in no prompt, and has no embedding, so that a row of it is an error. An adapter may bring one
-    (`learned_mask`), and nothing that the model itself reads or writes is another for it.
+    A model without a mask token uses the first id after its vocabulary as `mask_id`. That id marks what is not filled
+    yet; it is never predicted, is in no prompt, and has no embedding, so a row of it is an error. An adapter may bring
+    an embedding for it (`learned_mask`), which changes nothing that the model itself reads or writes.
 
     Raises:
-        ValueError: a size or a constant that cannot be one.
+        ValueError: a size or a constant is out of range.
     """
 
     family: str
@@ -66,18 +66,18 @@ class ModelConfig:
     tied: bool
     shift: bool
     mask_id: int
-    eos_ids: tuple[int, ...]  # the checkpoint's own first, then its end-of-turn tokens
+    eos_ids: tuple[int, ...]  # the checkpoint's eos_token_id first, then its end-of-turn tokens
     pad_id: int
     max_positions: int
     rope_fp32: bool = False  # queries and keys are rotated in fp32, whatever the weights' precision
     qk_norm: bool = False  # queries and keys are normalised per head before the rotation
     rope_scaling: Llama3Scaling | YarnScaling | None = None
     query_scaling: QueryScaling | None = None
-    experts: Experts | None = None  # instead of one feed-forward a layer
+    experts: Experts | None = None  # instead of one feed-forward per layer
     rotated: int | None = None  # dimensions of a head that are rotated; None: all
-    learned_mask: bool = False  # whether the embeddings have one more row, of a mask behind the vocabulary
-    block_drafts: bool = False  # masks see one another and predict their own places; only with `shift`
-    block_size: int = 32  # tokens of the blocks it was trained with, or is usually decoded with
+    learned_mask: bool = False  # whether the embeddings have one more row, for a mask after the vocabulary
+    block_drafts: bool = False  # masks see one another and predict their own positions; only with `shift`
+    block_size: int = 32  # tokens per block, as trained, or as usually decoded
 
     def __post_init__(self) -> None:
         for name in SIZES:
@@ -91,5 +91,5 @@ class ModelConfig:
 
     @property
     def has_mask(self) -> bool:
-        """Whether the model has a mask token, without which nothing but the next token can be predicted."""
+        """Return whether the model has a mask token. Without one it can only predict the next token."""
         return self.mask_id < self.vocab_size or self.learned_mask

@@ -1,4 +1,4 @@
-"""Mixture of experts: a feed-forward of many, of which a router chooses some for each row."""
+"""Mixture of experts: many feed-forwards, some of which a router chooses for each row."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ ROUTERS = ("softmax", "grouped_sigmoid")
 
 
 def router_of(experts: Experts) -> Router:
-    """Return how a model's rows choose."""
+    """Return how a model's rows choose their experts."""
     sigmoid = experts.router == "grouped_sigmoid"
     of_groups = (experts.scale, experts.groups, experts.chosen_groups) if sigmoid else ()
     return Router(experts.chosen, experts.renormalise, sigmoid, *of_groups)
 
 
 class Gate(nn.Module):
-    """The router."""
+    """The router: it says which experts suit a row."""
 
     expert_bias: nn.Parameter | None
 
@@ -41,15 +41,15 @@ class Gate(nn.Module):
         return choose(self.logits(x), self.expert_bias, self.router)
 
     def route(self, x: Tensor, height: int) -> tuple[Tensor, Groups]:
-        """Return the weights of rows' experts, and the rows' places in tiles of `height` rows, as of `routed`."""
+        """Return the weights of rows' experts, and the rows' places in tiles of `height` rows, as `routed` does."""
         return routed(self.logits(x), self.expert_bias, self.router, height)
 
     def logits(self, x: Tensor) -> Tensor:
-        """Return how well each expert suits each row, ``[R, E]``; with sigmoids computed in fp32."""
+        """Return how well each expert suits each row, ``[R, E]``; with sigmoids, computed in fp32."""
         return F.linear(x.float(), self.in_fp32()) if self.router.sigmoid else F.linear(x, self.weight)
 
     def in_fp32(self) -> Tensor:
-        """Return the weight in fp32; it is kept where nothing is trained, since to cast it takes an operation."""
+        """Return the weight in fp32. It is kept where nothing is trained, to save a cast in every call."""
         weight = self.weight
         if weight.dtype == torch.float32 or torch.is_grad_enabled():
             return weight.float()
@@ -60,7 +60,7 @@ class Gate(nn.Module):
 
 
 class SparseMLP(nn.Module):
-    """SwiGLU feed-forwards of which each row goes through some; the weights of all are stacked."""
+    """SwiGLU feed-forwards, some of which each row goes through; the weights of all are stacked."""
 
     def __init__(self, hidden_size: int, experts: Experts, shared: nn.Module | None = None) -> None:
         super().__init__()
@@ -69,15 +69,15 @@ class SparseMLP(nn.Module):
         self.gate = Gate(hidden_size, experts)
         self.gate_up = nn.Parameter(torch.zeros(experts.count, 2, experts.size, hidden_size))  # the gates first
         self.down = nn.Parameter(torch.zeros(experts.count, hidden_size, experts.size))
-        self.kind = "none"  # of quantisation; else each output channel of each expert has a scale
+        self.kind = "none"  # of quantisation; with another, each output channel of each expert has a scale
         self.gate_up_scale: Tensor | None
         self.down_scale: Tensor | None
         self.register_buffer("gate_up_scale", None)  # [E, 2, size]
         self.register_buffer("down_scale", None)  # [E, d]
-        self.gather: Callable[[Tensor], Tensor] | None = None  # what tensor ranks have of the last dimension
+        self.gather: Callable[[Tensor], Tensor] | None = None  # of tensor ranks' parts, the last dimension
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[R, d] -> [R, d]``."""
+        """Return the experts' output for each row: ``[R, d] -> [R, d]``."""
         weights, groups = self.gate.route(x, height_for(len(x) * self.experts.chosen, x, self.down))
         rows = x.index_select(0, groups.choice // self.experts.chosen)
         scale = None if self.gate_up_scale is None else self.gate_up_scale.flatten(1)
@@ -89,7 +89,7 @@ class SparseMLP(nn.Module):
         return out if self.shared_experts is None else out + self.shared_experts(x)
 
     def allocate(self, kind: str, dtype: torch.dtype) -> None:
-        """Put empty tensors for weights quantised as `kind`, in numbers of `dtype`, in place of the present ones."""
+        """Replace the weights with empty tensors of `dtype`, and empty scales, for weights quantised as `kind`."""
         self.kind = kind
         for name in ("gate_up", "down"):
             weight = getattr(self, name)
@@ -97,7 +97,7 @@ class SparseMLP(nn.Module):
             setattr(self, f"{name}_scale", weight.new_empty(weight.shape[:-1], dtype=torch.float32))
 
     def split(self, inner: slice, outer: slice, gather: Callable[[Tensor], Tensor]) -> None:
-        """Keep a tensor rank's part of every expert: of its inner rows, and of its outputs."""
+        """Keep a tensor rank's part of every expert: `inner` of its intermediate numbers and `outer` of its outputs."""
         self.gate_up = nn.Parameter(self.gate_up[:, :, inner].contiguous(), requires_grad=False)
         self.down = nn.Parameter(self.down[:, outer].contiguous(), requires_grad=False)
         self.gather = gather

@@ -1,7 +1,7 @@
-"""The model families: all that sets one `model_type` of `config.json` apart, in one table.
+"""The model families: all that distinguishes one `model_type` of `config.json` from others, in one table.
 
 A new family in one of these layouts is a new entry of `FAMILIES`. What a checkpoint says itself (sizes, ids, tied
-embeddings) is read from its files and never stands here.
+embeddings) is read from its files and is never in this table.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from lopa_dist.models.files import unsupported
 
 @dataclass(frozen=True)
 class TrainingPattern:
-    """How a model was trained to see text, as values of the decode options of the same names."""
+    """How a model was trained to see text, as values of the decode options with these names."""
 
     context: str
     block_size: int = 32
     sub_block_size: int | None = None
-    edits: bool = False  # a filled row predicts its own place, too: what `decode.tau_edit` needs
+    edits: bool = False  # filled rows predict their own positions, too, as `decode.tau_edit` needs
 
 
 PATTERNS = {
-    "vanilla": TrainingPattern("dual"),  # every row sees all others; uncached, all of them would run in every step
+    "vanilla": TrainingPattern("dual"),  # rows see all others; without the dual cache, all would run in every step
     "d2f": TrainingPattern("d2f"),  # discrete diffusion forcing
     "block_diffusion": TrainingPattern("blocks"),
-    "causal": TrainingPattern("causal"),  # autoregressive models are of this kind, and have no masks
+    "causal": TrainingPattern("causal"),  # also autoregressive models, which have no masks
 }
 
-END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|role_end|>")  # these end an answer, besides the eos_token_id of the files
+END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|role_end|>")  # these, too, end an answer, besides the files' eos_token_id
 
 HF_KEYS = {
     "vocab_size": "vocab_size",
@@ -44,7 +44,7 @@ HF_KEYS = {
     "rms_eps": "rms_norm_eps",
     "max_positions": "max_position_embeddings",
 }
-"""Our field -> key of `config.json` in transformers' Llama, Qwen2 and Qwen3."""
+"""Our fields -> keys of `config.json` in transformers' Llama, Qwen2 and Qwen3."""
 
 HF_ONLY: dict[str, Any] = {
     "hidden_act": "silu", "use_sliding_window": False, "use_mrope": False, "partial_rotary_factor": 1.0,
@@ -52,7 +52,7 @@ HF_ONLY: dict[str, Any] = {
 }  # fmt: skip
 NO_BIAS = HF_ONLY | {"attention_bias": False, "mlp_bias": False}
 QWEN3_MOE_ONLY = HF_ONLY | {"attention_bias": False, "decoder_sparse_step": 1, "mlp_only_layers": []}
-"""Options of which only this value is supported: a checkpoint whose `config.json` has another is refused."""
+"""The only supported values of these options: a checkpoint whose `config.json` has another is refused."""
 
 
 LLAMA_MODULES = (
@@ -65,33 +65,33 @@ LLAMA_MODULES = (
 
 @dataclass(frozen=True)
 class Family:
-    """One `model_type`, or one of several that share it (`family_of`)."""
+    """One `model_type`, or one of several families that share it (`family_of`)."""
 
     pattern: str  # key of PATTERNS
     shift: bool  # row p-1 predicts position p
-    mask_token: str | None  # as its tokenizer spells it; None: it has none
-    mask_id: int | None  # of the published checkpoints; used where neither config.json nor the tokenizer has it
+    mask_token: str | None  # its text in the tokenizer; None: the family has none
+    mask_id: int | None  # of the published checkpoints; used if no file has it
     qkv_bias: bool = False
     qk_norm: bool = False
-    rope_key: str | None = None  # key of config.json that says whether q and k are rotated in fp32; None: never
-    keys: dict[str, str] = field(default_factory=dict)  # transformers' key of config.json -> its own; others are equal
+    rope_key: str | None = None  # key of config.json that says if q and k are rotated in fp32; None: never
+    keys: dict[str, str] = field(default_factory=dict)  # transformers' config.json key -> this family's, if different
     only: dict[str, Any] = field(default_factory=lambda: HF_ONLY)
-    block_size: int = 32  # it was trained with, or is usually decoded with
-    block_key: str | None = None  # key of config.json that knows better
-    sub_block_size: int | None = None  # its own decoder fills a block from left to right in parts of this many tokens
-    eos_id: int | None = None  # where no file says what ends an answer
-    router: str | None = None  # one of `experts.ROUTERS`, of mixtures of experts
-    rope_types: tuple[str, ...] = ("default", "llama3")  # how its frequencies may be changed
-    edits: bool = False  # trained to predict filled positions, too
-    block_drafts: bool = False  # masks see one another and predict their own places, behind tokens that do not see them
-    names: dict[str, str] = field(default_factory=dict)  # our module -> the checkpoint's, * a layer; others are equal
+    block_size: int = 32  # as trained, or as usually decoded
+    block_key: str | None = None  # key of config.json that overrides it
+    sub_block_size: int | None = None  # its own decoder fills blocks in parts of this size, left to right
+    eos_id: int | None = None  # used if no file says what ends an answer
+    router: str | None = None  # one of `experts.ROUTERS`; None: no mixture of experts
+    rope_types: tuple[str, ...] = ("default", "llama3")  # supported ways of changing its frequencies
+    edits: bool = False  # whether it is trained to predict filled positions, too
+    block_drafts: bool = False  # masks see one another and predict their own positions; tokens before do not see them
+    names: dict[str, str] = field(default_factory=dict)  # our module -> the checkpoint's, if different; *: a layer
 
 
 SDAR = Family(  # Qwen3's layout
     pattern="block_diffusion", shift=False, mask_token="<|MASK|>", mask_id=151669, qk_norm=True, only=NO_BIAS,
     block_size=4, block_key="block_size",
 )  # fmt: skip
-# A2D: Qwen without the causal mask, trained as a whole (mdlm) or in blocks (bd3lm)
+# A2D: Qwen without the causal mask, trained on whole texts (mdlm) or in blocks (bd3lm)
 A2D_QWEN2 = Family(pattern="vanilla", shift=False, mask_token="<|mask|>", mask_id=151665, qkv_bias=True)
 A2D_QWEN3 = Family(pattern="vanilla", shift=False, mask_token="<|mask|>", mask_id=151669, qk_norm=True, only=NO_BIAS)
 LLADA2 = Family(
@@ -181,7 +181,7 @@ FAMILIES = {
     "lopa_causal": Family(  # the causal model in the package: Qwen2's layout
         pattern="causal", shift=True, mask_token="<|mask|>", mask_id=1, qkv_bias=True,
     ),
-    # autoregressive models: what diffusion models are compared with
+    # autoregressive models, with which diffusion models are compared
     "qwen2": Family(pattern="causal", shift=True, mask_token=None, mask_id=None, qkv_bias=True),
     "qwen3": Family(pattern="causal", shift=True, mask_token=None, mask_id=None, qk_norm=True, only=NO_BIAS),
     "llama": Family(pattern="causal", shift=True, mask_token=None, mask_id=None, only=NO_BIAS),
@@ -196,20 +196,24 @@ I_DLM_BLOCKS = (1, 2, 3)
 def family_of(raw: dict[str, Any], name: str = "") -> str:
     """Return the key of `FAMILIES` that a checkpoint belongs to.
 
-    That is its `model_type`, except where families share one. I-DLM (arXiv 2604.11035) calls itself ``sdar``: same
-    weights' names, but causal and with the logit shift. Run as SDAR it would write wrong text without an error. What
-    tells them apart is `use_regular_causal`, else `block_size`: SDAR's blocks are of 4 to 64 tokens, I-DLM's strides of
-    1 to 3. A name that says I-DLM where the blocks say SDAR is refused. A2D models say only in their name or by
-    `block_size` whether they were trained in blocks. Stable-DiffCoder calls itself ``llama``, but its code
-    has its name. Any other autoregressive `model_type` with code or masks of its own is refused: diffusion models that
-    were converted from Llama or Qwen may keep it.
+    That is its `model_type`, except where families share one:
+
+    - I-DLM (arXiv 2604.11035) calls itself ``sdar``. Its weights have the same names, but it is causal and has the
+      logit shift, so run as SDAR it would write wrong text without an error. `use_regular_causal` tells them apart,
+      else `block_size`: SDAR's blocks have 4 to 64 tokens, I-DLM's strides 1 to 3. A name that says I-DLM where the
+      blocks say SDAR is refused.
+    - A2D models say only by their name or `block_size` whether they were trained in blocks.
+    - Stable-DiffCoder calls itself ``llama``, but its code has its name.
+
+    Any other autoregressive `model_type` with code or masks of its own is refused: diffusion models that were converted
+    from Llama or Qwen may keep it.
 
     Args:
         raw: its `config.json`.
         name: of its folder or repository.
 
     Raises:
-        ValueError: a family that is not known, or one of several that cannot be told apart.
+        ValueError: the family is not known, or cannot be told from others.
     """
     kind = raw.get("model_type")
     if kind not in FAMILIES:
@@ -248,7 +252,7 @@ def family_of(raw: dict[str, Any], name: str = "") -> str:
 
 
 def llada2(raw: dict[str, Any], name: str) -> str:
-    """Return which LLaDA2 a checkpoint is: by its name, else by the length of its context. Args as of `family_of`."""
+    """Return which LLaDA2 a checkpoint is: by its name, else by its context length. Arguments as in `family_of`."""
     length = raw.get("max_position_embeddings", 0)
     numbered = re.search(r"LLaDA2\.(\d)", name)
     version = int(numbered[1]) if numbered else 0 if length <= 16384 else 1 if length <= 32768 else 2
@@ -269,12 +273,12 @@ def model_config(
     Args:
         raw: its `config.json`.
         generation: its `generation_config.json`, or empty.
-        special: ids of the special tokens of its tokenizer.
+        special: ids of its tokenizer's special tokens.
         name: of its folder or repository.
 
     Raises:
-        KeyError: a key that config.json must have.
-        ValueError: a family or option that is not supported.
+        KeyError: config.json lacks a key that it must have.
+        ValueError: a family or option is not supported.
     """
     kind = family_of(raw, name)
     family = FAMILIES[kind]
@@ -314,10 +318,10 @@ def model_config(
 
 
 def block_size(family: Family, raw: dict[str, Any], name: str) -> int:
-    """Tokens of a block: what config.json says, else SDAR's names (SDAR-4B-Chat-b32), else what the family has.
+    """Return the tokens per block: as in config.json, else in SDAR's names (SDAR-4B-Chat-b32), else of the family.
 
     Raises:
-        ValueError: file and name say different things.
+        ValueError: config.json and name contradict each other.
     """
     in_file = raw.get(family.block_key or "")
     in_name = re.search(r"SDAR.*-b(\d+)$", name)
@@ -327,7 +331,7 @@ def block_size(family: Family, raw: dict[str, Any], name: str) -> int:
 
 
 def experts(family: Family, raw: dict[str, Any]) -> Experts | None:
-    """Return a mixture's experts, if it is one."""
+    """Return a model's mixture of experts, or None."""
     if family.router is None:
         return None
     size = raw["moe_intermediate_size"]
@@ -345,7 +349,11 @@ def experts(family: Family, raw: dict[str, Any]) -> Experts | None:
 
 
 def rope_scaling(rope: dict[str, Any], types: tuple[str, ...]) -> Llama3Scaling | YarnScaling | None:
-    """How the frequencies are changed for long contexts, if they are; of the `types` that the family may have."""
+    """Return how frequencies are changed for long contexts, or None.
+
+    Raises:
+        ValueError: it is none of the `types` that the family supports, or has unsupported options.
+    """
     kind = rope.get("rope_type", rope.get("type"))
     if kind is None and (others := sorted(rope.keys() - {"rope_theta", "llama_4_scaling_beta"})):
         raise ValueError(
@@ -372,7 +380,11 @@ def rope_scaling(rope: dict[str, Any], types: tuple[str, ...]) -> Llama3Scaling 
 
 
 def query_scaling(rope: dict[str, Any], types: tuple[str, ...]) -> QueryScaling | None:
-    """How queries grow along a text, in families with YaRN; in others a checkpoint that asks for it is refused."""
+    """Return how queries grow along a text, in families with YaRN.
+
+    Raises:
+        ValueError: a checkpoint of another family asks for it.
+    """
     key = "llama_4_scaling_beta"
     if "yarn" in types:
         return QueryScaling(rope[key], rope["original_max_position_embeddings"])
@@ -384,9 +396,12 @@ def query_scaling(rope: dict[str, Any], types: tuple[str, ...]) -> QueryScaling 
 def mask_id(
     family: Family, raw: dict[str, Any], generation: dict[str, Any], special: dict[str, int], vocabulary: int
 ) -> int:
-    """Return the mask token: what the files say, what the tokenizer calls so, or the family's.
+    """Return the mask token's id: from the files, else the tokenizer's token of that name, else the family's.
 
-    If the family has none, it is the first id without a token.
+    If the family has none, it is the first id after the vocabulary.
+
+    Raises:
+        ValueError: there is none, or it is not an id in the vocabulary.
     """
     if family.mask_token is None:
         return vocabulary
@@ -407,7 +422,7 @@ def mask_id(
 def eos_ids(
     raw: dict[str, Any], generation: dict[str, Any], special: dict[str, int], usual: int | None = None
 ) -> tuple[int, ...]:
-    """Return every token that ends an answer, the one of `config.json` first; `usual` where no file has any."""
+    """Return every token that ends an answer, those of `config.json` first; `usual` if no file has any."""
     ids: list[int] = []
     for source in (raw, generation):
         eos = source.get("eos_token_id")
@@ -424,10 +439,10 @@ def eos_ids(
 
 
 def training_pattern(config: ModelConfig, pattern: str = "auto") -> TrainingPattern:
-    """Return how this model was trained: its family's pattern, or the one that the user knows better (`model.pattern`).
+    """Return how this model was trained: its family's pattern, or `pattern`, the user's choice (`model.pattern`).
 
     Raises:
-        ValueError: a causal model is not of this pattern, or a model without the logit shift cannot be causal.
+        ValueError: the model is causal and the pattern is not, or the reverse without a logit shift.
     """
     family = FAMILIES[config.family]
     if pattern != "auto":
@@ -442,10 +457,11 @@ def training_pattern(config: ModelConfig, pattern: str = "auto") -> TrainingPatt
 
 
 def with_masks(config: ModelConfig, special: dict[str, int], trained: int | None = None) -> ModelConfig:
-    """Return a causal model's configuration with masks, for an adapter that acts on their rows alone.
+    """Return a causal model's configuration with masks, for an adapter that acts on their rows only.
 
-    If the adapter brings an embedding (`trained` is the token whose it is in PEFT's form), that is the mask's. Else the
-    mask is the token that the adapter's own tokenizer, with the special tokens `special`, calls so, or I-DLM's.
+    If the adapter brings an embedding, it is the mask's; `trained` is then the token that has it in PEFT's form.
+    Otherwise the mask is the token of that name among `special`, the special tokens of the adapter's own tokenizer, or
+    I-DLM's.
 
     Raises:
         ValueError: the model is not causal, its vocabulary has no such id, or its mask is another token.
@@ -467,7 +483,7 @@ def with_masks(config: ModelConfig, special: dict[str, int], trained: int | None
 
 
 def check_drafts(config: ModelConfig, drafts: int | str, branches: int = 0, draft_from: str = "auto") -> None:
-    """Raise a ValueError if a model is to draft tokens that it has no masks for, or in branches that it cannot have."""
+    """Raise a ValueError if a model has no masks for the drafts asked for, or cannot have these branches."""
     if branches and config.block_drafts:
         raise ValueError(
             f"decode.branches={branches}: {config.family} models draft in a block behind cached tokens, and a branch's "
@@ -481,7 +497,7 @@ def check_drafts(config: ModelConfig, drafts: int | str, branches: int = 0, draf
 
 
 def checkpoint_name(family: str, ours: str) -> str:
-    """Return what a checkpoint of this family calls our parameter `ours`."""
+    """Return the checkpoint's name, in this family, for our parameter `ours`."""
     module, _, kind = ours.rpartition(".")
     layer = "".join(re.findall(r"\d+", module)[:1])
     starred = re.sub(r"\d+", "*", module, count=1)

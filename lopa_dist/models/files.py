@@ -1,4 +1,4 @@
-"""Files of a checkpoint: where they are, what tells them apart, and reading them without unpickling anything."""
+"""A checkpoint's files: where they are, what identifies them, and how they are read without unpickling."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ PROBES, PROBE_BYTES = 64, 65_536
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be used; the message says why and what to do."""
+    """The error for a checkpoint that cannot be used; the message says why and what to do."""
 
 
 def find(path: str, key: str = "model.path") -> Path:
     """Return the folder of `path`: one of `SHIPPED`, a local folder, or a hub id (downloaded, safetensors only).
 
     Raises:
-        CheckpointError: nothing is there; the message begins with `key`, the option that named it.
+        CheckpointError: there is none; the message begins with `key`, the option that named it.
     """
     folder = local(path, key)
     if folder is not None:
@@ -48,10 +48,10 @@ def find(path: str, key: str = "model.path") -> Path:
 
 
 def local(path: str, key: str = "model.path") -> Path | None:
-    """Return the folder that `path` names on this machine, which may not be there; None if it can only be a hub id.
+    """Return the folder that `path` names on this machine, even if it does not exist; None if it can only be a hub id.
 
     Raises:
-        CheckpointError: it is nearly one of `SHIPPED`, so that the hub should not be asked; the message has `key`.
+        CheckpointError: it is nearly one of `SHIPPED`, so the hub should not be asked; the message has `key`.
     """
     if path in SHIPPED:
         return ASSETS / path
@@ -66,7 +66,7 @@ def local(path: str, key: str = "model.path") -> Path | None:
 
 
 def in_cache(path: str, file: str) -> Path | None:
-    """Return the folder of a hub id's `file`, if it was downloaded before."""
+    """Return the folder of a hub id's `file` if it was downloaded before, else None."""
     from huggingface_hub import try_to_load_from_cache
 
     cached = try_to_load_from_cache(path, file)
@@ -74,7 +74,7 @@ def in_cache(path: str, file: str) -> Path | None:
 
 
 def why_not_there(path: str) -> str:
-    """Return why a checkpoint cannot be had here, and behind a semicolon what to do; empty where it can."""
+    """Return why a checkpoint is not available here, and after a semicolon what to do; empty if it is."""
     if (folder := local(path)) is not None:
         return "" if folder.is_dir() else f"model.path={path}: no such folder; name one, or a hub id"
     if in_cache(path, "config.json") is not None:
@@ -84,7 +84,7 @@ def why_not_there(path: str) -> str:
 
 
 def repository(folder: Path) -> str:
-    """Return the name of a checkpoint: its repository in the hub's cache, if it is there, else its folder's."""
+    """Return a checkpoint's name: its repository if it is in the hub's cache, else its folder's name."""
     folder = folder.absolute()
     # a snapshot in the cache is models--owner--name/snapshots/commit
     cached = [part for part in folder.parts[:-2] if part.startswith("models--")]
@@ -92,7 +92,11 @@ def repository(folder: Path) -> str:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Return a JSON object, or an error that names the file."""
+    """Return the JSON object in a file.
+
+    Raises:
+        CheckpointError: it cannot be read; the message names the file.
+    """
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -103,15 +107,15 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def unsupported(raw: dict[str, Any], only: dict[str, Any]) -> str | None:
-    """Return a message about the first option whose value is not the one in `only`; None if there is none."""
+    """Return a message about the first option whose value differs from that in `only`; None if there is none."""
     for key, value in only.items():
-        if key in raw and raw[key] != value and (raw[key] or value):  # null, false and {} are the same
+        if key in raw and raw[key] != value and (raw[key] or value):  # null, false and {} count as equal
             return f"{key}={raw[key]!r} is not supported, only {value!r}"
     return None
 
 
 def read_json_if_there(file: Path) -> dict[str, Any]:
-    """Return what `read_json` does; empty where there is no such file."""
+    """Return what `read_json` returns, or an empty object if there is no such file."""
     return read_json(file) if file.exists() else {}
 
 
@@ -134,7 +138,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 @contextmanager
 def opened(file: Path) -> Iterator[Any]:
-    """A safetensors file, mapped into memory: tensors are read when they are asked for."""
+    """Open a safetensors file mapped into memory: a tensor is read when it is asked for."""
     try:
         with safe_open(file, "pt") as tensors:
             yield tensors
@@ -143,9 +147,9 @@ def opened(file: Path) -> Iterator[Any]:
 
 
 def revision(folder: Path) -> str:
-    """A hash of a checkpoint's content: its JSON and text files whole, its weights by size and evenly spread probes.
+    """Return a hash of a checkpoint's content: JSON and text files whole, weights by size and evenly spread probes.
 
-    16 hex digits. The same for a copy elsewhere; different after training, merging or converting.
+    It has 16 hex digits. It is the same for a copy elsewhere, and differs after training, merging or converting.
     """
     digest = hashlib.sha256()
     for file in sorted(p for p in folder.iterdir() if p.suffix in (".json", ".txt", ".jinja", ".safetensors")):

@@ -1,9 +1,9 @@
 """The transformer as engines run it: merged projections, fused small operations, K/V written into the pool.
 
-The same weights and the same arithmetic as `transformer`, in 9 kernels a layer instead of some 40: q, k and v are one
+It has the same weights and arithmetic as `transformer`, in 9 kernels per layer instead of about 40: q, k and v are one
 product, gate and up another; a residual is added where the next norm reads it; rotation, per-head norms and the K/V
-write are one pass. Nothing here depends on a tensor's values or on the number of rows that count, so a CUDA graph can
-hold the whole of it. On a CPU the plain forms of the kernels run.
+write are one pass. Nothing here depends on a tensor's values or on the number of real rows, so a CUDA graph can capture
+all of it. On a CPU the plain forms of the kernels run.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from lopa_dist.models.mask_rows import adapter_of
 from lopa_dist.models.quantize import QuantizedLinear, for_few_rows, joined, laid_out
 from lopa_dist.models.transformer import MLP, Layer, RMSNorm, Transformer, query_scale_of, rope_of
 
-CPU_ROWS = 512  # rows of the feed-forward at once on a CPU: what lies between its projections stays small
+CPU_ROWS = 512  # rows of the feed-forward at once on a CPU, so that its intermediate results stay small
 
 Activations: TypeAlias = Tensor | QuantizedRows
 Attend = Callable[[int, Tensor], Tensor]
-"""``(layer, q [R, H, D]) -> [R, H, D]``; K/V of the rows are in the cache already."""
+"""``(layer, q [R, H, D]) -> [R, H, D]``; the rows' K/V are in the cache already."""
 
 
 @dataclass
 class Cache:
-    """Where K/V of the packed rows go: row r of layer l into slot ``scratch + r`` of ``keys[l]`` and ``values[l]``."""
+    """Where the packed rows' K/V go: row r of layer l to slot ``scratch + r`` of ``keys[l]`` and ``values[l]``."""
 
     keys: Tensor  # [layers, slots, Hkv, D]
     values: Tensor
     scratch: int
     must_be_finite: Tensor | None = None  # [R] bool, rows whose K/V must be finite (`kernels.rope.without_overflow`)
-    slots: Tensor | None = None  # [R] where K/V of the rows go instead
+    slots: Tensor | None = None  # [R] the slots that the rows' K/V go to instead
 
 
 class FusedLayer:
-    """One layer's merged weights; the modules they come from become views of them."""
+    """One layer's merged weights; the weights of the modules that they come from become views of them."""
 
     def __init__(self, layer: Layer) -> None:
         attention, mlp = layer.self_attn, layer.mlp
@@ -65,7 +65,7 @@ class FusedLayer:
 
 
 class FusedTransformer:
-    """``tokens [R], positions [R] -> hidden [R, d]``, of one rank's part where the model is split over several."""
+    """``tokens [R], positions [R] -> hidden [R, d]``, of one rank's part if the model is split over several."""
 
     def __init__(self, model: Transformer) -> None:
         self.real_rows_only, self.mask_rows, self.adapters = False, model.mask_rows, model.adapters
@@ -73,12 +73,12 @@ class FusedTransformer:
         self.layers = [FusedLayer(layer) for layer in model.model.layers]  # type: ignore[arg-type]
         self.norms = [layer.before for layer in self.layers] + [model.model.norm.weight]
         self.head = head_of(model)
-        # whether the library multiplies some rows, in bits that follow from the row alone only in whole tiles of rows
+        # whether torch multiplies somewhere: a row's bits then depend on the row alone only in whole tiles of rows
         self.needs_tiles = any(
             layer.experts is not None or any(isinstance(linear, QuantizedLinear) for linear in layer.projections)
             for layer in self.layers
         )
-        # what is multiplied, by projection: to call the module takes 8 us longer on a CPU
+        # weights and biases by projection: calling the module takes 8 us longer on a CPU
         self.operands: dict[nn.Module, tuple[Tensor, Tensor | None]] = {
             linear: (linear.weight.t(), linear.bias)
             for layer in self.layers
@@ -87,7 +87,7 @@ class FusedTransformer:
         }
 
     def with_virtual_padding(self) -> FusedTransformer:
-        """Return the same weights, multiplied by `vgemm`: a row's bits do not depend on how many rows there are."""
+        """Return the same network with products by `vgemm`: a row's bits do not depend on how many rows there are."""
         chosen = copy.copy(self)
         chosen.real_rows_only = True
         return chosen
@@ -102,24 +102,24 @@ class FusedTransformer:
         wanted: Tensor | None = None,
         rope: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        """Hidden states after the final norm, ``[R, d]``; of `wanted` ``[H]`` alone where they are given.
+        """Return hidden states after the final norm, ``[R, d]``; with `wanted` ``[H]``, only of these rows, ``[H, d]``.
 
-        Behind the last layer's attention only these are computed, which is all that a prediction needs: the other rows
+        After the last layer's attention only these are computed, which is all that a prediction needs: the other rows
         are there for their K/V.
 
         Args:
             tokens, positions: ``[R]``.
-            rows: ``[1]`` int32 on the device: rows that count. The others may hold anything; they write no K/V. None:
-                all count.
-            cache: where K/V of the rows go.
-            attend: what the rows see.
-            wanted: numbers of rows.
+            rows: ``[1]`` int32 on the device, how many rows are real. The others may hold anything; they write no K/V.
+                None: all are real.
+            cache: where the rows' K/V go.
+            attend: attention, which knows what rows see.
+            wanted: row numbers; None: all.
             rope: cosines and sines of the positions, ``[R, 1, D]`` each; None: they are computed here (`rope_of`).
         """
         eps = self.config.rms_eps
         cos, sin = rope or rope_of(self.config, positions, self.embedding.dtype)
         query_scale = query_scale_of(self.config, positions, self.embedding.dtype)
-        stored = rows  # how many rows' K/V are stored: a GPU's kernel reads it in every layer
+        stored = rows  # number of rows whose K/V are stored: a GPU's kernel reads it in every layer
         if rows is None and tokens.is_cuda:
             stored = torch.full((1,), len(tokens), dtype=torch.int32, device=tokens.device)
         if self.mask_rows is not None:
@@ -148,18 +148,18 @@ class FusedTransformer:
     def add_norm(
         self, x: Tensor, residual: Tensor, weight: Tensor, into: nn.Module | None
     ) -> tuple[Activations, Tensor]:
-        """Return the norm of a residual sum, in what `into`, the product that takes it, multiplies; and the sum."""
+        """Return the norm of a residual sum, quantised if `into`, the product that takes it, takes fp8; and the sum."""
         norm = add_rms_norm_fp8 if takes_fp8(into) else add_rms_norm
         return norm(x, residual, weight, self.config.rms_eps)
 
     def drafting(self, tokens: Tensor, cache: Cache) -> Tensor:
-        """Return which rows draft, ``[R]`` bool: masks; or, where they draft in blocks, rows whose K/V are not kept."""
+        """Return which rows draft, ``[R]`` bool: masks; if masks draft in blocks, all rows whose K/V are not kept."""
         if self.config.block_drafts and cache.slots is not None:
             return cache.slots >= cache.scratch
         return tokens == self.config.mask_id
 
     def feed_forward(self, layer: FusedLayer, x: Activations, rows: Tensor | None) -> Tensor:
-        """SwiGLU feed-forward of ``[R, d]``, or its rows' experts."""
+        """Return the SwiGLU feed-forward of x ``[R, d]``, or its experts' output."""
         if rows is None and x.device.type == "cpu" and len(x) > CPU_ROWS:
             return torch.cat([self.part(layer, x, begin) for begin in range(0, len(x), CPU_ROWS)])
         if layer.experts is not None:
@@ -168,14 +168,14 @@ class FusedTransformer:
         return self.project(layer.down, gate(self.project(layer.gate_up, x, rows)), rows)
 
     def part(self, layer: FusedLayer, x: Activations, begin: int) -> Tensor:
-        """Feed-forward of the `CPU_ROWS` rows from `begin` on."""
+        """Return the feed-forward of the `CPU_ROWS` rows from `begin` on."""
         rows = slice(begin, begin + CPU_ROWS)
         with nullcontext() if self.mask_rows is None else self.mask_rows.only(rows):
             return self.feed_forward(layer, x[rows], None)
 
     def project(self, linear: nn.Module, x: Activations, rows: Tensor | None) -> Tensor:
-        """``[R, K] -> [R, N]``; of rows that do not count, where `rows` says how many do, anything."""
-        if isinstance(linear, QuantizedLinear):  # eight-bit products always leave out rows that do not count
+        """Return the projection ``[R, N]`` of x ``[R, K]``; with `rows`, what is not of a real row is undefined."""
+        if isinstance(linear, QuantizedLinear):  # eight-bit products always skip pad rows
             return linear(x, rows)
         if self.real_rows_only:
             assert isinstance(linear, nn.Linear)
@@ -184,16 +184,16 @@ class FusedTransformer:
             y = vgemm(x, linear.weight, rows, linear.bias)
             adapter = adapter_of(linear)
             return y if adapter is None else adapter.add(x, y)
-        if linear._forward_hooks or linear._forward_pre_hooks:  # of an adapter, or of tensor ranks
+        if linear._forward_hooks or linear._forward_pre_hooks:  # hooks of an adapter, or of tensor ranks
             return linear(x)
         assert isinstance(x, Tensor)
         return product(x, *self.operands[linear])
 
 
 def head_of(model: Transformer) -> Tensor:
-    """Return the head's weight ``[vocabulary, d]`` as products with few rows take it fastest.
+    """Return the head's weight ``[vocabulary, d]``, stored as products with few rows are fastest.
 
-    It is laid out anew in place, or, if it is the embedding, too, copied.
+    It is stored so in place or, if it is also the embedding, copied.
     """
     if model.config.tied:
         return for_few_rows(model.head_weight.data)
@@ -202,5 +202,5 @@ def head_of(model: Transformer) -> Tensor:
 
 
 def takes_fp8(linear: nn.Module | None) -> bool:
-    """Whether a projection's input may come as `QuantizedRows`."""
+    """Return whether a projection's input may be `QuantizedRows`."""
     return isinstance(linear, QuantizedLinear) and linear.takes_fp8

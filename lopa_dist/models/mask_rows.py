@@ -1,10 +1,10 @@
-"""A LoRA adapter that acts on rows that draft alone, beside the base model's products.
+"""A LoRA adapter that acts only on rows that draft, beside the base model's products.
 
-So a causal model drafts with an adapter and writes its own text: I-DLM's adapter for Qwen3 works like this (arXiv
-2604.11035), and so does the one that comes with Nemotron-Labs-Diffusion (2607.05722). A projection computes all rows
-with the base weights. Then what the adapter adds is put into the rows that draft, and no other row is touched: it keeps
-its bits by construction. On a GPU the adapter's two narrow products are computed for all rows, too, because shapes must
-not depend on the tokens in a CUDA graph.
+So a causal model drafts with an adapter, and writes the text of the base model: I-DLM's adapter for Qwen3 works like
+this (arXiv 2604.11035), and so does the one that comes with Nemotron-Labs-Diffusion (2607.05722). A projection computes
+all rows with the base weights. Then the adapter's output is added to the rows that draft; no other row is touched, so
+each keeps its bits by construction. On a GPU the adapter's two narrow products are also computed for all rows, because
+in a CUDA graph shapes must not depend on the tokens.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ Pair = tuple[Tensor, Tensor]
 class MaskRows:
     """Which rows of the running forward draft; all adapted projections of a model share it.
 
-    These are the masks and, where masks draft in blocks, the copies in front of them.
+    These rows are the masks and, where masks draft in blocks, the copies before them.
     """
 
     def __init__(self) -> None:
         self.rows = torch.empty(0, 1, dtype=torch.bool)  # [R, 1]
-        self.numbers: Tensor | None = None  # of these rows, on a CPU, where shapes may depend on the tokens
-        self.resting = False  # whether adapters add nothing, because others are in training
+        self.numbers: Tensor | None = None  # numbers of these rows; only on a CPU, where shapes may depend on tokens
+        self.resting = False  # whether adapters add nothing, because others are being trained
 
     def begin(self, rows: Tensor) -> None:
-        """Take the rows that draft, ``[R]`` bool, of a forward."""
+        """Set the rows of a forward that draft, ``[R]`` bool."""
         self.rows = rows[:, None]
         self.numbers = rows.nonzero()[:, 0] if rows.device.type == "cpu" else None
 
     @contextmanager
     def rest(self) -> Iterator[None]:
-        """Let adapters add nothing inside the context."""
+        """Make adapters add nothing within the context."""
         self.resting = True
         try:
             yield
@@ -51,7 +51,7 @@ class MaskRows:
 
     @contextmanager
     def only(self, rows: Tensor | slice) -> Iterator[None]:
-        """Work on some of the forward's rows inside the context."""
+        """Restrict adapters to some of the forward's rows within the context."""
         all_rows = self.rows[:, 0]
         self.begin(all_rows[rows])
         yield
@@ -59,21 +59,21 @@ class MaskRows:
 
 
 class MaskRowAdapter:
-    """What an adapter adds to a projection, or to several side by side: for each its outputs and its pair, if any."""
+    """What an adapter adds to a projection, or to several side by side: for each its outputs and its pair, or None."""
 
     def __init__(self, masks: MaskRows, parts: Sequence[tuple[int, Pair | None]]) -> None:
         self.masks, self.parts = masks, tuple(parts)
-        self.hook: RemovableHandle | None = None  # by which the projection adds it
+        self.hook: RemovableHandle | None = None  # by which the projection calls the adapter
 
     def attach(self, projection: nn.Module) -> None:
-        """Make a projection add it, before any other hook sees the output, instead of what it added before."""
+        """Make a projection add this adapter, instead of one that it had, before any other hook sees the output."""
         if (other := adapter_of(projection)) is not None and other.hook is not None:
             other.hook.remove()
         projection.adapter = self  # type: ignore[assignment]
         self.hook = projection.register_forward_hook(self._hook, prepend=True)
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
-        """The output ``[R, N]`` for input x ``[R, K]``, where the base projection's is y; on a CPU it replaces y."""
+        """Return the output ``[R, N]`` for x ``[R, K]`` and the base projection's output y, overwritten on a CPU."""
         if self.masks.resting:
             return y
         if (numbers := self.masks.numbers) is not None:
@@ -99,12 +99,12 @@ class MaskRowAdapter:
 
 
 def adapter_of(projection: nn.Module) -> MaskRowAdapter | None:
-    """Return what is attached to a projection."""
+    """Return the adapter of a projection, or None."""
     return getattr(projection, "adapter", None)
 
 
 def attach_joined(joint: nn.Module, parts: Sequence[nn.Module]) -> None:
-    """Attach to one projection what is attached to those that it computes side by side."""
+    """Attach the adapters of `parts` to the projection that computes them side by side."""
     adapters = [adapter_of(part) for part in parts]
     masks = next((adapter.masks for adapter in adapters if adapter is not None), None)
     if masks is not None:

@@ -1,7 +1,7 @@
-"""All layers of a model in one call in C, where every operation of theirs can run in C.
+"""All layers of a model in one call to C, if C has all of their operations.
 
-`FusedTransformer` makes some ten calls a layer, from torch's operations and ours. With few rows these calls take longer
-than the numbers. Here C makes them, with the same operations in the same order: to the bit, both are the same.
+`FusedTransformer` makes about ten calls per layer, to torch's operations and ours. With few rows these calls take
+longer than the arithmetic. Here C makes them, with the same operations in the same order, so the bits are the same.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class NativeLayers:
     """The layers of a network that C computes as a whole.
 
     Args:
-        network: what `suits` accepts.
+        network: one that `suits` accepts.
         rotations: cosines and sines ``[longest, 1, D]`` of all positions.
     """
 
@@ -39,7 +39,7 @@ class NativeLayers:
 
     @staticmethod
     def suits(network: FusedTransformer, rotations: tuple[Tensor, Tensor]) -> bool:
-        """Return whether C has all that a network's layers do: no experts, adapters, eight bits or scaled queries."""
+        """Return whether C can run a network's layers: no experts, adapters, eight-bit weights or scaled queries."""
         weight = network.embedding
         if network.needs_tiles or network.mask_rows is not None or network.config.query_scaling is not None:
             return False
@@ -53,14 +53,14 @@ class NativeLayers:
         return in_c(weight, *tensors) and (even or weight.dtype == torch.float32) and weight.is_contiguous()
 
     def runs(self, cache: Cache) -> bool:
-        """Return whether C computes a forward now: nobody has hooked into a projection, and no K/V may overflow."""
+        """Return whether C computes this forward: no projection has hooks, and no K/V must be kept finite."""
         hooked = any(linear._forward_hooks or linear._forward_pre_hooks for linear in self.projections)
         return not hooked and cache.must_be_finite is None and in_c(self.network.embedding, cache.keys)
 
     def __call__(
         self, tokens: Tensor, positions: Tensor, cache: Cache, sees: native.Plan, wanted: Tensor | None = None
     ) -> Tensor:
-        """Return what the network does, with attention in C; `sees` is what the rows see."""
+        """Return what the network returns, with attention in C; `sees` is what the rows see."""
         return native.layers(
             self.weights, self.shape, self.network.embedding, self.network.norms[-1], tokens, positions,
             self.rotations, cache.keys, cache.values, cache.scratch, cache.slots, sees, wanted,
@@ -68,7 +68,7 @@ class NativeLayers:
 
 
 def weights_of(network: FusedTransformer, number: int) -> list[int]:
-    """Return where the weights of a layer lie, in the order of `Layer` in `native.c`."""
+    """Return the addresses of a layer's weights, in the order of `Layer` in `native.c`."""
     layer = network.layers[number]
     q_norm, k_norm = layer.head_norms or (None, None)
 

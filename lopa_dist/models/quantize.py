@@ -1,9 +1,9 @@
-"""Quantised weights: the layers' projections in fp8 or int8, put in place of the loaded ones.
+"""Quantised weights: the layers' projections in fp8 or int8, which replace the loaded ones.
 
-Every output channel has a scale of its own, so that a tensor rank, which has some of the channels, quantises to the
-same numbers as one that has them all. Experts' weights are quantised as they are loaded, since in full they may not
-fit. The embedding, the norms, the routers and the LM head stay as they are: the head decides between tokens, and it is
-7 % of Dream-7B.
+Every output channel has its own scale, so that a tensor rank, which has some of the channels, quantises to the same
+numbers as a rank that has them all. Experts' weights are quantised while they are loaded, since unquantised they may
+not fit. The embedding, norms, routers and LM head stay as they are: the head decides between tokens, and it is 7 % of
+Dream-7B.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STORED = {"fp8": FP8, "int8": torch.int8}
 
 
 class QuantizedLinear(nn.Module):
-    """A linear map whose weight is kept in `kind` with one fp32 scale an output channel."""
+    """A linear layer whose weight is stored as `kind`, with one fp32 scale per output channel."""
 
     weight: Tensor  # [N, K]
     scale: Tensor  # [N]
@@ -50,7 +50,7 @@ class QuantizedLinear(nn.Module):
 
     @classmethod
     def of(cls, kind: str, linear: nn.Linear) -> QuantizedLinear:
-        """Return a linear layer's weights in another form, with the same hooks, which tensor parallelism needs."""
+        """Return a linear layer in quantised form, with the same hooks, which tensor parallelism needs."""
         quantized = cls(kind, *KINDS[kind](linear.weight.data), None if linear.bias is None else linear.bias.data)
         quantized._forward_pre_hooks, quantized._forward_hooks = linear._forward_pre_hooks, linear._forward_hooks
         quantized.adapter = adapter_of(linear)
@@ -58,11 +58,11 @@ class QuantizedLinear(nn.Module):
 
     @property
     def takes_fp8(self) -> bool:
-        """Whether its input may come as `QuantizedRows`: an adapter, and a hook that gathers inputs, want numbers."""
+        """Return whether its input may be `QuantizedRows`; adapters and hooks that gather inputs need a tensor."""
         return self.kind == "fp8" and self.adapter is None and not self._forward_pre_hooks
 
     def forward(self, x: Tensor | QuantizedRows, rows: Tensor | None = None) -> Tensor:
-        """``[R, K] -> [R, N]``; of rows that do not count, where `rows` ``[1]`` says how many do, anything."""
+        """Return ``[R, N]`` for x ``[R, K]``; if `rows` ``[1]`` says how many are real, the others are undefined."""
         if self.kind == "int8":
             assert isinstance(x, Tensor)
             return int8_linear(x, self.weight, self.scale, self.bias, rows)
@@ -70,17 +70,17 @@ class QuantizedLinear(nn.Module):
 
 
 def quantize(model: Transformer, kind: str) -> None:
-    """Quantise the layers' projections in place, one after the other, so that memory never holds both forms of all.
+    """Quantise the layers' projections in place, one at a time, so that memory never holds both forms of all.
 
     Raises:
-        ValueError: a weight with NaN or infinity.
+        ValueError: a weight has NaN or infinity.
     """
     for block, name, linear in linears(model):
         setattr(block, name, QuantizedLinear.of(kind, linear))
 
 
 def check(model: Transformer, kind: str, device: torch.device) -> None:
-    """Raise a ValueError unless a device can multiply with a model's projections in this form."""
+    """Raise a ValueError unless the device can multiply with a model's projections in this form."""
     if kind == "fp8" and device.type == "cuda":
         for _, _, linear in linears(model):
             check_fp8(device, linear.weight.shape)
@@ -101,7 +101,7 @@ def allocate_experts(model: Transformer, kind: str) -> None:
 
 
 def stored_parts(parameter: str, weight: Tensor, kind: str) -> list[tuple[str, Tensor]]:
-    """Return what is stored of an expert's weight, by the names of the parameters that it is a part of."""
+    """Return what is stored of an expert's weight, by the names of the parameters that it belongs to."""
     if kind == "none":
         return [(parameter, weight)]
     quantized, scale = KINDS[kind](weight)
@@ -109,7 +109,7 @@ def stored_parts(parameter: str, weight: Tensor, kind: str) -> list[tuple[str, T
 
 
 def linears(model: Transformer) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
-    """Yield the layers' projections that are not quantised: the module each belongs to, and its name there."""
+    """Yield the layers' unquantised projections: for each the module that it is in, its name there, and itself."""
     for layer in model.model.layers:
         assert isinstance(layer, Layer)
         blocks = [layer.self_attn, layer.mlp, getattr(layer.mlp, "shared_experts", None)]
@@ -120,29 +120,29 @@ def linears(model: Transformer) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
 
 
 def for_few_rows(weight: Tensor) -> Tensor:
-    """Return a weight ``[N, K]`` in the order in memory in which its products with few rows are fastest.
+    """Return a weight ``[N, K]`` in the memory order in which its products with few rows are fastest.
 
-    On a CPU that is by columns: C multiplies it as it lies, and torch's products of 16 to 48 rows in fp32 take 0.75 to
-    0.95 of the time, with the same bits. In bf16 torch's would take up to 1.6 of the time.
+    On a CPU that is by column: C multiplies it as stored, and torch's products of 16 to 48 rows in fp32 take 0.75 to
+    0.95 of the time, with the same bits. In bf16 torch's would take up to 1.6 times as long.
     """
     by_columns = weight.device.type == "cpu" and (weight.dtype == torch.float32 or suits_c(weight))
     return weight.t().contiguous().t() if by_columns else weight
 
 
 def laid_out(linear: nn.Module) -> nn.Module:
-    """Lay out a projection's weight as `for_few_rows` says, in place; return the projection."""
+    """Store a projection's weight as `for_few_rows` does, in place, and return the projection."""
     if isinstance(linear, nn.Linear):
         linear.weight.data = for_few_rows(linear.weight.data)
     return linear
 
 
 def joined(parts: list[nn.Module]) -> nn.Module:
-    """One map that computes several of the same input side by side: weights, scales and biases one below the other.
+    """Return one projection that computes several of the same input side by side, with their weights stacked.
 
-    The parts' tensors become views of its own, so nothing is in memory twice.
+    The parts' tensors become views of its tensors, so nothing is in memory twice.
     """
     weights: list[Tensor] = [part.weight for part in parts]  # type: ignore[misc]
-    if weights[0].element_size() == 1:  # as bytes: not every torch can join fp8 on a GPU
+    if weights[0].element_size() == 1:  # as bytes: not every torch can concatenate fp8 on a GPU
         weight = torch.cat([part.view(torch.uint8) for part in weights]).view(weights[0].dtype)
     else:
         weight = for_few_rows(torch.cat(weights))

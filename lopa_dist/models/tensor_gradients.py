@@ -1,8 +1,8 @@
-"""Gradients through a model that tensor ranks split: of what they gather, and of what they all read.
+"""Gradients through a model that tensor ranks split: of tensors that they gather, and of those that all of them read.
 
-Behind a gather, all ranks compute the same, so each has the whole gradient of what was gathered, and keeps that of its
-own part. A projection that is split by columns reads a whole input, of whose gradient each rank finds the part that its
-own columns give: there they are added up: f of Megatron-LM (arXiv 1909.08053, section 3).
+After a gather, all ranks compute the same, so each has the whole gradient of the gathered tensor, and keeps that of its
+own part. A projection that is split by columns reads its whole input, and each rank finds the part of the input's
+gradient that its own columns give; these are summed over ranks, as f of Megatron-LM does (arXiv 1909.08053, section 3).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lopa_dist.parallel.communicator import Communicator
 
 
 class Gather(torch.autograd.Function):
-    """``[..., part]`` of every rank -> ``[..., whole]``."""
+    """Every rank's part: ``[..., part]`` -> ``[..., whole]``."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, comm: Communicator) -> Tensor:
@@ -26,33 +26,33 @@ class Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        """Return the gradient of the own part."""
+        """Return the gradient of this rank's part."""
         width = gradient.shape[-1] // ctx.comm.size
         return gradient.narrow(-1, ctx.comm.rank * width, width), None
 
 
 class ReadByAll(torch.autograd.Function):
-    """The same on every rank, each of which computes something else of it."""
+    """A tensor that is equal on all ranks, from which each computes something else."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, comm: Communicator) -> Tensor:
-        """Return it."""
+        """Return x as it is."""
         ctx.comm = comm
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        """Return the sum of what all ranks found."""
+        """Return the sum of all ranks' gradients."""
         return ctx.comm.sum(gradient.float()).to(gradient.dtype), None
 
 
 def gathered(x: Tensor, comm: Communicator) -> Tensor:
-    """Return ``[..., part]`` of every rank as ``[..., whole]``, also where gradients are asked for."""
+    """Return ``[..., part]`` of every rank as ``[..., whole]``, also if gradients are needed."""
     if x.requires_grad and torch.is_grad_enabled():
         return Gather.apply(x, comm)  # type: ignore[no-untyped-call]
     return comm.all_gather(x).movedim(0, -2).flatten(-2)
 
 
 def read_by_all(x: Tensor, comm: Communicator) -> Tensor:
-    """Return x, of which every rank computes a part of what is gathered later."""
+    """Return x, from which every rank computes its part of a tensor that is gathered later."""
     return x if comm.size == 1 else ReadByAll.apply(x, comm)  # type: ignore[no-untyped-call]

@@ -1,25 +1,25 @@
 """Tensor parallelism: a tensor group's ranks split a model's weights, applied to the plain transformer from outside.
 
-Every split projection is column-wise, also those that are usually split row-wise: their inputs are gathered instead of
-their outputs being summed. A row-wise projection splits the sum over the inputs, so its result is rounded otherwise
-than one rank's, and near-ties between tokens or branches fall otherwise. With columns, every output is computed by one
-rank over all inputs in one order: in fp32 on CPUs the bits equal one rank's, whatever the model's sizes (tests).
-Where a library chooses its kernel by the width of the weight (bf16 on CPUs now and then; GPUs, where it is untried),
-the last bit may still differ.
+Every split projection is column-wise, even those that are usually row-wise: their inputs are gathered instead of their
+outputs being summed. A row-wise projection splits the sum over the inputs, so its rounding differs from one rank's, and
+near-ties between tokens or branches may fall differently. With columns, every output is computed by one rank over all
+inputs in one order: in fp32 on CPUs the bits equal one rank's, whatever the model's sizes (tests). Where a library
+chooses its kernel by the width of the weight (sometimes in bf16 on CPUs; GPUs, where it is untried), the last bit may
+still differ.
 
 A layer gathers three times: the heads' outputs, the feed-forward's hidden rows, and its outputs. That is
-``heads x head_dim + intermediate_size + hidden_size`` numbers a row, 1.8 times what two ring all-reduces move for
-Dream-7B. `o_proj` stays whole, 5 % of a layer's weights: splitting it would cost a fourth gather and spare less. The
+``heads x head_dim + intermediate_size + hidden_size`` numbers per row, 1.8 times what two ring all-reduces move for
+Dream-7B. `o_proj` stays whole, 5 % of a layer's weights: splitting it would cost a fourth gather and save less. The
 embedding stays whole, too. The head is split by vocabulary (`kernels.record_head`).
 
 Experts are split in the same way: each rank has its columns of all of them. A layer then gathers ``k`` experts' hidden
-rows and one output for each row, ``k x expert size + hidden_size`` numbers: 8,192 in Qwen3-30B-A3B. Sharing out whole
-experts would take ``k x hidden_size``, 16,384 there, unless ranks added up their experts' outputs in another order than
+rows and one output for each row, ``k x expert size + hidden_size`` numbers: 8,192 in Qwen3-30B-A3B. Distributing whole
+experts would take ``k x hidden_size``, there 16,384, unless ranks summed their experts' outputs in another order than
 one rank does. And all ranks would wait for the one whose experts are chosen most.
 
 The plan below reads like one for `torch.distributed.tensor.parallel`, whose styles compute the same. They are not used:
-two linears with a gather each took 6.1 ms as ColwiseParallel and 1.4 ms as here (192 wide, 2 CPU ranks, eager), for
-DTensor's dispatch costs more than such a step's arithmetic; and DTensor knows no MPI.
+two linears with a gather each took 6.1 ms as ColwiseParallel and 1.4 ms as here (192 wide, 2 CPU ranks, eager), because
+DTensor's dispatch costs more than such a step's arithmetic; and DTensor does not support MPI.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator
 
 COLUMNS = ("*.q_proj", "*.k_proj", "*.v_proj", "*.gate_proj", "*.up_proj", "*.down_proj", "lm_head")
-"""Modules of which every rank has its part of the outputs: rows of the weight and of the bias."""
+"""Modules of which every rank has a part of the outputs: rows of the weight and of the bias."""
 GATHERED_INPUTS = ("*.o_proj", "*.down_proj")
 """Modules that need all inputs, of which every rank has a part."""
 GATHERED_OUTPUTS = ("*.down_proj",)
-"""Modules whose parts of the output are wanted whole on every rank."""
+"""Modules whose whole output every rank needs."""
 
 
 def check(config: ModelConfig, ranks: int) -> None:
-    """Raise a ValueError that names what does not divide by the number of tensor ranks."""
+    """Raise a ValueError that names the sizes that the number of tensor ranks does not divide, if there are any."""
     if ranks == 1:
         return
     sizes = {
@@ -68,29 +68,29 @@ def check(config: ModelConfig, ranks: int) -> None:
 
 
 def rows(name: str, count: int, comm: Communicator) -> slice:
-    """Return which of the `count` rows of the parameter `name` this rank has."""
+    """Return which of the parameter `name`'s `count` rows this rank has."""
     return part(count, comm) if is_split(name.rpartition(".")[0]) else slice(0, count)
 
 
 def is_split(module: str) -> bool:
-    """Return whether a module has its part of the outputs on each rank, by its name."""
+    """Return whether the module of this name has part of its outputs on each rank."""
     return matches(module, COLUMNS)
 
 
 def part(count: int, comm: Communicator) -> slice:
-    """Return the rank's equal share of `count`."""
+    """Return this rank's equal share of `count`."""
     share = count // comm.size
     return slice(comm.rank * share, (comm.rank + 1) * share)
 
 
 def split(model: Transformer, comm: Communicator) -> None:
-    """Leave this rank its rows of the parameters, and gather between the modules; in place, and after `check`."""
+    """Keep only this rank's rows of the parameters, and gather between modules; in place, and after `check`."""
     check(model.config, comm.size)
     if comm.size == 1:
         return
 
     def gather(x: Tensor) -> Tensor:
-        """``[..., part]`` of every rank -> ``[..., whole]``."""
+        """Return every rank's ``[..., part]`` as ``[..., whole]``."""
         return gathered(x, comm)
 
     for name, module in model.named_modules():
@@ -107,10 +107,10 @@ def split(model: Transformer, comm: Communicator) -> None:
 
 
 def head_shard(comm: Communicator) -> Shard:
-    """Return the head's part of the vocabulary."""
+    """Return this rank's part of the head's vocabulary."""
     return Shard(comm.rank, comm.size, comm.all_gather)
 
 
 def matches(name: str, patterns: tuple[str, ...]) -> bool:
-    """Return whether a module's name is one of these."""
+    """Return whether a module's name matches one of these patterns."""
     return any(fnmatch(name, pattern) for pattern in patterns)

@@ -11,14 +11,14 @@ from transformers import PreTrainedTokenizerFast
 from lopa_dist.models.files import CheckpointError, read_json_if_there
 
 RESERVED = re.compile(r"[<\[]\W*(reserved|unused|special|extra_id)\w*\W*[>\]]", re.IGNORECASE)
-"""What tokenizers call tokens that are there to be given a meaning."""
+"""How tokenizers spell tokens that are reserved for later use."""
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     """Return the checkpoint's own tokenizer.
 
-    From `tokenizer.json`; else from `vocab.json` and `merges.txt`, which is all that Dream has: its tokenizer class is
-    remote code, but what it does is Qwen2's byte-level BPE.
+    It is read from `tokenizer.json`, else from `vocab.json` and `merges.txt`, which is all that Dream has: its
+    tokenizer class is remote code, but equals Qwen2's byte-level BPE.
 
     Raises:
         CheckpointError: there is none, or it is damaged.
@@ -27,18 +27,18 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     if not (folder / "tokenizer.json").exists():
         if not (folder / "vocab.json").exists() or not (folder / "merges.txt").exists():
             raise CheckpointError(f"{folder}: no tokenizer.json, and no vocab.json with merges.txt")
-        from transformers import Qwen2TokenizerFast  # importing it takes a tenth of a process's start, and few need it
+        from transformers import Qwen2TokenizerFast  # it takes a tenth of a process's start-up, and few need it
 
         kind = Qwen2TokenizerFast
     try:
         return kind.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:  # what its libraries raise over damaged files has nothing in common
+    except Exception as error:  # its libraries' errors for damaged files have no common type
         reason = " ".join(str(error).split())
         raise CheckpointError(f"{folder}: its tokenizer cannot be read ({reason}); fetch the files again") from error
 
 
 def special_tokens(folder: Path) -> dict[str, int]:
-    """Ids of the tokens that are added to the vocabulary, by their text, from whichever files the checkpoint has."""
+    """Return the ids of tokens added to the vocabulary, by their text, from whichever files the checkpoint has."""
     ids: dict[str, int] = {}
     for token in read_json_if_there(folder / "tokenizer.json").get("added_tokens", []):
         ids[token["content"]] = token["id"]
@@ -59,12 +59,12 @@ def text_of(tokenizer: PreTrainedTokenizerFast, tokens: Sequence[int]) -> str:
 
 
 def unused_token(tokenizer: PreTrainedTokenizerFast, vocabulary: int) -> int:
-    """Return a token that no text has: the last one that the tokenizer does not know or reserves.
+    """Return a token that no text has: the last one that the tokenizer does not know, or reserves.
 
-    If there is none, it is the first one behind the vocabulary.
+    If there is none, return the first id after the vocabulary.
 
     Args:
-        tokenizer: of the model.
+        tokenizer: the model's.
         vocabulary: how many tokens have an embedding.
     """
     known = {number: text for text, number in tokenizer.get_vocab().items()}

@@ -1,10 +1,10 @@
-"""The transformer: one module for every family, over packed rows, with attention handed in from outside.
+"""The transformer: one module for every family, over packed rows, with attention passed in from outside.
 
 It knows nothing of sequences, branches or caches: a row is a token at a position, and `attend` decides what it sees.
-Checkpoints are loaded into it, training runs it with dense masked attention, and engines run its weights as `fused` has
-them. The layout is LLaMA's with some options: biases on q, k and v (Qwen2), normalised q and k (Qwen3), and experts
-instead of a feed-forward (Qwen3-MoE). Parameters have transformers' names for those models; `families.py` says what
-else a checkpoint may call them.
+Checkpoints are loaded into it, training runs it with dense masked attention, and engines run its weights in the form of
+`fused`. The layout is LLaMA's with options: biases on q, k and v (Qwen2), normalised q and k (Qwen3), and experts
+instead of a feed-forward (Qwen3-MoE). Parameters have transformers' names for those models; `families.py` has the other
+names that checkpoints use.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 def rope_of(config: ModelConfig, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """`rope_table` of ``positions [R]``, in the weights' `dtype` unless the model rotates in fp32."""
+    """Return `rope_table` of ``positions [R]``, in the weights' `dtype` unless the model rotates in fp32."""
     dtype = torch.float32 if config.rope_fp32 else dtype
     return rope_table(positions, config.head_dim, config.rope_theta, dtype, config.rope_scaling, config.rotated)
 
 
 def query_scale_of(config: ModelConfig, positions: Tensor, dtype: torch.dtype) -> Tensor | None:
-    """Return what to multiply rotated queries at ``positions [R]`` by, ``[R, 1, 1]``; None: they stay as they are."""
+    """Return the factors of rotated queries at ``positions [R]``, ``[R, 1, 1]``; None: they stay as they are."""
     return None if config.query_scaling is None else config.query_scaling(positions).to(dtype)[:, None, None]
 
 
 class RMSNorm(nn.Module):
-    """Scale of `rms_norm`."""
+    """`rms_norm` with its weight."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Grouped-query projections around `attend`."""
+    """The projections of grouped-query attention, around `attend`."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward, each behind its norm and in front of a residual."""
+    """Attention and feed-forward, each after its norm and added to the residual."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
@@ -98,18 +98,18 @@ class Layer(nn.Module):
             self.mlp = SparseMLP(config.hidden_size, experts, shared)
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
-        """``[R, d] -> [R, d]``."""
+        """Return the layer's output: ``[R, d] -> [R, d]``."""
         x = x + self.self_attn(self.input_layernorm(x), rope, attend)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class Backbone(nn.Module):
-    """Everything below the LM head; the `model.` of the checkpoint's names."""
+    """Everything below the LM head; the `model.` in the checkpoint's names."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         embedding = torch.empty(config.vocab_size, config.hidden_size)
-        if not embedding.is_meta:  # where drawing numbers for nothing would import torch._dynamo, for a second
+        if not embedding.is_meta:  # on meta, drawing numbers would take a second to import torch._dynamo, for nothing
             nn.init.normal_(embedding)
         self.embed_tokens = nn.Embedding.from_pretrained(embedding, freeze=False)
         self.layers = nn.ModuleList(Layer(config, i) for i in range(config.layers))
@@ -117,13 +117,13 @@ class Backbone(nn.Module):
 
 
 class Transformer(nn.Module):
-    """``tokens [R], positions [R] -> hidden [R, d]``; `head_weight` turns the rows one wants into logits."""
+    """``tokens [R], positions [R] -> hidden [R, d]``; `head_weight` turns chosen rows into logits."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.mask_rows: MaskRows | None = None  # of an adapter that acts on them alone
-        self.adapters = 0  # how many of these it has had
+        self.mask_rows: MaskRows | None = None  # of an adapter that acts on rows of masks only
+        self.adapters = 0  # how many such adapters it has had
         self.model = Backbone(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tied:
@@ -131,11 +131,11 @@ class Transformer(nn.Module):
 
     @property
     def head_weight(self) -> Tensor:
-        """The LM head, ``[vocabulary, d]``."""
+        """Return the LM head's weight, ``[vocabulary, d]``."""
         return self.lm_head.weight
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Hidden states after the final norm, ``[R, d]``."""
+        """Return hidden states after the final norm, ``[R, d]``."""
         dtype = self.model.embed_tokens.weight.dtype
         rope, scale = rope_of(self.config, positions, dtype), query_scale_of(self.config, positions, dtype)
         if scale is None:
@@ -143,7 +143,7 @@ class Transformer(nn.Module):
         return self.rotated(tokens, rope, lambda layer, q, k, v: attend(layer, q * scale, k, v))
 
     def rotated(self, tokens: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
-        """As `forward`, with the table of the positions made beforehand, of a model whose queries are not scaled."""
+        """Compute `forward` with the positions' table made in advance, for a model whose queries are not scaled."""
         if self.mask_rows is not None:
             self.mask_rows.begin(tokens == self.config.mask_id)
         x = self.model.embed_tokens(tokens)

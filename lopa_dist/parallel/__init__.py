@@ -1,1 +1,1 @@
-"""Ranks: how they were started and what they say to each other."""
+"""Ranks: how they were started, and how they communicate."""

@@ -1,7 +1,7 @@
-"""What the ranks of one group say to each other.
+"""Communication among the ranks of one group.
 
-A branch group: one all-gather a step, a broadcast when a block is committed. A tensor group: the all-gathers inside the
-forward (`models.tensor_parallel`).
+A branch group makes one all-gather per step, and a broadcast when a block is committed. A tensor group makes the
+all-gathers inside the forward (`models.tensor_parallel`).
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ class Communicator(Protocol):
 
     rank: int
     size: int
-    traffic: dict[str, int]  # bytes that this rank gave, by the kind of collective: all_gather, commit
+    traffic: dict[str, int]  # bytes that this rank sent, by kind of collective: all_gather, commit
 
     def all_gather(self, records: Tensor) -> Tensor:
-        """``[...]`` of every rank -> ``[size, ...]``."""
+        """Return ``[...]`` of every rank as ``[size, ...]``."""
 
     def broadcast(self, buffer: Tensor, source: int, counted: bool = True) -> Tensor:
-        """`source`'s buffer on every rank, in place; `counted` as commit traffic."""
+        """Return `source`'s buffer on every rank, in place; `counted`: count it as commit traffic."""
 
     def sum(self, values: Tensor) -> Tensor:
         """Return the sum of all ranks' values, on every rank."""
 
 
 def nothing_sent() -> dict[str, int]:
-    """Return the traffic of a communicator that was not used yet."""
+    """Return the traffic of a communicator that has not been used yet."""
     return {"all_gather": 0, "commit": 0}
 
 
@@ -41,7 +41,7 @@ class PeerFailure(RuntimeError):
 
 
 class Solo:
-    """One rank: nothing is sent."""
+    """A group of one rank: nothing is sent."""
 
     def __init__(self) -> None:
         self.rank, self.size, self.traffic = 0, 1, nothing_sent()
@@ -57,13 +57,13 @@ class Solo:
 
 
 class Relay:
-    """A tensor group that a model keeps while it is loaded, whichever communicator stands behind it at the moment."""
+    """A tensor group that a model keeps while it is loaded, and that forwards to the communicator of the moment."""
 
     def __init__(self, comm: Communicator) -> None:
         self.connect(comm)
 
     def connect(self, comm: Communicator) -> None:
-        """Stand for `comm` from now on."""
+        """Forward to `comm` from now on."""
         self.comm = comm
         self.rank, self.size, self.traffic = comm.rank, comm.size, comm.traffic
 
@@ -77,12 +77,12 @@ class Relay:
         return self.comm.sum(values)
 
 
-# Its name since torch 2.13. It gathers into one tensor; given a list, NCCL would gather into its own and copy.
+# The first name is since torch 2.13. It gathers into one tensor; for a list, NCCL would gather into its own and copy.
 all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 class TorchCommunicator:
-    """torch.distributed: NCCL for tensors on GPUs, Gloo on CPUs. To Gloo, tensors on a GPU go through the host."""
+    """torch.distributed: NCCL for tensors on GPUs, Gloo on CPUs. For Gloo, tensors on a GPU go through the host."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group, self.by_host = group, dist.get_backend(group) == "gloo"
@@ -111,10 +111,10 @@ class TorchCommunicator:
 
 
 class MpiCommunicator:
-    """MPI, for jobs started by mpirun; `comm` is an mpi4py communicator of the group.
+    """MPI, for jobs started by mpirun; `comm` is the group's mpi4py communicator.
 
-    Buffers go to MPI as they are (mpi4py's buffer protocol; no pickling). Tensors on a GPU need an MPI that is
-    CUDA-aware. Calls are non-blocking and watched, because MPI itself has no timeout.
+    Buffers go to MPI as they are (mpi4py's buffer protocol; no pickling). Tensors on a GPU need a CUDA-aware MPI. Calls
+    are non-blocking and polled, because MPI itself has no timeout.
     """
 
     def __init__(self, comm: Any, timeout_s: float) -> None:
@@ -148,9 +148,9 @@ class MpiCommunicator:
 
 
 def as_bytes(tensor: Tensor) -> Any:
-    """Return what mpi4py sends: the tensor's memory, without a copy."""
+    """Return a tensor's memory, without a copy, as mpi4py sends it."""
     flat = tensor.view(-1).view(dtype=torch.uint8)
     if tensor.device.type == "cuda":
-        torch.cuda.synchronize(tensor.device)  # MPI knows nothing of streams
+        torch.cuda.synchronize(tensor.device)  # MPI does not know about streams
         return flat  # through __cuda_array_interface__
     return flat.numpy()

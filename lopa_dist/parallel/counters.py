@@ -1,4 +1,4 @@
-"""What the data replicas of a job count together: requests taken from its queue, and finished ones."""
+"""What a job's data replicas count together: requests taken from its queue, and finished requests."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ NAMES = ("done", "failed", "invalid", "tokens", "forwards", "judged", "right")
 
 
 class WorkQueue:
-    """The queue of a job's requests: one counter for all replicas; the requests below it have been taken.
+    """The queue of a job's requests: one counter for all replicas; requests below it are taken.
 
     Args:
         store: shared by all ranks.
         failures: what this rank knows of the others.
-        replicas: how many data replicas there are. With one, the counter is its own.
+        replicas: number of data replicas. With one, the counter is local.
         is_leader: whether this rank speaks for its replica.
-        broadcast: gives the leader's tensor to all ranks of the replica.
+        broadcast: returns the leader's tensor on all ranks of the replica.
     """
 
     def __init__(
@@ -38,19 +38,19 @@ class WorkQueue:
     ) -> None:
         self.store, self.failures, self.replicas = store, failures, replicas
         self.is_leader, self.broadcast = is_leader, broadcast
-        self._taken = self._first = 0  # requests that were taken when this rank last asked, and before this round
+        self._taken = self._first = 0  # requests taken when this rank last asked, and before this round
         self._round = 0
 
     def go_on(self, first: int) -> None:
-        """Hand out the requests from number `first` on, when all ranks have taken those before.
+        """Hand out the requests from number `first` on, once all ranks have taken those before.
 
-        With several replicas, the counter runs beyond the last request of a round, so each round has its own.
+        With several replicas, the counter runs beyond the last request of a round, so each round has its own counter.
         """
         self._taken = self._first = first
         self._round += 1
 
     def take(self, most: int, total: int) -> list[int]:
-        """Return the next indices of requests for this replica: at most `most`, all below `total`.
+        """Return the indices of this replica's next requests: at most `most`, all below `total`.
 
         Every rank of a replica calls this at the same step; its leader asks the store, and the others get the answer.
 
@@ -74,7 +74,7 @@ class WorkQueue:
 
 
 class ProgressCounters:
-    """The counters of `NAMES`; the leaders of all replicas add to them, and rank 0 reads the sums for its display."""
+    """The counters of `NAMES`: the leaders of all replicas add to them, and rank 0 reads the sums for its display."""
 
     def __init__(self, store: Store, replicas: int, rank: int) -> None:
         self.store, self.replicas, self.rank = store, replicas, rank
@@ -84,8 +84,8 @@ class ProgressCounters:
     def add(self, **amounts: int) -> dict[str, int]:
         """Add to the counters and return them: on rank 0 the sums over all replicas.
 
-        The store is written to once in `INTERVAL_S`, and when this is called without amounts: a round trip for each
-        counter and request would take longer than what it counts.
+        The store is written at most once per `INTERVAL_S`, and whenever this is called without amounts. A round trip
+        for each counter and request would take longer than the work that is counted.
         """
         if self.replicas == 1:
             for name, amount in amounts.items():

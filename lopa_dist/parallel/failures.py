@@ -24,9 +24,9 @@ from lopa_dist.parallel.rendezvous import all_are_here, never_again, rendezvous
 from lopa_dist.parallel.step_watch import StepWatch, Watched, unwatched
 from lopa_dist.parallel.stop import Stop, Stopped
 
-FEW_RANKS = 16  # up to this number, every check asks the store
-CHECKS_A_SECOND = 5000  # of all ranks together, if there are more
-FRAMES = 8  # of a stack, the innermost ones: the outer ones are the same in every job
+FEW_RANKS = 16  # up to this many ranks, every check asks the store
+CHECKS_A_SECOND = 5000  # with more ranks, the most checks of all together
+FRAMES = 8  # innermost frames of a stack to show; the outer ones are the same in every job
 
 
 class RankError(RuntimeError):
@@ -34,37 +34,37 @@ class RankError(RuntimeError):
 
 
 class Failures:
-    """What one rank knows of the others' failures and stops; `with failures.guard():` around what ranks do together.
+    """What one rank knows of the others' failures and stops; `with failures.guard():` encloses what ranks do together.
 
     Args:
         store: shared by all ranks.
         backend: of the collectives, as `group.choose_backend` returns it.
         timeout_s: seconds after which a rank that does not answer counts as lost.
-        stop: what this rank was asked.
+        stop: what this rank was asked to do.
 
     Attributes:
-        watched: the context around the parts of a step.
-        last_acts: called before a lost rank ends this process from another thread.
+        watched: the context for the parts of a step.
+        last_acts: called before this process is ended from another thread because a rank is lost.
     """
 
     def __init__(self, store: Store, world: World, mesh: Mesh, backend: str, timeout_s: float, stop: Stop) -> None:
         self.store, self.world, self.mesh, self.timeout_s, self.stop = store, world, mesh, timeout_s, stop
         self.watched: Watched = unwatched
         self.last_acts: list[Callable[[], None]] = []
-        self._checked = 0.0  # when it last looked in passing
-        self.leaving = False  # in order, when all is done
+        self._checked = 0.0  # time of the last `check_in_passing` that checked
+        self.leaving = False  # whether this rank is leaving in order
         if world.size == 1:
             return
         self.heart = Heartbeat(store, world.rank, world.size, timeout_s, self._cut_off)
-        # with NCCL the watch has to be first; the other communicators raise in time themselves
+        # with NCCL the watch must act first; the other communicators raise in time themselves
         limit_s = max(timeout_s - PATIENCE_S, 0.0) if backend == "nccl" else timeout_s
         self.watch = StepWatch(limit_s, self.announced, self.overdue, self._end, self._note)
         self.watched = self.watch.part
 
     def check(self) -> None:
-        """Raise RankError when another rank failed or fell silent; exchange stops.
+        """Raise RankError if another rank failed or fell silent; also exchange requests to stop.
 
-        Called between steps and while waiting, where no collective would notice. Schedulers do not signal every
+        This is called between steps and while waiting, where no collective would notice. Schedulers do not signal every
         process, so a rank that was asked to stop tells the others.
         """
         if self.world.size == 1:
@@ -79,28 +79,28 @@ class Failures:
             self.stop.ask(self.store.get(keys.STOP).decode())
 
     def check_in_passing(self) -> None:
-        """As `check`, but with many ranks not at every call, for they all ask the same store."""
+        """Do what `check` does, but with many ranks not in every call, since they all ask the same store."""
         now = time.monotonic()
         if now - self._checked >= max(0, self.world.size - FEW_RANKS) / CHECKS_A_SECOND:
             self._checked = now
             self.check()
 
     def check_announced(self) -> None:
-        """Raise RankError when another rank has announced an error."""
+        """Raise RankError if another rank has announced an error."""
         if announced := self.announced():
             raise RankError(announced)
 
     def check_early(self) -> None:
-        """Raise Stopped when another rank left before the first step, which it will never be ready for."""
+        """Raise Stopped if another rank left before the first step, for which it will never be ready."""
         if self.store.check([keys.EARLY]):
             raise Stopped(self.store.get(keys.EARLY).decode())
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """Return a context around everything that ranks do together.
+        """Return a context for everything that ranks do together.
 
-        An error of this rank is announced before it leaves, so that the others can name it; a broken or overdue
-        collective becomes a `RankError` that names who is missing.
+        An error of this rank is announced before it leaves, so that the others can name it. A broken or overdue
+        collective becomes a `RankError` that names the missing rank.
         """
         with contextlib.suppress(ValueError):  # not in the main thread
             self.stop.install(self.end_if_lost)
@@ -123,9 +123,9 @@ class Failures:
 
     @contextmanager
     def announcing(self) -> Iterator[None]:
-        """Return a context in which the others are told of an error of this rank.
+        """Return a context that tells the others of an error of this rank.
 
-        A broken collective, and another rank's failure, become a `RankError` that names who is to blame.
+        A broken collective, or another rank's failure, becomes a `RankError` that names who is to blame.
         """
         try:
             yield
@@ -139,17 +139,17 @@ class Failures:
                 self.announce(error)
                 raise
             diagnosis = self.diagnose(error)
-            self._linger()  # the others have the time to learn of it
+            self._linger()  # gives the others time to learn of it
             raise RankError(diagnosis) from error
         except BaseException as error:
             self.announce(error)
             raise
 
     def close(self) -> None:
-        """End the threads that watch over the ranks.
+        """End the threads that watch the ranks.
 
-        They refer to this object, and it to them. Without these references connections and threads end with the group,
-        not when the garbage collector finds it: a program may have the ranks meet a thousand times.
+        The threads and this object refer to each other. Without these references, connections and threads end with the
+        group, not when garbage is collected: a program may have its ranks meet a thousand times.
         """
         if self.world.size > 1:
             self.watch.close()
@@ -165,18 +165,18 @@ class Failures:
         self._linger()
 
     def _linger(self) -> None:
-        """Leave the others the time to read what is in the store, which may end with rank 0."""
+        """Give the others time to read the store, which may end with this process if it is rank 0."""
         if self.world.rank == 0:
             time.sleep(PATIENCE_S)
 
     def _announce(self, verdict: str) -> str:
-        """Return `verdict`, announced: those who find this rank gone would otherwise blame it."""
+        """Announce `verdict`, and return it. Otherwise ranks that find this one gone would blame it."""
         with contextlib.suppress(RuntimeError):  # the store's host may be gone
             announce_first(self.store, verdict)
         return verdict
 
     def diagnose(self, error: BaseException) -> str:
-        """Return who has fallen silent after a collective broke with `error`, and why as far as any rank said."""
+        """Return who has fallen silent after a collective broke with `error`, and why, as far as any rank said."""
         seen = f"seen by rank {self.world.rank}: {first_line(error)}"
         try:
             verdict = self._verdict(f"timeout {self.timeout_s:g} s; {seen}") or self._behind(seen)
@@ -188,7 +188,7 @@ class Failures:
         return self._announce(verdict)
 
     def _leave(self) -> None:
-        """End together: nobody closes the store or a connection that another rank still needs."""
+        """Leave together: no rank closes the store or a connection that another rank still needs."""
         self.leaving = True
         left = self.store.add(keys.LEFT, 1)
         if self.world.rank == 0:
@@ -200,18 +200,18 @@ class Failures:
             dist.destroy_process_group()
 
     def _verdict(self, why: str) -> str | None:
-        """Return what a rank announced before it left, else who has fallen silent; None when all are well."""
+        """Return what a rank announced before it left, else who has fallen silent; None if all ranks are well."""
         if announced := self.announced():
             return announced
         silent = self.heart.silent()
         return self.announced() or (self._lost(silent, why) if silent else None)
 
     def announced(self) -> str | None:
-        """Return what a rank announced before it left."""
+        """Return what a rank announced before it left, or None."""
         return str(self.store.get(keys.FAILED).decode()) if self.store.check([keys.FAILED]) else None
 
     def _lost(self, silent: list[int], why: str) -> str:
-        """Say which ranks are lost, and on which hosts."""
+        """Return a message that says which ranks are lost, and on which hosts."""
         host_of = hosts(self.store)
         where = " and ".join(sorted({host_of[rank] for rank in silent if rank in host_of}))
         where = f" on {where}" if where else ""
@@ -219,11 +219,11 @@ class Failures:
         return f"{names} {verb} not answer: killed, hanging or unreachable{where} ({why})"
 
     def end_if_lost(self) -> None:
-        """End this process if another one is lost. Called at SIGTERM.
+        """End this process if another one is lost. Called on SIGTERM.
 
-        torchrun sends it to the survivors of a dead rank, often before their collective has failed. With nobody missing
-        the job is being ended from outside, and may do so in order. The same holds where others have left in order: a
-        launcher then ends those that are about to.
+        torchrun sends SIGTERM to the survivors of a dead rank, often before their collective has failed. If nobody is
+        missing, the job is being ended from outside, and may leave in order. The same holds if others have left in
+        order: a launcher then ends the ranks that are about to leave.
         """
         if self.world.size == 1 or self.leaving:
             return
@@ -237,7 +237,7 @@ class Failures:
             die(f"lopa-dist: {verdict}", 143)
 
     def _cut_off(self) -> None:
-        """End this process, whatever it waits for: the store's host does not answer. Called by `Heartbeat`."""
+        """End this process, whatever it waits for, since the store's host does not answer. Called by `Heartbeat`."""
         verdict = (
             f"rank 0 of {self.world.size} does not answer: its host, which keeps the rendezvous, hangs or is "
             f"unreachable (timeout {self.timeout_s:g} s; seen by rank {self.world.rank})"
@@ -255,10 +255,10 @@ class Failures:
         return int(self.store.get(key)) if self.store.check([key]) else 0
 
     def overdue(self, waits: bool) -> str | None:
-        """Return which rank keeps this one from going on; None: none does, it is busy itself. Called by `StepWatch`.
+        """Return which rank keeps this one from going on; None: none does, this rank is busy. Called by `StepWatch`.
 
         Args:
-            waits: it waits for the device, and so for the other ranks of its replica.
+            waits: whether this rank waits for the device, and so for the other ranks of its replica.
         """
         own = self.world.rank
         why = f"timeout {self.timeout_s:g} s; seen by rank {own}"
@@ -269,7 +269,7 @@ class Failures:
         return self._behind(why) or alive
 
     def _behind(self, why: str) -> str | None:
-        """Return which ranks of this replica have not come as far as this one; None: all have."""
+        """Return which ranks of this replica have not come as far as this one; None if all have."""
         own = self.world.rank
         replica = self.mesh.coordinates(own)[0]
         in_replica = [rank for rank in range(self.world.size) if self.mesh.coordinates(rank)[0] == replica]
@@ -280,7 +280,7 @@ class Failures:
         return f"{names} {verb} still at an earlier step: busy or hanging, though alive ({why})"
 
     def _end(self, verdict: str) -> None:
-        """End this process, whose main thread waits in vain. What it finished is kept. Called by `StepWatch`."""
+        """End this process, whose main thread waits in vain, and keep what it finished. Called by `StepWatch`."""
         for act in self.last_acts:
             with contextlib.suppress(Exception):
                 act()
@@ -297,22 +297,22 @@ def hosts(store: Store) -> dict[int, str]:
 
 
 def announce_first(store: Store, message: str) -> None:
-    """Tell all ranks of a failure, unless another one was announced before."""
+    """Announce a failure to all ranks, unless another one was announced before."""
     if store.add(keys.FAILURES, 1) == 1:
         store.set(keys.FAILED, message)
 
 
 def in_words(error: BaseException) -> str:
-    """Return an error's kind and message; a message for people stands alone."""
+    """Return an error's type and message; of a `UserError`, the message alone."""
     return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
 
 
 def announce_before_joining(world: World, error: Exception, limit_s: float, meeting: int = 0) -> None:
-    """Tell the others, who join or will, of an error of this rank because of which it cannot.
+    """Tell the others, who have joined or will join, of an error that keeps this rank from joining.
 
     Args:
-        limit_s: seconds that rank 0, which may keep the store, waits for the others to hear of it.
-        meeting: as for `Group`.
+        limit_s: seconds that rank 0, which may keep the store, waits for the others to learn of it.
+        meeting: as in `Group`.
     """
     if world.size == 1:
         return
@@ -336,7 +336,7 @@ def main_thread() -> str:
 
 def broken(error: BaseException) -> bool:
     """Return whether an exception comes from a collective rather than from this rank's own work."""
-    if isinstance(error, OSError) and error.errno is not None:  # of the system: a file server may time out, too
+    if isinstance(error, OSError) and error.errno is not None:  # a system's error: a file server may time out, too
         return False
     if isinstance(error, (TimeoutError, dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)):
         return True

@@ -1,4 +1,4 @@
-"""A job's ranks joined: the communicators of this rank's branch and tensor groups, and what all ranks share."""
+"""A job's ranks, joined: the communicators of this rank's branch and tensor groups, and what all ranks share."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from lopa_dist.parallel.rendezvous import all_are_here, rendezvous
 from lopa_dist.parallel.shared_store import SharedStore
 from lopa_dist.parallel.stop import Stop
 
-NCCL_GRACE_S = 30.0  # beyond the timeout, for NCCL's own watchdog: it aborts the process without a word of who is lost
+NCCL_GRACE_S = 30.0  # added to the timeout of NCCL's own watchdog, which aborts the process without saying who is lost
 
 
 class Group:
-    """The job as one of its ranks sees it; `with group.failures.guard():` around the work.
+    """The job as one of its ranks sees it; `with group.failures.guard():` encloses the work.
 
     Args:
         timeout_s: seconds that a collective may take before a rank counts as lost.
@@ -69,7 +69,7 @@ class Group:
                 self.store.join()
                 all_are_here(world)
                 self._agree()
-                with self.failures.watched(False):  # MPI knows no timeout
+                with self.failures.watched(False):  # MPI has no timeout
                     self._split(device, timeout_s)
         except BaseException as error:
             if hasattr(self, "failures"):
@@ -82,7 +82,7 @@ class Group:
         self.progress = ProgressCounters(store, mesh.data, world.rank)
 
     def _agree(self) -> None:
-        """See that all ranks run the same code and would be joined in the same way, before they are."""
+        """Check that all ranks run the same code and would be joined in the same way, before they are joined."""
         mesh = self.mesh
         own = {
             "lopa_dist": source(),
@@ -93,7 +93,7 @@ class Group:
         self.store.agree("group", own)
 
     def _split(self, device: torch.device, timeout_s: float) -> None:
-        """Make the branch and tensor groups."""
+        """Make the branch and tensor groups, and the group of all ranks."""
         world, mesh = self.world, self.mesh
         if self.backend == "mpi":
             branches, tensors = mpi_groups(mesh, world.rank)
@@ -108,7 +108,7 @@ class Group:
             dist.init_process_group(
                 self.backend, store=self.failures.store, rank=world.rank, world_size=world.size, timeout=timeout
             )
-            kind = "cpu" if self.backend == "gloo" else device.type  # Gloo takes what is on a GPU through the host
+            kind = "cpu" if self.backend == "gloo" else device.type  # for Gloo, tensors on a GPU go through the host
             axes = init_device_mesh(
                 kind, (mesh.data, mesh.branch, mesh.tensor), mesh_dim_names=("data", "branch", "tensor")
             )
@@ -121,21 +121,21 @@ class Group:
 
     @property
     def traffic(self) -> dict[str, int]:
-        """Bytes that this rank gave to the collectives of its branch group and of its tensor group."""
+        """Return the bytes that this rank sent in the collectives of its branch group and of its tensor group."""
         return self.comm.traffic | {"tensor": self.tensor.traffic["all_gather"]}
 
     def ready(self) -> None:
-        """Wait until every rank has loaded its model; the first step begins then.
+        """Wait until every rank has loaded its model; then the first step begins.
 
         Raises:
-            Stopped: this rank or another one was asked to stop meanwhile; none of them goes on.
+            Stopped: this rank or another one was asked to stop meanwhile; no rank goes on.
         """
         self.failures.check_early()
         self.stop.begin()
         self.store.barrier(keys.READY)
 
     def stopped(self) -> bool:
-        """Return whether this rank or another one was asked to stop; asked where no step of an engine would notice."""
+        """Return whether this rank or another one was asked to stop; for places where no engine step would notice."""
         self.failures.check_in_passing()
         return self.stop.asked
 
@@ -145,7 +145,7 @@ class Group:
 
 
 def broadcast(comm: Communicator, tensor: Communicator, device: str, numbers: torch.Tensor) -> torch.Tensor:
-    """Return the leader's numbers on all ranks of its replica: to its branch ranks, and from them to tensor ranks."""
+    """Return the leader's numbers on all ranks of its replica: first its branch ranks, then their tensor ranks."""
     numbers = numbers.to(device)
     if tensor.rank == 0:
         numbers = comm.broadcast(numbers, 0, counted=False)
@@ -154,9 +154,9 @@ def broadcast(comm: Communicator, tensor: Communicator, device: str, numbers: to
 
 @cache
 def mpi_groups(mesh: Mesh, rank: int) -> tuple[Any, Any]:
-    """Return MPI's communicators of a rank's branch group and of its tensor group.
+    """Return the MPI communicators of a rank's branch group and of its tensor group.
 
-    Neighbours on one axis have the same coordinates on the others. They are made once for each mesh: MPI can make only
+    Neighbours on one axis have equal coordinates on the others. Communicators are made once per mesh: MPI can make only
     about two thousand, and the ranks may meet more often than that.
     """
     everyone, (data, branch, tensor) = mpi().COMM_WORLD, mesh.coordinates(rank)
@@ -166,7 +166,7 @@ def mpi_groups(mesh: Mesh, rank: int) -> tuple[Any, Any]:
 
 @cache
 def source() -> str:
-    """Return this package's version and a hash of its source: two checkouts of one version may differ."""
+    """Return this package's version and a hash of its source, since two checkouts of one version may differ."""
     root, digest = Path(__file__).parents[1], hashlib.sha256()
     for file in sorted(root.rglob("*.py")):
         digest.update(f"{file.relative_to(root)} ".encode() + file.read_bytes())
@@ -197,6 +197,6 @@ def choose_backend(world: World, backend: str, device: torch.device) -> str:
 
 
 def with_timeout(group: dist.ProcessGroup, timeout: timedelta) -> dist.ProcessGroup:
-    """Set the timeout of a group that `init_device_mesh` made with torch's default, half an hour; returns the group."""
+    """Return `group` with a timeout set; `init_device_mesh` made it with torch's default, half an hour."""
     dist.distributed_c10d._set_pg_timeout(timeout, group)
     return group

@@ -38,14 +38,14 @@ class World:
 
 @dataclass(frozen=True)
 class Start:
-    """What a launcher says about the start of a job: it tells a restart from another job."""
+    """What a launcher says about the start of a job, which tells a restart from another job."""
 
     agent: str = ""  # torchrun's process, which outlives the workers that it restarts
     step: str = ""  # Slurm's job and step, which keep their numbers when the job is requeued
-    requeued: int = 0  # how often it was
+    requeued: int = 0  # how often it was requeued
 
     def again(self, first: Start) -> bool:
-        """Return whether the launcher began this by itself after `first`, with the same command line."""
+        """Return whether the launcher itself started this again after `first`, with the same command line."""
         requeued = self.step == first.step and self.requeued > first.requeued
         return requeued or (self.agent == first.agent != "")
 
@@ -59,14 +59,14 @@ class Start:
 
 
 def start_ticks(process: int) -> int | None:
-    """When a process of this machine started, in the kernel's ticks since it booted (Linux; None elsewhere)."""
+    """Return when a process of this machine started, in kernel ticks since boot (Linux; None elsewhere)."""
     try:
         return int(Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
     except (OSError, ValueError):
         return None
 
 
-VARIABLES = {  # launcher: what it always sets, then rank, size, local rank, local size
+VARIABLES = {  # launcher: variable that it always sets; then of rank, size, local rank, local size
     "torchrun": ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     "mpirun": (
         "OMPI_COMM_WORLD_SIZE",
@@ -81,7 +81,7 @@ VARIABLES = {  # launcher: what it always sets, then rank, size, local rank, loc
 
 
 def detect(environment: Mapping[str, str] = os.environ) -> World:
-    """Read the launcher's variables; the innermost launcher counts (torchrun inside srun is torchrun)."""
+    """Return what the launcher's variables say; the innermost launcher counts (torchrun inside srun is torchrun)."""
     for launcher, (mark, *names) in VARIABLES.items():
         if mark not in environment:
             continue
@@ -95,12 +95,16 @@ def detect(environment: Mapping[str, str] = os.environ) -> World:
 
 
 def names_of(ranks: Iterable[int], size: int) -> str:
-    """``"rank 1 and rank 3 of 8"``."""
+    """Return ranks in words, such as ``rank 1 and rank 3 of 8``."""
     return " and ".join(f"rank {rank}" for rank in sorted(ranks)) + f" of {size}"
 
 
 def mpi() -> Any:
-    """mpi4py's MPI, or a line that says how to get it."""
+    """Return mpi4py's MPI.
+
+    Raises:
+        LaunchError: it is not installed; the message says how to get it.
+    """
     try:
         from mpi4py import MPI
     except ImportError as error:
@@ -109,14 +113,14 @@ def mpi() -> Any:
 
 
 def tell(message: str) -> None:
-    """Write a line to standard error, if anybody reads it: a launcher that was killed reads no more."""
+    """Write a line to standard error, even if nobody reads it: a launcher that was killed no longer does."""
     with contextlib.suppress(OSError):
         sys.stderr.write(message + "\n")
         sys.stderr.flush()
 
 
 def into_log(message: str) -> None:
-    """Write why a job ends into its log file alone; standard error gets the same in its own words."""
+    """Write why a job ends to its log file only; standard error gets the same in its own words."""
     record = log.makeRecord(log.name, logging.ERROR, __file__, 0, encodable(message), (), None)
     for handler in logging.getLogger().handlers:
         if isinstance(handler, logging.FileHandler):
@@ -125,7 +129,7 @@ def into_log(message: str) -> None:
 
 
 def die(message: str, status: int = 1) -> None:
-    """Leave at once: after a lost rank, tidy shutdown would wait for it."""
+    """End the process at once: after a lost rank, an orderly shutdown would wait for it."""
     tell(message)
     with contextlib.suppress(OSError):
         sys.stdout.flush()

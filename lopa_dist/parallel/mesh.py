@@ -1,7 +1,7 @@
-"""The mesh: world = data x branch x tensor.
+"""The mesh of ranks: world = data x branch x tensor.
 
-Data replicas take different requests from one queue; the branch ranks of a replica share out the branches of the same
-sequences; the tensor ranks of a branch rank split its weights.
+Data replicas take different requests from one queue. The branch ranks of a replica share the branches of the same
+sequences. The tensor ranks of a branch rank split its weights.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from lopa_dist.parallel.launcher import LaunchError
 
 @dataclass(frozen=True)
 class Mesh:
-    """Sizes of the axes."""
+    """Sizes of the mesh's axes."""
 
     data: int
     branch: int
@@ -21,13 +21,13 @@ class Mesh:
 
     @property
     def size(self) -> int:
-        """Ranks in all."""
+        """Return the number of ranks."""
         return self.data * self.branch * self.tensor
 
     def coordinates(self, rank: int) -> tuple[int, int, int]:
         """Return a rank's (data, branch, tensor) coordinates.
 
-        Tensor neighbours have neighbouring ranks, and so the shortest way to each other: they talk most.
+        Tensor neighbours have adjacent ranks, and so the shortest way to each other: they communicate most.
         """
         replica, tensor = divmod(rank, self.tensor)
         data, branch = divmod(replica, self.branch)
@@ -37,17 +37,17 @@ class Mesh:
 def choose_mesh(
     data: int | str, branch: int | str, tensor: int | str, world: int, requests: int, branches: int
 ) -> Mesh:
-    """Turn sizes and ``auto`` into a mesh.
+    """Return the mesh for sizes, of which some may be ``auto``.
 
-    `tensor` is 1 unless given: whether a model needs splitting, its user knows. With data and branch both ``auto``,
-    replicas serve throughput: all ranks (of `tensor` each) are replicas, unless fewer requests than those would leave
-    some idle; then they join in branch groups of at most `branches`.
+    `tensor` is 1 unless given: only the user knows whether a model must be split. If data and branch are both ``auto``,
+    replicas serve throughput: each group of `tensor` ranks is a replica. With fewer requests than replicas, some would
+    be idle, so then they join in branch groups of at most `branches`.
 
     Raises:
         LaunchError: the sizes do not multiply to the number of ranks.
     """
     split = 1 if tensor == "auto" else int(tensor)
-    copies = max(1, world // split)  # of the model, that the ranks hold
+    copies = max(1, world // split)  # copies of the model among the ranks
     if data == "auto" and branch == "auto":
         if requests >= copies:
             data, branch = copies, 1

@@ -1,9 +1,9 @@
-"""Waiting for all ranks, and noticing those of this host whose processes have ended before.
+"""Waiting for all ranks, and noticing those of this host whose processes have ended.
 
 torchrun ends a job when a rank dies, and so does ``srun --kill-on-bad-exit=1``. Plain srun does not, and neither does
-MPICH's mpirun where a rank leaves with an error before it has called MPI: the others would wait for it as for one that
-starts slowly. The launcher's process of the node has all its ranks as children, so each of them can see who is not
-there any more.
+MPICH's mpirun if a rank leaves with an error before it has called MPI: the others would wait for it as for one that
+starts slowly. The launcher's process on a node is the parent of all ranks there, so each of them can see which others
+have ended.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from lopa_dist.parallel.launcher import JOIN, LaunchError, World, detect, names_
 
 log = logging.getLogger("lopa_dist")
 
-LOOK_S = 1.0  # between looks for ranks that have ended
-WORD_S = 30.0  # between lines that say who is awaited
+LOOK_S = 1.0  # between checks for ranks that have ended
+WORD_S = 30.0  # between log lines that say who is awaited
 POLL_S = 0.02
-REQUESTS_A_SECOND = 2000  # that all ranks together put to the store while they wait
+REQUESTS_A_SECOND = 2000  # of all waiting ranks together to the store
 PARENTS = {"srun": "slurmstepd", "mpirun": "hydra_pmi_proxy"}  # each starts all ranks of a node at once
 
 
 def ended_here(environment: Mapping[str, str] = os.environ, process: str = "self") -> list[int]:
-    """Return the ranks that were started on this host and that run no more; empty where that cannot be told.
+    """Return the ranks that were started on this host and no longer run; empty if that cannot be told.
 
-    It cannot where something else, such as a shell, stands between the launcher and the ranks, or without /proc.
+    It cannot be told where something else, such as a shell, is between the launcher and the ranks, or without /proc.
 
     Args:
         environment: of this process, or of the rank that has started it.
-        process: the number of that rank's process.
+        process: that rank's process id.
     """
     world = detect(environment)
     if world.launcher not in PARENTS:
@@ -47,7 +47,7 @@ def ended_here(environment: Mapping[str, str] = os.environ, process: str = "self
         if (parent / "comm").read_text().strip() != PARENTS[world.launcher]:
             return []
         running = {rank_of(process, world.launcher) for process in children(parent)}
-    except OSError:  # one of them has just ended, or is not ours to look at
+    except OSError:  # one of them has just ended, or may not be read
         return []
     if None in running or world.rank not in running:
         return []
@@ -68,7 +68,7 @@ def children(process: Path) -> Iterator[Path]:
 
 
 def state_of(process: Path) -> list[str]:
-    """Return the state of a process (Z: ended, and not yet noticed), its parent's number, and more."""
+    """Return a process's state (Z: ended, and not yet reaped), its parent's id, and more."""
     return (process / "stat").read_text().rpartition(")")[2].split()
 
 
@@ -89,7 +89,7 @@ def wait_until(
     """Wait until `reached()` is true, and log now and then what is missing. `process` is a rank's process id.
 
     Raises:
-        LaunchError: that took longer than `limit_s`, or a rank of this host has ended; the message has the `state`.
+        LaunchError: that takes longer than `limit_s`, or a rank of this host has ended; the message has the `state`.
     """
     began = said = looked = time.monotonic()
     ended: set[int] = set()
@@ -97,7 +97,7 @@ def wait_until(
         now = time.monotonic()
         if now - looked > LOOK_S:
             before, ended, looked = ended, {*ended_here(process=process)}, now
-            if gone := before & ended:  # not only for a moment; what it announced was seen by `reached`
+            if gone := before & ended:  # in two checks; `reached` has seen what it may have announced
                 names = names_of(gone, world.size)
                 raise LaunchError(f"{names} ended before all had joined: killed, or it says why itself ({state()})")
         if now - began > limit_s:
@@ -109,16 +109,16 @@ def wait_until(
 
 
 def pause_s(size: int) -> float:
-    """Seconds between two looks of a waiting rank at the store: longer with many ranks, which ask the same one."""
+    """Return the seconds between two requests of a waiting rank: more with many ranks, which ask the same store."""
     return max(POLL_S, size / REQUESTS_A_SECOND)
 
 
 @contextmanager
 def watched_from_outside() -> Iterator[None]:
-    """Return a context around what waits for all ranks in MPI, which knows no timeout.
+    """Return a context for code that waits for all ranks in MPI, which has no timeout.
 
-    Nothing in this process could end it: MPI begins in an import, which keeps Python's other threads from running. So
-    another process watches, and kills this one.
+    Nothing in this process could end the wait: MPI starts in an import, which keeps Python's other threads from
+    running. So another process watches, and kills this one.
     """
     watch = subprocess.Popen(
         [sys.executable, "-m", __name__, f"{os.getpid()}", f"{os.getppid()}"],
@@ -131,11 +131,11 @@ def watched_from_outside() -> Iterator[None]:
 
 
 def main(process: str, parent: str) -> None:
-    """Watch over the rank that has started this process, until it closes our standard input.
+    """Watch the rank that has started this process, until it closes our standard input.
 
     Args:
-        process: its number.
-        parent: number of the process that has started the rank.
+        process: its process id.
+        parent: id of the process that has started the rank.
     """
     world = detect()
 
@@ -152,10 +152,10 @@ def main(process: str, parent: str) -> None:
 
 
 def connection() -> list[int]:
-    """Return the file through which MPICH's launcher serves this rank; empty for another MPI.
+    """Return the file descriptor through which MPICH's launcher serves this rank; empty for another MPI.
 
-    It tells that the launcher has ended also to a rank that began to look only then, whose parent is another process
-    already. MPICH itself does not notice: its start reads on for ever.
+    It shows that the launcher has ended even to a rank that began to look only afterwards, whose parent is already
+    another process. MPICH itself does not notice: its start-up reads on forever.
     """
     return [int(os.environ["PMI_FD"])] if "PMI_FD" in os.environ else []
 
@@ -164,12 +164,12 @@ def hung_up() -> bool:
     """Return whether the other end of `connection` is closed."""
     ends = select.poll()
     for file in connection():
-        ends.register(file, 0)  # what was sent is for MPI to read
+        ends.register(file, 0)  # only for a hang-up: data is for MPI to read
     return bool(ends.poll(0))
 
 
 def parent_of(process: str) -> str:
-    """Return the number of a process's parent; empty where there is no /proc."""
+    """Return the id of a process's parent; empty if there is no /proc."""
     try:
         return state_of(Path("/proc") / process)[1]
     except OSError:

@@ -1,4 +1,4 @@
-"""The store through which the processes of a job find each other, whatever launched them."""
+"""The store through which a job's processes find each other, whatever launched them."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from lopa_dist.parallel.neighbours import wait_until, watched_from_outside
 from lopa_dist.parallel.stop import Stopped
 
 AGENT_S = 10.0  # for torchrun's agent to answer, which it does unless it has ended
-FILES_A_RANK = 4  # connections of one rank, of which the store's host has the other ends
-SLURM_START = (  # of a job step
+FILES_A_RANK = 4  # connections per rank, whose other ends are at the store's host
+SLURM_START = (  # these identify one start of a job step
     "SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "SLURM_STEP_LAUNCHER_PORT",
 )  # fmt: skip
 CONNECTIONS: dict[World, tuple[Store, str]] = {}
-"""What `connect` returned: a process connects once, however often its ranks meet. In tests, ranks are threads."""
+"""Results of `connect`: a process connects once, however often its ranks meet. In tests, ranks are threads."""
 
 
 def rendezvous(world: World, environment: Mapping[str, str] = os.environ, meeting: int = 0) -> Store:
-    """Return a store that all ranks share; every `meeting` of the same processes has keys of its own.
+    """Return a store that all ranks share; every `meeting` of the same processes has its own keys.
 
     Raises:
         LaunchError: the ranks do not find each other.
@@ -39,10 +39,10 @@ def rendezvous(world: World, environment: Mapping[str, str] = os.environ, meetin
 
 
 def connect(world: World, environment: Mapping[str, str]) -> tuple[Store, str]:
-    """Return the store without a prefix, and a prefix that all ranks of this start have in common."""
+    """Return the store without a prefix, and a prefix that all ranks of this start share."""
     if world.launcher == "torchrun":
         address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
-        if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # it is up before any rank is started
+        if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # it is up before any rank starts
             store = hosted_by(f"torchrun's agent at {address}:{port}", address, port, world, AGENT_S)
         else:
             store = TCPStore(address, port, world.size, world.rank == 0, JOIN)
@@ -57,13 +57,13 @@ def connect(world: World, environment: Mapping[str, str]) -> tuple[Store, str]:
 
 
 def hosted_by(who: str, address: str, port: int, world: World, limit_s: float = JOIN.total_seconds()) -> TCPStore:
-    """Return the store that another process hosts; torch would wait for it without a word.
+    """Return the store that another process hosts; torch alone would wait for it silently.
 
-    It keeps trying for as long as it may wait for a key, so it gets little time while it connects: the host may end
-    just after it has answered.
+    torch keeps trying to connect for as long as it may wait for a key, so the timeout is short at first: the host may
+    end just after it has answered.
 
     Raises:
-        LaunchError: it does not answer within `limit_s`, or no more; the message says `who`.
+        LaunchError: the host does not answer within `limit_s`, or no longer answers; the message says `who` it is.
     """
     wait_until(lambda: answers(address, port), world, lambda: f"{who} does not answer", limit_s)
     try:
@@ -84,11 +84,11 @@ def answers(address: str, port: int) -> bool:
 
 
 def common_start(store: Store, world: World) -> int:
-    """Return a number that all ranks of this start have in common, and no rank of an earlier one.
+    """Return a number that all ranks of this start have in common, and no rank of an earlier start has.
 
-    torchrun's store outlives the ranks that it restarts. What the dead ones wrote must not be read, and how often there
-    was a restart each agent counts for itself. So every rank takes a number when it arrives. Rank 0 has its own written
-    beside every number that was taken, until all ranks of this start have found it there.
+    torchrun's store outlives the ranks that it restarts. What dead ranks wrote must not be read, and each agent counts
+    restarts only for itself. So every rank takes a number when it arrives. Rank 0 writes its own number beside every
+    number that was taken, until all ranks of this start have read it there.
     """
     own = store.add(keys.ARRIVALS, 1)
     if world.rank:
@@ -110,15 +110,15 @@ def common_start(store: Store, world: World) -> int:
 
 
 def never_again(store: Store, why: str) -> None:
-    """Make ranks that torchrun restarts stop at once, because the job was asked to stop; `store` is a rendezvous'."""
+    """Make ranks that torchrun restarts stop at once, since the job was asked to stop; `store` is from `rendezvous`."""
     if isinstance(store, PrefixStore):
         store.underlying_store.set(keys.STOPPED, why)
 
 
 def host(world: World) -> TCPStore:
-    """Return the store on this process, for all ranks.
+    """Return a store that this process hosts for all ranks.
 
-    It has no password, so where all ranks are on this machine, only this machine can reach it.
+    It has no password, so if all ranks are on this machine, only this machine can reach it.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = 256 + FILES_A_RANK * world.size
@@ -137,7 +137,7 @@ def host(world: World) -> TCPStore:
 
 
 def share_by_mpi(world: World, endpoint: str) -> str:
-    """Return rank 0's `endpoint` on every rank, by MPI."""
+    """Return rank 0's `endpoint` on every rank, through MPI."""
     with watched_from_outside():
         everyone = mpi().COMM_WORLD
         if everyone.Get_size() != world.size:
@@ -151,9 +151,9 @@ def share_by_mpi(world: World, endpoint: str) -> str:
 
 
 def share_by_file(world: World, endpoint: str, environment: Mapping[str, str]) -> str:
-    """Return rank 0's `endpoint` on every rank, by a file in the folder that the job was submitted from.
+    """Return rank 0's `endpoint` on every rank, through a file in the folder from which the job was submitted.
 
-    Srun gives no address and no broadcast.
+    srun provides no address and no broadcast.
     """
     file = rendezvous_file(environment)
     if world.rank == 0:
@@ -165,22 +165,22 @@ def share_by_file(world: World, endpoint: str, environment: Mapping[str, str]) -
 
 
 def rendezvous_file(environment: Mapping[str, str] = os.environ) -> Path:
-    """Return a name that no other start of a job step has: a job that was killed while joining leaves its file.
+    """Return a file name that no other start of a job step has: a job that was killed while joining leaves its file.
 
-    Job numbers are unique on one cluster, and start again when it is set up anew.
+    Job numbers are unique on one cluster, but start again if it is set up anew.
     """
     start = "-".join(environment.get(name, "0") for name in SLURM_START)
     return Path(environment.get("SLURM_SUBMIT_DIR", ".")) / f".lopa_dist-rendezvous-{start}"
 
 
 def all_are_here(world: World) -> None:
-    """Remove what the ranks have found each other by; all of them have joined."""
+    """Remove the file through which the ranks found each other, now that all have joined."""
     if world.launcher == "srun" and world.rank == 0:
         rendezvous_file().unlink(missing_ok=True)
 
 
 def own_address(world: World) -> str:
-    """Return where the other ranks reach this process."""
+    """Return the address at which the other ranks reach this process."""
     if world.local_size == world.size:
         return "127.0.0.1"
     host = socket.gethostname()

@@ -1,4 +1,4 @@
-"""Collectives over the store that all ranks share: slow, but between any ranks, and they notice a failure meanwhile."""
+"""Collectives over the store that all ranks share: slow, but between any ranks, and they notice failures meanwhile."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from lopa_dist.parallel.neighbours import pause_s, wait_until
 
 NAMED = 5  # differences, or ranks, that a message lists
 SAME = "Give all ranks the same command line, input, checkpoint and packages"
-PART = 1 << 20  # characters of a value in the store, which refuses long ones
+PART = 1 << 20  # most characters of a value: the store refuses long ones
 
 
 class SharedStore:
     """What all ranks of a job tell each other before and after decoding.
 
-    Every method but `join` raises RankError when another rank failed or was lost, and Stopped when another rank left
+    Every method except `join` raises RankError if another rank failed or was lost, and Stopped if another rank left
     before the first step.
     """
 
@@ -31,12 +31,12 @@ class SharedStore:
         self.store, self.world, self.failures = store, world, failures
 
     def join(self, limit_s: float = JOIN.total_seconds()) -> None:
-        """Wait until all processes have started; a line now and then says who is awaited.
+        """Wait until all processes have started, and log now and then who is awaited.
 
         Silence is not a failure yet: a process may still be importing torch.
 
         Raises:
-            LaunchError: that took longer than `limit_s`.
+            LaunchError: that takes longer than `limit_s`.
             RankError: a rank announced that it cannot join.
         """
         self.store.append(keys.HERE, f"{self.world.rank}@{socket.gethostname()} ")  # type: ignore[attr-defined]
@@ -49,7 +49,7 @@ class SharedStore:
         wait_until(all_joined, self.world, self.joined, limit_s)
 
     def joined(self) -> str:
-        """Return how many ranks are here, and which are not."""
+        """Return, in words, how many ranks are here, and which are not."""
         here = hosts(self.store)
         missing = [rank for rank in range(self.world.size) if rank not in here]
         more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
@@ -57,13 +57,13 @@ class SharedStore:
         return f"{len(here)} of {self.world.size} ranks are here, not {names}"
 
     def look_around(self) -> None:
-        """Notice a failure or a stop, and let a moment pass."""
+        """Check for failures and stops, then pause for a moment."""
         self.failures.check()
         self.failures.check_early()
         time.sleep(pause_s(self.world.size))
 
     def barrier(self, key: str) -> None:
-        """Wait until all ranks have come here; `key` is one of `store_keys`, which no other barrier uses."""
+        """Wait until all ranks have reached this; `key` is one of `store_keys`, which no other barrier uses."""
         count = self.store.add(key, 1)
         while count < self.world.size:
             self.look_around()
@@ -81,18 +81,18 @@ class SharedStore:
         return str(self.store.get(key).decode())
 
     def agree(self, name: str, own: Mapping[str, Any], remedy: str = SAME) -> None:
-        """Return when every rank has said that it would do the same as rank 0; all ranks call this.
+        """Return once every rank has said that it would do the same as rank 0; all ranks call this.
 
-        Rank 0's statement is one value in the store, and every rank compares its own with it, so a thousand ranks take
+        Rank 0's statement is one value in the store, with which every rank compares its own, so a thousand ranks take
         no longer than a broadcast.
 
         Args:
-            name: of the statement; no other one has it.
-            own: what this rank would do. Its values can be written as JSON.
-            remedy: what to do if not.
+            name: the statement's own name.
+            own: what this rank would do, with values that JSON can hold.
+            remedy: what to do if ranks differ.
 
         Raises:
-            ValueError: this rank would do something else; the message says what. The other ranks get it as a RankError.
+            ValueError: this rank would do something else; the message says what. The other ranks get a RankError.
         """
         if self.world.size == 1:
             return
@@ -109,7 +109,7 @@ class SharedStore:
         """Return the sums over all ranks, on every rank.
 
         All wait for the last: a rank that left while others still decode or judge would seem lost to them, and with
-        some launchers end the job. So after this call all know of a stop that any of them was asked for before.
+        some launchers end the job. So after this call, every rank knows of any stop that was asked for before it.
         """
         for name, amount in amounts.items():
             self.store.add(keys.SUM.format(name), amount)

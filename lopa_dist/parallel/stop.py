@@ -1,4 +1,4 @@
-"""Being asked to stop (preemption, a time limit, `scancel`) and answering in time."""
+"""How a job is asked to stop (preemption, a time limit, `scancel`), and how it answers in time."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from types import FrameType
 from lopa_dist.parallel.launcher import detect
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-INTERRUPTED = 130  # exit status after Ctrl-C, as of a program that SIGINT ended
+INTERRUPTED = 130  # exit status after Ctrl-C, as for a program that SIGINT ended
 STOPPED = 75  # exit status of a job that was asked to stop and can go on (EX_TEMPFAIL)
 
 
 def leave_at_signals() -> None:
-    """Answer SIGTERM and SIGUSR1 by leaving at once, as a job that can go on: until `Stop.install` knows better.
+    """Answer SIGTERM and SIGUSR1 by leaving at once, as a job that can go on, until `Stop.install` takes over.
 
-    Of several ranks, launchers send SIGTERM to those that are left when one has failed, so it says nothing of the job:
-    the status is then a shell's for a process that was ended by it.
+    If one of several ranks has failed, launchers send SIGTERM to the others, so it says nothing about the job. The exit
+    status is then a shell's for a process that this signal ended.
     """
 
     def leave(number: int, frame: FrameType | None) -> None:
@@ -29,7 +29,7 @@ def leave_at_signals() -> None:
             if number == signal.SIGTERM and detect().size > 1:
                 status = 128 + number
             os.write(2, f"lopa-dist: stopped by {signal.Signals(number).name} before the job began\n".encode())
-        finally:  # also where nobody reads it
+        finally:  # even if nobody reads it
             os._exit(status)  # an exception would go through, or be caught by, whatever is being imported
 
     for number in SIGNALS:
@@ -37,27 +37,27 @@ def leave_at_signals() -> None:
 
 
 class StopLevel(IntEnum):
-    """What a rank has to do. Ranks exchange it in the all-gather; all do what the highest says."""
+    """What a rank must do. Ranks exchange it in the all-gather, and all do what the highest level says."""
 
     RUN = 0
     DRAIN = 1  # admit nothing more
-    ABORT = 2  # leave now; the next attempt generates again what was running
+    ABORT = 2  # leave now; the next run generates unfinished answers again
     FAILED = 3  # this rank's forward failed
 
 
 class Stopped(BaseException):
     """The job was asked to stop and has done so in order; it can go on in the same run folder.
 
-    Like KeyboardInterrupt it is not an Exception: a signal may raise it anywhere, also where the errors of one request
+    Like KeyboardInterrupt it is not an Exception: a signal may raise it anywhere, even where the errors of one request
     are caught.
     """
 
 
 class Stop:
-    """What one rank was asked. A signal asks for DRAIN, and `grace_s` seconds later for ABORT.
+    """What one rank was asked to do. A signal asks for DRAIN, and `grace_s` seconds later for ABORT.
 
-    Before the first step there is nothing to finish, so a signal raises `Stopped` immediately: reading a long input
-    or a large model would take longer than any grace.
+    Before the first step there is nothing to finish, so a signal raises `Stopped` immediately: reading a long input or
+    a large model would take longer than any grace period.
     """
 
     def __init__(self, grace_s: float) -> None:
@@ -65,32 +65,36 @@ class Stop:
         self.begun = False
 
     def begin(self) -> None:
-        """Steps run from now on; raises `Stopped` if a stop was asked for before."""
+        """Note that steps run from now on.
+
+        Raises:
+            Stopped: a stop was asked for before.
+        """
         if self.asked:
             raise self.early()
         self.begun = True
 
     def early(self) -> Stopped:
-        """Return what ends a job that has not begun."""
+        """Return the exception that ends a job before its first step."""
         return Stopped(f"stopped by {self.signal} before the first step")
 
     def ask(self, why: str) -> None:
-        """Stop within the grace; asked again, the first time counts."""
+        """Ask this rank to stop within the grace period; only the first call counts."""
         if self.asked_at == float("inf"):
             self.asked_at, self.signal = time.monotonic(), why
 
     @property
     def asked(self) -> bool:
-        """Whether anyone asked."""
+        """Return whether this rank was asked to stop."""
         return self.asked_at < float("inf")
 
     def level(self) -> StopLevel:
-        """Return what this rank has to do now."""
+        """Return what this rank must do now."""
         waited = time.monotonic() - self.asked_at
         return StopLevel.ABORT if waited >= self.grace_s else StopLevel.DRAIN if waited >= 0 else StopLevel.RUN
 
     def install(self, before: Callable[[], None] = lambda: None) -> None:
-        """Answer SIGTERM and SIGUSR1 from now on; `before` runs first at each SIGTERM (and may end the process)."""
+        """Answer SIGTERM and SIGUSR1 from now on; `before` runs first at each SIGTERM, and may end the process."""
 
         def answer(number: int, frame: FrameType | None) -> None:
             if number == signal.SIGTERM:

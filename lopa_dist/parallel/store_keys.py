@@ -1,4 +1,4 @@
-"""The keys of the store that all ranks of a job share; every other file of this room takes them from here.
+"""The keys of the store that all ranks of a job share; the other files of this package take them from here.
 
 ===================  ================================  ==========================  ===================================
 key                  written by                        read by                     what for
@@ -28,8 +28,8 @@ key                  written by                        read by                  
 ``left``             every rank, counting up           rank 0                      who needs the store no more
 ===================  ================================  ==========================  ===================================
 
-All of them have a prefix that is new whenever the ranks start or meet again. These do not, for torchrun's store
-outlives the ranks that it restarts:
+All of them have a prefix that is new whenever the ranks start or meet again. The following do not, because torchrun's
+store outlives the ranks that it restarts:
 
 ===========================  ========================  ==========================  ===================================
 key                          written by                read by                     what for

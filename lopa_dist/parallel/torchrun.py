@@ -1,8 +1,8 @@
-"""torchrun that ends as its ranks do when these were stopped in order: with their status, and without a traceback.
+"""torchrun that, if its ranks were stopped in order, ends with their status and without a traceback.
 
     python -m lopa_dist.parallel.torchrun --nproc-per-node 8 -m lopa_dist ...
 
-torchrun takes every status but 0 for a failure, and tells of it in a page for each node.
+Plain torchrun takes every status but 0 for a failure, and reports it on a page per node.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.distributed.run import main as torchrun
 
 from lopa_dist.parallel.stop import STOPPED
 
-ENDED = (-15, 143)  # of a rank that the agent ends behind one that has left first
+ENDED = (-15, 143)  # statuses of ranks that the agent ends after another has left
 
 
 def main() -> None:
