@@ -250,13 +250,21 @@ def in_words(learned: dict[str, Any], drafts: Path) -> str:
     held_out, speed = learned["held_out"], learned["tokens_a_forward"]
     by_drafts = ", ".join(f"{n}: {speed[n]['before']:.2f} -> {speed[n]['after']:.2f}" for n in speed if n != "0")
     pays = learned["break_even_answers"]
+    few = ", too few to tell" if held_out["answers"] < FEW else ""
+    so = f"it pays after {pays} more answers"
+    if pays is None:
+        so = "it does not pay on this machine: answers are not made faster"
+    measured = (
+        f"of a chain of drafts, {held_out['accepted']:.2f} are accepted instead of {held_out['accepted_before']:.2f} "
+        f"({held_out['answers']} held-out answers{few})\n"
+        f"tokens per forward by drafts: {by_drafts}; {so}"
+        if held_out["answers"]
+        else "no answer was held out, so what it brings was not measured"
+    )
+    use = "to draft with it all the same" if pays is None else "draft with it"
     return (
-        f"{learned['minutes']:.1f} minutes; of a chain of drafts, {held_out['accepted']:.2f} are accepted instead of "
-        f"{held_out['accepted_before']:.2f} ({held_out['answers']} held-out answers"
-        f"{', too few to tell' if held_out['answers'] < FEW else ''})\n"
-        f"tokens a forward by drafts: {by_drafts}; "
-        f"{'answers are not made faster on this machine' if pays is None else f'it pays after {pays} more answers'}\n"
-        f"draft with it: {typed('model.lora', drafts)} model.lora_rows=masks decode.drafts=8 (figures: {drafts / PAGE})"
+        f"{learned['minutes']:.1f} minutes; {measured}\n"
+        f"{use}: {typed('model.lora', drafts)} model.lora_rows=masks decode.drafts=8 (figures: {drafts / PAGE})"
     )
 
 

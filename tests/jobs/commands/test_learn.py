@@ -36,7 +36,7 @@ def test_a_run_is_learned_from(
     monkeypatch.setattr("lopa_dist.learn.learning.HELD_OUT", 3)
     perform("learn", [str(folder), *QUICK])
     said = capsys.readouterr().out
-    assert "tokens a forward by drafts: 2: " in said
+    assert "tokens per forward by drafts: 2: " in said
     assert "held-out answers, too few to tell)" in said
     assert f"model.lora={folder}/drafts model.lora_rows=masks" in said
     drafts = folder / "drafts"
