@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lopa_dist.llm import LLM, Output, SamplingParams
 
 __version__ = "0.1.0"
-# so that a row has the same bits in any batch also on CPUs without AVX-512 (`kernels.row_bits`); MKL reads it once
+# gives a row the same bits in any batch on CPUs without AVX-512, too (`kernels.row_bits`); MKL reads it only once
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 __all__ = ["LLM", "DecodeConfig", "Output", "SamplingParams", "__version__"]
 
@@ -24,7 +24,7 @@ HOMES = {"DecodeConfig": "decode.config", "LLM": "llm", "Output": "llm", "Sampli
 
 
 def __getattr__(name: str) -> Any:
-    """Import what was asked for, and torch with it, only now: the command line's help should not wait for that."""
+    """Return a public name, imported only now: torch comes with it, and the command line's help must not wait."""
     if name not in HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{HOMES[name]}"), name)

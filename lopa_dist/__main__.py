@@ -1,4 +1,4 @@
-"""`lopa-dist`, and `python -m lopa_dist`."""
+"""The entry point of `lopa-dist` and `python -m lopa_dist`."""
 
 import faulthandler
 import io
@@ -9,9 +9,9 @@ from lopa_dist.parallel.stop import INTERRUPTED, leave_at_signals
 
 
 def main() -> None:
-    """The command line, ready for signals before its imports, which take seconds."""
+    """Run the command line; signals are handled before its imports, which take seconds."""
     leave_at_signals()
-    for stream in (sys.stdout, sys.stderr):  # a terminal or a file that cannot show a character ends nothing
+    for stream in (sys.stdout, sys.stderr):  # a character that they cannot show is no error
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     faulthandler.register(signal.SIGQUIT, all_threads=True)  # Ctrl-\ prints all stacks, and the process goes on

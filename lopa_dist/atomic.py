@@ -1,4 +1,4 @@
-"""Files that are complete or not there, whatever kills their writer, and errors that say which file failed."""
+"""Files that are complete or not there, even if their writer is killed, and errors that say which file failed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @contextmanager
 def naming(file: Path) -> Iterator[None]:
-    """Errors of writing `file` bear its name: the system does not say where a disk is full."""
+    """Add the name of `file` to errors of writing it: the system does not say where a disk is full."""
     try:
         yield
     except OSError as error:
@@ -24,7 +24,8 @@ def atomic(file: Path, mark: str = "", hidden: bool = False) -> Iterator[Path]:
     """Yield a temporary file to write to; on success it is synced to disk and renamed to `file`.
 
     If writing fails, `file` remains as it was. What a kill leaves behind is overwritten by the next attempt. Writers
-    that may run at the same time need a `mark` each. Where others read all files of a folder, it is `hidden`.
+    that may run at the same time need a `mark` each. If others read all files of the folder, set `hidden`, which
+    begins the temporary file's name with a dot.
     """
     partial = file.with_name(f"{'.' * hidden}{file.name}{mark}.partial")
     try:
@@ -39,13 +40,13 @@ def atomic(file: Path, mark: str = "", hidden: bool = False) -> Iterator[Path]:
 
 
 def write_lines(file: Path, lines: Iterable[str]) -> None:
-    """Write texts, which bring their line ends, into a file that is complete or not there (`atomic`)."""
+    """Write `lines`, which include their line ends, to a `file` that is complete or not there (`atomic`)."""
     with atomic(file) as partial, partial.open("w", encoding="utf-8") as out:
         out.writelines(lines)
 
 
 def can_be_written(folder: Path) -> bool:
-    """Return whether a folder, made if need be, can be written."""
+    """Return whether `folder`, made if need be, can be written to."""
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         return os.access(folder, os.W_OK)
@@ -53,7 +54,7 @@ def can_be_written(folder: Path) -> bool:
 
 
 def no_room(error: OSError, then: str) -> str:
-    """What to say of a full disk, or of a quota that is used up, and what to do `then`; nothing of other errors."""
+    """Return a message about a full disk or a used-up quota that says what to do `then`; empty for other errors."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return ""
     where = f" in {Path(error.filename).parent}" if error.filename else ""

@@ -1,4 +1,4 @@
-"""Code in C beside a Python file: compiled for this machine when it is first needed, and kept in the user's cache."""
+"""C code that belongs to a Python file: compiled for this machine when first needed, and kept in the user's cache."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 
 from lopa_dist.atomic import can_be_written
 
-# no operation is contracted or put in another order, whatever a compiler's defaults are
+# so that no operation is contracted or reordered, whatever the compiler's defaults are
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fopenmp", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared")
 COMPILE_S = 120
 REMEDY = "apt install gcc; if it is there, XDG_CACHE_HOME=FOLDER names one that can be written"
@@ -25,7 +25,7 @@ P, N, F, DOUBLE, INT, LONG = (
     ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_float, ctypes.c_double, ctypes.c_int, ctypes.c_int64,
 )  # fmt: skip
 Function = tuple[Any, Sequence[Any]]
-"""What a function returns, and its arguments."""
+"""The types of what a C function returns and of its arguments."""
 
 
 class Unavailable(Exception):
@@ -34,13 +34,13 @@ class Unavailable(Exception):
 
 @cache
 def version_of(compiler: str) -> str:
-    """Return what a compiler says of itself."""
+    """Return what `compiler` prints about its version."""
     return subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=COMPILE_S).stdout
 
 
 @cache
 def cpu() -> str:
-    """Return what tells this machine's CPU from others, for which code would have to be compiled anew."""
+    """Return a text that identifies this machine's kind of CPU: code must be compiled anew for any other kind."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.exists() else []
     kinds = ("model name", "flags", "Features", "CPU part")
@@ -48,7 +48,7 @@ def cpu() -> str:
 
 
 def user_cache() -> Path:
-    """Return the folder of the user's cache for compiled code, which need not exist.
+    """Return the folder for compiled code in the user's cache, which need not exist.
 
     Raises:
         Unavailable: the user has no home directory.
@@ -60,10 +60,10 @@ def user_cache() -> Path:
 
 
 def writable(folder: Path) -> Path:
-    """Return `folder`, made if need be; one in the temporary directory where that cannot be written.
+    """Return `folder`, made if need be, or a folder in the temporary directory if it cannot be written to.
 
     Raises:
-        Unavailable: others could put their code into the one in the temporary directory.
+        Unavailable: other users could put their code into the folder in the temporary directory.
     """
     if can_be_written(folder):
         return folder
@@ -76,7 +76,7 @@ def writable(folder: Path) -> Path:
 
 
 def compiled(source: Path, *defined: str) -> Path:
-    """Return the library of a source for this CPU, with some macros defined, compiled now unless it was before.
+    """Return the library of `source` with the macros `defined` for this CPU; compile it unless that was done before.
 
     Raises:
         Unavailable: there is no compiler, or it fails.
@@ -94,7 +94,7 @@ def compiled(source: Path, *defined: str) -> Path:
         path = writable(path.parent) / path.name
         if path.exists():
             return path
-        with TemporaryDirectory(dir=path.parent) as own:  # ranks that compile at once do not meet
+        with TemporaryDirectory(dir=path.parent) as own:  # ranks that compile at the same time do not collide
             made = Path(own) / path.name
             command = [compiler, *flags, "-o", str(made), str(source), "-lm"]
             run = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_S)
@@ -107,10 +107,10 @@ def compiled(source: Path, *defined: str) -> Path:
 
 
 def load(source: Path, functions: Mapping[str, Function], *defined: str) -> ctypes.CDLL:
-    """Return the library of a source, with some macros defined, whose functions are called as told.
+    """Return the library of `source`, with the macros `defined`, after setting the types of its `functions`.
 
     Raises:
-        Unavailable: there is none.
+        Unavailable: it cannot be compiled or loaded.
     """
     path = compiled(source, *defined)
     try:

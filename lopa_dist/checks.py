@@ -1,4 +1,4 @@
-"""Checks of option values; what they raise names the key and what is allowed."""
+"""Checks of option values; their errors name the key and what is allowed."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ T = TypeVar("T")
 
 
 class UserError(ValueError):
-    """A mistake that a person can mend: shown as one line, without a traceback."""
+    """A mistake that the user can correct: only its message is shown, without a traceback."""
 
 
 def in_a_line(error: Exception) -> str:
-    """An error of another package in one line of at most 300 characters."""
+    """Return an error of another package as one line of at most 300 characters."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
 
 
 def did_you_mean(word: str, known: Sequence[str], number: int = 1) -> str:
-    """Return ``; did you mean X?`` with the nearest of the known words, or a full stop."""
+    """Return ``; did you mean X?`` with up to `number` of the nearest `known` words; a full stop if none is near."""
     near = get_close_matches(word, known, number)
     return f"; did you mean {', '.join(near)}?" if near else "."
 
 
 class Reader(NamedTuple):
-    """What reads a setting: without it, the setting would have no effect."""
+    """The part of the program that reads a setting, which has no effect where this part does not run."""
 
-    reads: Callable[[Any], bool]  # whether it does, with these settings of a section
-    who: str
+    reads: Callable[[Any], bool]  # whether it reads the setting, given the settings of a section
+    who: str  # in words, for messages
 
 
 def option(
     default: T, meaning: str, choices: Sequence[Any] = (), least: int | None = None, reader: Reader | None = None
 ) -> T:
-    """Return a dataclass field that is a setting: its default, its meaning in one line, its choices if it has few.
+    """Return a dataclass field for a setting with its default, its meaning in one line, and its choices if it has few.
 
-    `lopa-dist explain` and docs/configuration.md show these; `check_options` holds values to them, and integers
-    to be `least` or more; `check_read` refuses one that its `reader` does not read.
+    `lopa-dist explain` and docs/configuration.md show these. `check_options` requires values to be among the choices,
+    and integers to be at least `least`. `check_read` refuses a setting that its `reader` does not read.
     """
     metadata = {"meaning": meaning, "choices": tuple(choices), "least": least, "reader": reader}
     return field(default=default, metadata=metadata)
@@ -57,14 +57,14 @@ def check_options(name: str, section: Any) -> None:
 
 
 def check_read(name: str, asked: Any, section: Any, deciding: Any = None, typed: Collection[str] | None = None) -> None:
-    """Raise a ValueError for a setting that was given a value and that nothing reads.
+    """Raise a ValueError for a setting that was given a value but is not read.
 
     Args:
         name: of the section.
-        asked: the settings as they were given, perhaps ``auto``.
-        section: the same without any ``auto``.
-        deciding: the section that its readers ask (`Reader.reads`); None: itself.
-        typed: keys that a person typed; others come from presets. None: unknown, and a default is let through.
+        asked: the settings as they were given; some may be ``auto``.
+        section: the same settings without any ``auto``.
+        deciding: the section by which `Reader.reads` decides; None: `section`.
+        typed: keys that the user typed; others come from presets. None: unknown; then a default value is accepted.
     """
     for entry in fields(section):
         key, value = f"{name}.{entry.name}", getattr(asked, entry.name)
@@ -84,7 +84,7 @@ def require(key: str, value: Any, choices: Sequence[Any]) -> None:
 
 
 def written(choice: Any) -> str:
-    """A choice as one writes it on the command line."""
+    """Return a choice as one writes it on the command line."""
     return "null" if choice is None else str(choice).lower() if isinstance(choice, bool) else str(choice)
 
 
@@ -98,11 +98,11 @@ def require_count(key: str, value: Any, least: int = 1, auto: bool = False) -> N
 
 
 def require_seconds(key: str, value: float, zero: bool = False) -> None:
-    """Raise a ValueError unless `value` is a finite number above 0 (or ``zero``)."""
+    """Raise a ValueError unless `value` is a finite number above 0, or 0 if `zero` allows it."""
     if not (math.isfinite(value) and (value > 0 or (zero and value == 0))):
         raise ValueError(f"{key}={value}: must be {'at least' if zero else 'above'} 0 seconds")
 
 
 def number(value: Any) -> Any:
-    """Integers that arrive as text (a field may be an int or 'auto') become integers."""
+    """Return `value` as an int if it is an integer's text, else unchanged: a field may be an int or 'auto'."""
     return int(value) if isinstance(value, str) and value.lstrip("-").isdigit() else value

@@ -1,4 +1,4 @@
-"""The command line: Hydra's app, which is the job, or one of the other commands (`commands.py`)."""
+"""The command line: Hydra's app, which runs the job, and the other commands (`commands.py`)."""
 
 from __future__ import annotations
 
@@ -46,20 +46,20 @@ log = logging.getLogger("lopa_dist")
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
 def app(raw: DictConfig) -> Any:
-    """What Hydra calls, once or for each job of a sweep."""
+    """Run a job; Hydra calls this once, or for each job of a sweep."""
     try:
         return job(raw)
     except (RankError, UserError) as error:
-        if swept():  # raised when the sweep's other jobs have run; of several that fail, only the first one
+        if swept():  # Hydra raises this when the sweep's other jobs have run; if several fail, only the first
             if not detect().rank:
                 log.error("%s", error)
             raise type(error)(f"{HydraConfig.get().job.override_dirname}: {error}") from error
-        end(error)  # here already: Hydra would write its own words above the message
+        end(error)  # here, because Hydra would write its own words above the message
 
 
 @contextmanager
 def mistakes(again: str = "start it again") -> Iterator[None]:
-    """Raise what a person can mend as a UserError; of a full disk, it says what to do `again`."""
+    """Turn errors that the user can correct into UserErrors; for a full disk, the message says what to do `again`."""
     try:
         yield
     except OmegaConfBaseException as error:
@@ -71,12 +71,15 @@ def mistakes(again: str = "start it again") -> Iterator[None]:
 
 
 def swept() -> bool:
-    """Whether Hydra runs a sweep, of which this is a job."""
+    """Return whether this is a job of a sweep that Hydra runs."""
     return bool(HydraConfig.get().mode == RunMode.MULTIRUN)
 
 
 def job(raw: DictConfig) -> Any:
-    """One job. The configuration is composed and typed by then; values are checked here."""
+    """Run one job and return what `summary` returns, or None if this rank has no report.
+
+    Hydra has composed the configuration and checked its types; its values are checked here.
+    """
     world = detect()
     submitted = "SUBMITIT_EXECUTOR" in os.environ  # a job of a sweep, which may have many ranks
     if world.size > 1 and swept() and not submitted:
@@ -95,12 +98,12 @@ def job(raw: DictConfig) -> Any:
     # transformers takes seconds to import; help and mistakes should not wait for it
     from lopa_dist.jobs.run.job import run
 
-    gc.freeze()  # what is imported stays: looking through it for garbage took a fifth of the time to read a large input
+    gc.freeze()  # imported objects stay: searching them for garbage took a fifth of the time to read a large input
     folder, stop = Path(HydraConfig.get().runtime.output_dir), Stop(config.job.grace_s)
     again = f"the same command and {typed('hydra.run.dir', folder)}"
     if swept():
         again = f"the sweep and {typed('hydra.sweep.dir', HydraConfig.get().sweep.dir)}"
-    where = "" if world.rank else f" with {typed('hydra.run.dir', folder)}"  # only rank 0 has it from here
+    where = "" if world.rank else f" with {typed('hydra.run.dir', folder)}"  # only rank 0 has the run folder
     try:
         with mistakes(f"start it again{where}"):
             report = run(config, folder, world, stop, keys_in(HydraConfig.get().overrides.task))
@@ -117,9 +120,9 @@ def job(raw: DictConfig) -> Any:
         if world.rank == 0:
             tell(f"lopa-dist: interrupted; go on with {again}")
         sys.exit(INTERRUPTED)
-    except LaunchError as error:  # MPI's own end would wait for the ranks that cannot be joined
+    except LaunchError as error:  # a RankError ends at once (`die`); MPI's own end would wait for the other ranks
         raise (RankError if world.size > 1 else UserError)(str(error)) from error
-    leave_at_signals()  # a finished job's handler only remembers them
+    leave_at_signals()  # the handlers of a finished job would only note a signal
     result = summary(report, folder) if report else None
     if stop.asked and swept() and not submitted:
         tell(f"lopa-dist: stopped by {stop.signal} when this job was done; go on with {again}")
@@ -135,7 +138,7 @@ def end(error: Exception) -> NoReturn:
 
 
 def summary(report: dict[str, Any], folder: Path) -> float:
-    """Tell what came out; returns tokens per forward, for sweepers that optimise."""
+    """Log what came out, and return the tokens per forward, for sweepers that optimise."""
     from lopa_dist.jobs.show.report import with_interval
 
     accuracy = f"accuracy {with_interval(report)}, " if "accuracy" in report else ""
@@ -175,9 +178,9 @@ def summary(report: dict[str, Any], folder: Path) -> float:
 
 
 def first_of(folder: Path, key: str, reason: str | None = None) -> str:
-    """The first message under `key` in `results.jsonl`: why a request could not run, or an answer not be judged.
+    """Return the first message under `key` in `results.jsonl`: why a request could not run, or was not judged.
 
-    With a `reason`, of lines that have it as `finish_reason`.
+    With a `reason`, only lines with this `finish_reason` count.
     """
     from lopa_dist.jobs.folder.results import results
 
@@ -186,13 +189,13 @@ def first_of(folder: Path, key: str, reason: str | None = None) -> str:
 
 
 def hint(arguments: list[str]) -> str:
-    """What to type where Slurm does not answer."""
+    """Return what to type instead if the sweep was submitted to Slurm, else an empty text."""
     slurm = any("slurm" in a for a in arguments if a.startswith(("launcher=", "hydra/launcher=")))
     return "; launcher=local runs them on this machine, one after the other" if slurm else ""
 
 
 def check_command(arguments: list[str]) -> None:
-    """Raise a UserError for a misspelt command: a bare word in front can be nothing else."""
+    """Raise a UserError if the first argument is a bare word, which can only be a misspelt command."""
     word = arguments[0] if arguments else ""
     if word and "=" not in word and not word.startswith(("-", "~")):
         commands = f"Commands: {', '.join(COMMANDS)}; without one, key=value settings run a job (--help)"
@@ -200,14 +203,14 @@ def check_command(arguments: list[str]) -> None:
 
 
 def main() -> None:
-    """What `lopa-dist` and `python -m lopa_dist` do (`__main__.py`)."""
+    """Run the command line of `lopa-dist` and `python -m lopa_dist` (`__main__.py`)."""
     arguments = sys.argv[1:]
     try:
         if arguments == ["--version"]:
             return print(f"lopa-dist {__version__}")
         if arguments[:1] and arguments[0] in COMMANDS:
             for number in SIGNALS:
-                signal.signal(number, signal.SIG_DFL)  # only a job can go on
+                signal.signal(number, signal.SIG_DFL)  # a signal ends them: only a job can be resumed
             with mistakes("give the same command again"):
                 return perform(arguments[0], arguments[1:])
         check_command(arguments)

@@ -1,4 +1,4 @@
-"""The commands of `lopa-dist` beside the job itself, from `report` to `doctor`."""
+"""The commands of `lopa-dist` besides the job itself, such as `report` and `doctor`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lopa_dist.checks import UserError
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are ours: one line, which ends with the usage."""
+    """An argument parser that raises its errors as UserErrors of one line, which ends with the usage."""
 
     def error(self, message: str) -> NoReturn:
         """Raise a UserError."""
@@ -121,7 +121,7 @@ def learn(options: argparse.Namespace) -> None:
 
 
 def argument_parsers() -> dict[str, Parser]:
-    """The parser of each command."""
+    """Return the parser of each command, by its name."""
     made: dict[str, Parser] = {}
 
     def command(run: Callable[[argparse.Namespace], None], description: str) -> Parser:
@@ -184,11 +184,11 @@ COMMANDS = ("report", "table", "status", "merge", "trace", "explain", "models", 
 
 
 def perform(name: str, arguments: list[str]) -> None:
-    """Run a command, or raise a UserError that ends with its usage."""
+    """Run the command `name`; raise a UserError that ends with its usage if `arguments` are wrong."""
     options = argument_parsers()[name].parse_args(arguments)
     try:
         options.perform(options)
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever reads it, such as head, has seen enough
+    except BrokenPipeError:  # whoever reads the output, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the last flush fails, too
         raise SystemExit(1) from None

@@ -34,7 +34,7 @@ from lopa_dist.tasks.rows import check_ending
 
 HERE = Path(__file__).parent
 OUTPUTS = (".jsonl", ".csv", ".parquet")
-LONGEST_NAME = 200  # bytes; file systems take 255
+LONGEST_NAME = 200  # bytes; file systems allow 255
 CONF = HERE / "conf" if (HERE / "conf").is_dir() else HERE.parent / "conf"  # in a wheel, and in a checkout
 
 
@@ -108,7 +108,7 @@ class DecodeOptions(DecodeConfig):
             setattr(self, key, value)
             if isinstance(value, str) and value != "auto":
                 raise ValueError(f"decode.{key}={value!r}: must be an integer or 'auto'")
-        # what is given must go together, whatever the model's own values are
+        # the given options must fit together, whatever the model's own values are
         given = {f.name: value for f in fields(DecodeConfig) if (value := getattr(self, f.name)) != "auto"}
         DecodeConfig(**given)
 
@@ -359,7 +359,7 @@ class Config:
 
 
 def check_files(config: Config) -> None:
-    """Raise a ValueError where a file that the configuration names is seen to be of no use before anything is read."""
+    """Raise a ValueError if a file or code that the configuration names cannot be used; the input is not read yet."""
     if config.task.input:
         check_ending(config.task.input)
     if config.task.output:
@@ -373,21 +373,21 @@ def check_files(config: Config) -> None:
 
 
 def check_output(path: str) -> None:
-    """Raise a ValueError where results could not be written to a path."""
+    """Raise a ValueError if results could not be written to `path`, or a remote `path` cannot be reached."""
     if is_remote(path):
         exists(path, "task.output")
         return
     folder = Path(path).expanduser().absolute().parent
-    there = next(parent for parent in (folder, *folder.parents) if parent.exists())  # the rest is made at the end
+    there = next(parent for parent in (folder, *folder.parents) if parent.exists())  # the rest is made later
     try:
-        with TemporaryFile(dir=there):  # also root cannot write into /proc
+        with TemporaryFile(dir=there):  # tried, because not even root can write into /proc
             pass
     except OSError as error:
         raise ValueError(f"task.output={path}: {there} is no folder, or cannot be written to ({error})") from error
 
 
 def short(name: str) -> str:
-    """A name that a folder can have: of a long one the beginning, and a hash of it all."""
+    """Return `name` as a folder's name: a long one is cut, and a hash of the whole is appended."""
     if len(name.encode()) <= LONGEST_NAME:
         return name
     start = name.encode()[: LONGEST_NAME - 17].decode(errors="ignore")
@@ -395,13 +395,13 @@ def short(name: str) -> str:
 
 
 SCHEMA = OmegaConf.structured(Config)
-OmegaConf.set_struct(SCHEMA.model.template, False)  # whose names are the user's
+OmegaConf.set_struct(SCHEMA.model.template, False)  # its keys are the user's
 ConfigStore.instance().store(name="lopa_dist_schema", node=SCHEMA)  # which `conf/config.yaml` extends
-OmegaConf.register_new_resolver("lopa_dist.short", short, replace=True)  # which it uses
+OmegaConf.register_new_resolver("lopa_dist.short", short, replace=True)  # which `conf/config.yaml` uses
 
 
 def composed(overrides: list[str]) -> Config:
-    """The configuration of a command line of these overrides, checked.
+    """Return the configuration that a command line with these overrides has, checked.
 
     Raises:
         ValueError: a preset that does not exist, or a value that cannot be used.
@@ -416,21 +416,21 @@ def composed(overrides: list[str]) -> Config:
 
 
 def quoted(text: str) -> str:
-    """A text as a value that Hydra reads back as it is: in quotes, unless it is a plain word."""
+    """Return a text as a value that Hydra reads back unchanged: in quotes, unless it is a plain word."""
     if re.fullmatch(r"[\w./:@%+~-]+", text):
         return text
-    escaped = re.sub(r"(\\+)(?='|$)", r"\1\1", text).replace("'", "\\'")  # backslashes count before a quote only
+    escaped = re.sub(r"(\\+)(?='|$)", r"\1\1", text).replace("'", "\\'")  # a backslash is special only before a quote
     return f"'{escaped}'"
 
 
 def omegaconf_message(error: OmegaConfBaseException) -> str:
-    """OmegaConf's message with the key in front and no internals."""
+    """Return OmegaConf's message with the key in front and without internals."""
     first = str(error).splitlines()[0]
     return f"{error.full_key}: {first}" if error.full_key else first
 
 
 def hydra_message(error: HydraException) -> str:
-    """What Hydra says of a command line that it cannot compose, without its internals."""
+    """Return what Hydra says of a command line that it cannot compose, without its internals."""
     cause = error.__cause__
     if isinstance(cause, OmegaConfBaseException):
         return omegaconf_message(cause)
@@ -445,7 +445,7 @@ def hydra_message(error: HydraException) -> str:
 
 
 def typed(key: str, value: Any) -> str:
-    """A setting as one types it into a shell: for Hydra, a value with ``=``, brackets or spaces has quotes."""
+    """Return a setting as one types it into a shell, where Hydra needs quotes around ``=``, brackets or spaces."""
     text = quoted(str(value))
     if text == str(value):
         return f"{key}={text}"
@@ -454,7 +454,7 @@ def typed(key: str, value: Any) -> str:
 
 
 def check_keys(overrides: list[str]) -> None:
-    """Raise a UserError for a misspelt key, with the nearest right one, before Hydra composes anything."""
+    """Raise a UserError that suggests the nearest known keys for a misspelt one, before Hydra composes anything."""
     known = [key for key, *_ in keys_of()]
     groups = {path.name for path in CONF.iterdir() if path.is_dir()}
     for override in overrides:
@@ -464,7 +464,7 @@ def check_keys(overrides: list[str]) -> None:
         if key not in known:
             close = get_close_matches(key, {*known, *groups}, n=3)  # a set: some keys are groups, too
             near = [o for o in close if SequenceMatcher(None, key.split(".")[-1], o.split(".")[-1]).ratio() >= 0.6]
-            if key.split(".")[-1] == "n":  # as one line of a file and `SamplingParams` have it
+            if key.split(".")[-1] == "n":  # its name in a line of a file and in `SamplingParams`
                 near = ["task.samples"]
             if near:
                 raise UserError(f"{key}: no such key; did you mean {', '.join(near)}? `lopa-dist explain` lists all")
@@ -475,16 +475,16 @@ def check_keys(overrides: list[str]) -> None:
 
 
 def keys_in(overrides: Iterable[str]) -> frozenset[str]:
-    """Return the keys that overrides give a value."""
+    """Return the keys that `overrides` give a value."""
     return frozenset(override.lstrip("+~").partition("=")[0] for override in overrides)
 
 
 def as_hydra_reads(arguments: list[str]) -> list[str]:
-    """Return overrides as Hydra reads them.
+    """Return the arguments of a command line in the form that Hydra reads.
 
-    Those that name a model by its path alone get ``model=local``, so that they have none of the embedded model's own
-    settings. A task of the user's own, ``task=FILE.py:CLASS``, becomes ``task=own`` with that name. Quotes go around
-    `task.prompt`, whose braces, colons and commas are a text's.
+    If they name a model by its path alone, ``model=local`` is added, so that the embedded model's own settings do not
+    apply. The user's own task, ``task=FILE.py:CLASS``, becomes ``task=own`` with ``task.name=FILE.py:CLASS``. The value
+    of `task.prompt` is quoted, because its braces, colons and commas are plain text.
     """
     arguments = [
         new for a in arguments

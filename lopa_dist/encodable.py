@@ -1,7 +1,7 @@
-"""Text that can be written: no encoding has half of a surrogate pair, and Python's strings may hold one.
+"""Text that can be written: Python's strings may hold half of a surrogate pair, which no encoding can write.
 
-A model's program puts one into its error message, a file name that is not UTF-8 consists of them. Whatever a job writes
-passes through here, so that no text of one request takes the others' results with it.
+Programs that a model writes may put one into an error message, and file names that are not UTF-8 are read with some.
+Whatever a job writes passes through here, so that the text of one request cannot cost the others their results.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any
 
 
 def encodable(text: str) -> str:
-    """The text, with U+FFFD for each half of a pair that stands alone; halves that belong together become one."""
+    """Return the text with U+FFFD for each lone half of a pair; two halves that belong together become a character."""
     if text.isascii():
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def json_line(value: Any) -> str:
-    """A line of a JSON Lines file."""
+    """Return `value` as a line of a JSON Lines file."""
     return encodable(json.dumps(value, ensure_ascii=False)) + "\n"

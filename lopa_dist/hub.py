@@ -1,4 +1,4 @@
-"""Whether the Hugging Face hub has a model or a data set, asked before a job begins."""
+"""A check before a job begins: whether the Hugging Face hub has a model or a data set."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ OFFLINE = {"model": ("HF_HUB_OFFLINE",), "data set": ("HF_HUB_OFFLINE", "HF_DATA
 
 
 def why_not_on_hub(kind: Literal["model", "data set"], name: str, remedy: str) -> str:
-    """Return why `name`, which is not in the cache, cannot be downloaded, and `remedy`; empty where it can.
+    """Return why `name`, which is not in the cache, cannot be downloaded, and `remedy`; empty if it can.
 
-    Nothing is downloaded: the hub is only asked whether it has it.
+    Nothing is downloaded: the hub is only asked whether it has `name`.
     """
     missing = f"the {kind} {name} is not in the cache"
     if setting := next((s for s in OFFLINE[kind] if os.environ.get(s, "").upper() in ("1", "ON", "YES", "TRUE")), ""):

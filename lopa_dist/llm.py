@@ -1,4 +1,4 @@
-"""Generating from Python, in a script or a notebook: `LLM`."""
+"""Text generation from Python, in a script or a notebook: `LLM`."""
 
 from __future__ import annotations
 
@@ -42,28 +42,28 @@ Prompt = str | Sequence[Mapping[str, Any]]
 """A text, or the messages of a chat, each with `role` and `content`."""
 
 SECTIONS = ("model", "decode", "engine", "parallel", "seed")
-AT_ONCE = 64  # continuations that a rank takes and scores together
+AT_ONCE = 64  # the most continuations that a rank scores together
 SAME_CALL = "Every rank makes the same calls, with the same arguments"
-MEETINGS = count()  # of this process with the other ranks, of all `LLM` objects together
+MEETINGS = count()  # numbers this process's meetings with the other ranks, those of all `LLM` objects together
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How one request is answered. What is None is as the decode options say."""
+    """How one request is answered. Where a field is None, the decode options decide."""
 
     temperature: float | None = None  # 0 is greedy
     top_p: float | None = None
     top_k: int | None = None
-    seed: int | None = None  # the same text for the same prompt, wherever it stands in the batch
+    seed: int | None = None  # with it, a prompt gets the same text wherever it stands in the batch
     max_tokens: int | None = None
     stop: str | Sequence[str] = ()  # the text ends before the earliest of these
     n: int = 1  # answers to the prompt, each an output
-    logprobs: bool = False  # tell each token's log probability, step and way
+    logprobs: bool = False  # whether to return each token's log probability, step and way
     response_format: Mapping[str, Any] | None = None  # {"type": "json_object"} or a json_schema, as in OpenAI's API
-    tries: int = TRIES  # answers at most, until one is of this format
+    tries: int = TRIES  # the most answers to generate until one has this format
 
     def __new__(cls, *_: Any, **given: Any) -> SamplingParams:
-        """Raise a ValueError with the known names for an argument that has another one."""
+        """Return a new object; raise a ValueError with the known names for an argument that has another name."""
         known = [entry.name for entry in fields(cls)]
         for name in given.keys() - known:
             near = get_close_matches(name, known, 1)
@@ -84,18 +84,18 @@ class Output:
     finish_reason: str  # "stop": end-of-text or a stop string; "length": as many tokens as allowed; "invalid", "error"
     prompt_tokens: int
     forwards: int  # passes through the model, prefill included; the branches of a step count as one
-    drafts: int  # tokens that its forwards verified (decode.verify=agreement)
-    accepted: int  # of those
-    seconds: float  # from admission to the end, with others beside it
-    tokens_per_forward: float  # TPF: what lookahead is there to raise
-    acceptance: float | None  # the share of the drafts that was accepted; None where nothing was drafted
-    reasoning: str | None = None  # what came before the text, where the chat template marks it; its tokens count
-    logprobs: list[float] | None = None  # of each token, in nats; this and what follows with `SamplingParams.logprobs`
-    steps: list[int] | None = None  # forward that wrote each token, from 1
-    ways: list[str] | None = None  # "filled", "accepted" (a draft that stayed), "bonus" (instead of one), "edited"
-    tries: int = 1  # answers, of which this is the last; forwards and seconds are of all
-    failed_tokens: int = 0  # of the answers before it, which were thrown away
-    invalid: str = ""  # why the text is not of the format that was asked for
+    drafts: int  # drafted tokens that its forwards verified (decode.verify=agreement)
+    accepted: int  # of these drafts
+    seconds: float  # from admission to the end; other requests run meanwhile
+    tokens_per_forward: float  # TPF, which lookahead is meant to raise
+    acceptance: float | None  # the share of the drafts that was accepted; None if nothing was drafted
+    reasoning: str | None = None  # what came before the text, if the chat template marks it; `tokens` includes it
+    logprobs: list[float] | None = None  # of each token, in nats; this and the next two with `SamplingParams.logprobs`
+    steps: list[int] | None = None  # the forward that wrote each token, from 1
+    ways: list[str] | None = None  # "filled", "accepted" (a draft), "bonus" (instead of a refused one), "edited"
+    tries: int = 1  # answers that were generated, this being the last; forwards and seconds are of all
+    failed_tokens: int = 0  # tokens of the earlier answers, which were thrown away
+    invalid: str = ""  # why the text does not have the format that was asked for
     error: str = ""  # why there is no answer, with `generate(..., errors="return")`
 
 
@@ -132,10 +132,10 @@ class LLM:
                 raise ValueError(f"{setting}: has no effect on LLM, which takes settings of {', '.join(SECTIONS)}")
         self.config = composed(self.settings)
         self.world = detect()
-        self.warned = False  # once is enough
+        self.warned = False  # whether the encoder's warnings were logged; once is enough
         self.engine: Engine | None = None  # of the last call that generated
         self.builder = EngineBuilder(self.config.model, choose_device(self.config, self.world))
-        if self.config.parallel.tensor in ("auto", 1):  # else its share is known when the ranks have met
+        if self.config.parallel.tensor in ("auto", 1):  # else this rank's share is known when the ranks have met
             self.builder.load(warn=self.world.rank == 0)
 
     def __repr__(self) -> str:
@@ -150,25 +150,25 @@ class LLM:
         errors: Literal["raise", "return"] = "raise",
         **overrides: Any,
     ) -> list[Output]:
-        """Answer any number of prompts; returns an output for each, or `SamplingParams.n` of them, in their order.
+        """Return an output for each prompt, or `SamplingParams.n` of them, in the order of the prompts.
 
-        The text of a prompt does not depend on the others. The same call gives the same texts, also where tokens are
-        drawn at random: for other ones, give another seed.
+        The text of a prompt does not depend on the others. The same call gives the same texts, even if tokens are drawn
+        at random; for different texts, give another seed.
 
         Args:
             prompts: texts or chats. Texts are wrapped in the tokenizer's chat template if it has one, as
                 `model.chat_template` says.
             decode: how masks are filled: a preset (a file of `conf/decode`: ``verified``, ``lopa``, ``threshold``), or
-                options, taken as they are. None: what goes with the model.
-            sampling: for all prompts, or one for each.
-            progress: show a bar where this is a terminal or a notebook.
-            errors: ``return`` gives a prompt that cannot be used an output without a text, whose `finish_reason` is
-                ``error`` and whose `error` says why; the others are answered.
-            overrides: single decode options, as ``branches=3, tau_conf=0.8``.
+                options, taken as they are. None: the options of this `LLM`.
+            sampling: one object for all prompts, or one for each.
+            progress: show a bar on a terminal or in a notebook.
+            errors: with ``return``, a prompt that cannot be used gets an output without a text, whose `finish_reason`
+                is ``error`` and whose `error` says why; the others are answered.
+            overrides: single decode options, such as ``branches=3, tau_conf=0.8``.
 
         Raises:
-            ValueError: a prompt or an option that cannot be used; the message says which, why and what to do. Nothing
-                is generated then.
+            ValueError: a prompt or an option cannot be used, so nothing is generated; the message says which, why and
+                what to do.
             RankError: another rank failed or was lost.
             Stopped: SIGTERM or SIGUSR1 came meanwhile.
         """
@@ -189,20 +189,20 @@ class LLM:
         progress: bool = True,
         **overrides: Any,
     ) -> list[Output]:
-        """Write what stands between two texts; returns an output for each pair, in their order.
+        """Return outputs with the text that the model writes between each prefix and its suffix, in their order.
 
-        The model must be one that sees text in both directions: `decode.context` is vanilla, dual or d2f.
+        The model must see text in both directions: `decode.context` is vanilla, dual or d2f.
 
         Args:
-            prefixes: texts, which are taken as they are, or chats. A last message of the assistant's is how its turn
-                begins.
-            suffixes: one for each prefix; a word begins with the space before it.
-            max_tokens: masks between the two, or one number for each pair. The answer has as many tokens, or fewer if
-                an end-of-text is among them.
+            prefixes: texts, which are taken as they are, or chats. If a chat's last message is the assistant's, its
+                turn begins with that.
+            suffixes: one for each prefix; one that begins with a word needs the space before it.
+            max_tokens: masks between prefix and suffix: one number for all pairs, or one for each. The answer has as
+                many tokens, or fewer if an end-of-text is among them.
             decode, sampling, progress, overrides: as for `generate`.
 
         Raises:
-            ValueError: a text or an option that cannot be used; the message says which, why and what to do.
+            ValueError: a text or an option cannot be used; the message says which, why and what to do.
             RankError: another rank failed or was lost.
             Stopped: SIGTERM or SIGUSR1 came meanwhile.
         """
@@ -222,7 +222,7 @@ class LLM:
     def answered(
         self, items: Sequence[Item], config: Config, progress: bool, return_errors: bool = False
     ) -> list[Output]:
-        """An output for each item, in their order; with `return_errors` also for those that are refused."""
+        """Return an output for each item, in their order; with `return_errors`, also for items that are refused."""
         if not items:
             return []
         most = config.decode.max_new_tokens
@@ -271,19 +271,19 @@ class LLM:
         top_logprobs: int | None = None,
         **overrides: Any,
     ) -> list[Likelihood]:
-        """How likely the model finds each prompt's continuation; of a masked model, a lower bound.
+        """Return how likely the model finds each prompt's continuation; for a masked model, a lower bound.
 
         Args:
             prompts: as for `generate`.
-            continuations: one for each prompt; a word begins with the space before it.
+            continuations: one for each prompt; one that begins with a word needs the space before it.
             decode: what rows see (`decode.context`); other options have no effect.
-            samples: masks of a continuation that a bound is worked out from, or of each block of it.
-            top_logprobs: with a causal model: tell of each token its log probability, and so many of the most probable
-                tokens in its place (`Likelihood.tokens`).
+            samples: how many masks of a continuation, or of each of its blocks, a bound is computed from.
+            top_logprobs: for a causal model: also return the log probability of each token, and this many of the most
+                probable tokens in its place (`Likelihood.tokens`).
             overrides: as for `generate`.
 
         Raises:
-            ValueError: a prompt, a continuation or an option that cannot be used; the message says which and why.
+            ValueError: a prompt, a continuation or an option cannot be used; the message says which and why.
             RankError: another rank failed or was lost.
             Stopped: SIGTERM or SIGUSR1 came meanwhile.
         """
@@ -317,9 +317,9 @@ class LLM:
 
     @contextmanager
     def refusing(self) -> Iterator[None]:
-        """Return a context in which the other ranks, who wait to be joined, are told why this one refuses a call.
+        """Tell the other ranks, which wait to be joined, why this one refuses a call, if the context raises an error.
 
-        After such a call there may be another.
+        After a refused call there may be another.
         """
         try:
             yield
@@ -329,7 +329,7 @@ class LLM:
 
     @contextmanager
     def joined(self, config: Config, requests: int, branches: int) -> Iterator[Group]:
-        """The ranks of a call, joined; any number of calls may follow one another."""
+        """Yield the joined ranks of a call; any number of calls may follow one another."""
         parallel, world = config.parallel, self.world
         with self.refusing():
             mesh = choose_mesh(parallel.data, parallel.branch, parallel.tensor, world.size, requests, branches)
@@ -346,7 +346,7 @@ class LLM:
                 yield group
 
     def configured(self, decode: str | DecodeConfig | None, overrides: Mapping[str, Any]) -> Config:
-        """The settings with a call's decode options."""
+        """Return this object's settings with the decode options of a call."""
         if decode is not None and not isinstance(decode, str | DecodeConfig):
             kind = type(decode).__name__
             what = "sampling=SamplingParams(...)" if kind == "SamplingParams" else "single options as drafts=4"
@@ -368,12 +368,12 @@ class LLM:
         return composed([*self.settings, *preset, *given]) if preset or given else self.config
 
     def collected(self, session: Session, progress: bool, values: Callable[[Generation], list[Any]]) -> list[list[Any]]:
-        """What `values` makes of each finished request, in their order: what all replicas have finished, on every rank.
+        """Return on every rank what `values` makes of each request, in their order, once all replicas have finished.
 
         Args:
             session: of this rank.
-            progress: show a bar where this is a terminal or a notebook.
-            values: returns what JSON can hold.
+            progress: show a bar on a terminal or in a notebook.
+            values: turns a finished request into values that JSON can hold.
 
         Raises:
             Stopped: a rank was asked to stop.
@@ -390,7 +390,7 @@ class LLM:
                     display.update(group.progress.add(done=1, **amounts))
             if group.is_leader:
                 display.update(group.progress.add())
-        group.store.sum({})  # all have ended, and know of a stop that any of them was asked for
+        group.store.sum({})  # all ranks have ended, and know of a stop that any of them was asked for
         if group.stop.asked:
             raise Stopped(f"stopped by {group.stop.signal}")
         if group.world.size > 1:
@@ -400,7 +400,7 @@ class LLM:
         return [own[index] for index in range(total)]
 
     def output(self, generation: Generation, item: Item) -> Output:
-        """The answer of a finished request."""
+        """Return the output of a finished request."""
         generation, reasoning, text = answer_of(self.builder.tokenizer, generation, item.stop)
         written, work = generation.written, generation.work
         assert item.origin
@@ -429,7 +429,7 @@ class LLM:
 
 
 def hash_of(requests: Sequence[Request], items: Sequence[Item]) -> str:
-    """Return a hash of a call's requests."""
+    """Return a hash of a call's requests and of the formats that its items ask for."""
     asked = [
         (list(r.prompt), list(r.suffix), r.max_new_tokens, r.key, r.sampling, r.token_steps, r.stop, r.scored)
         for r in requests
@@ -439,7 +439,7 @@ def hash_of(requests: Sequence[Request], items: Sequence[Item]) -> str:
 
 
 def model_settings(model: str) -> list[str]:
-    """The overrides that choose a model: a preset where there is one of this name, else a checkpoint."""
+    """Return the overrides that choose a model: a preset if there is one of this name, else a checkpoint."""
     if model != "local" and (CONF / "model" / f"{model}.yaml").exists():
         return [f"model={model}"]
     near = get_close_matches(model.lower(), [file.stem for file in (CONF / "model").glob("*.yaml")], 1, 0.8)
@@ -449,7 +449,7 @@ def model_settings(model: str) -> list[str]:
 
 
 def check_top(top_logprobs: Any, config: Config) -> None:
-    """Raise a ValueError unless a call may ask for the log probabilities of single tokens, and of so many others."""
+    """Raise a ValueError unless a call may ask for log probabilities of each token and of `top_logprobs` others."""
     if isinstance(top_logprobs, bool) or not isinstance(top_logprobs, int) or top_logprobs < 0:
         raise ValueError(f"top_logprobs={top_logprobs!r}: must be a number from 0 on")
     if not config.decode.causal:
@@ -460,12 +460,12 @@ def check_top(top_logprobs: Any, config: Config) -> None:
 
 
 def asking(request: Request, top: int | None) -> Request:
-    """Return a request for likelihoods that also asks for those of single tokens."""
+    """Return `request`, which asks for likelihoods, with `Given.top` set to `top` in all of its texts."""
     return replace(request, scored=tuple(tuple(replace(part, top=top) for part in text) for text in request.scored))
 
 
 def likelihood_of(values: Sequence[Any]) -> Likelihood:
-    """Return a likelihood whose values JSON may have held."""
+    """Return the likelihood with these values, which JSON may have turned into lists."""
     found = Likelihood(*values)
     if found.tokens is None:
         return found
@@ -478,9 +478,9 @@ def likelihood_of(values: Sequence[Any]) -> Likelihood:
 def items_of(
     prompts: Sequence[Prompt], sampling: SamplingParams | Sequence[SamplingParams] | None, keep_bad: bool = False
 ) -> list[Item]:
-    """Prompts as a job's items; they are called as the lines of a file are, so that a job draws the same tokens.
+    """Return prompts as a job's items, named like the lines of a file, so that a job would draw the same tokens.
 
-    With `keep_bad`, a prompt that is none becomes an item with an error.
+    With `keep_bad`, a prompt that cannot be used becomes an item with an error.
     """
     if isinstance(prompts, str):
         raise ValueError("prompts is one text: give a list, also of a single prompt")
@@ -504,7 +504,7 @@ def items_of(
 
 
 def items_of_one(prompt: Prompt, asked: SamplingParams, index: int) -> list[Item]:
-    """The items of one prompt, or a BadLine that says what is wrong with it."""
+    """Return the items of one prompt; raise a BadLine that says what is wrong with it."""
     if isinstance(prompt, Mapping) and "role" in prompt:
         raise BadLine("the prompt is a single message: a chat is a list of them, and prompts one of chats")
     is_chat = isinstance(prompt, Sequence) and all(isinstance(message, Mapping) for message in prompt)
@@ -525,7 +525,7 @@ def items_of_one(prompt: Prompt, asked: SamplingParams, index: int) -> list[Item
 
 
 def for_each(given: Any, number: int, name: str, prompts: str) -> Sequence[Any]:
-    """What is given for each of `number` prompts: a sequence has one for each, and anything else is for all."""
+    """Return what is given for each of `number` prompts: a sequence has one for each, anything else is for all."""
     each = given if isinstance(given, Sequence) else [given] * number
     if len(each) != number:
         raise ValueError(f"{len(each)} {name} for {number} {prompts}: give one, or one for each")
@@ -533,18 +533,18 @@ def for_each(given: Any, number: int, name: str, prompts: str) -> Sequence[Any]:
 
 
 def check_text(text: Any, what: str) -> None:
-    """Raise a ValueError that says what was given, where `text` is none."""
+    """Raise a ValueError that says what was given instead if `text` is not a text."""
     if not isinstance(text, str):
         raise ValueError(f"{what}: give a text, not {text!r} ({type(text).__name__})")
 
 
 def rejections(requests: Sequence[Request | Rejection]) -> list[Rejection]:
-    """Those of the requests that the model refuses."""
+    """Return those of the requests that the model refuses."""
     return [one for one in requests if isinstance(one, Rejection)]
 
 
 def failed(item: Item, rejection: Rejection) -> Output:
-    """The output of a prompt that cannot be used."""
+    """Return the output of a prompt that cannot be used."""
     assert item.origin
     reason = rejection.message.removeprefix(f"line {item.origin.line}: ")  # prompts have no lines
     return Output(
@@ -555,7 +555,7 @@ def failed(item: Item, rejection: Rejection) -> Output:
 
 
 def encoded(encoder: Encoder, items: Sequence[Item]) -> list[Request]:
-    """The items as requests; a ValueError where the model refuses some."""
+    """Return the items as requests; raise a ValueError if the model refuses some."""
     requests = encoder.encode_all(0, items)
     if refused := rejections(requests):
         origin = items[refused[0].index].origin
@@ -574,5 +574,5 @@ def handlers_kept() -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            if signal.getsignal(number) is not handler:  # never outside the main thread
+            if signal.getsignal(number) is not handler:  # outside the main thread, none was changed
                 signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""Code of the user's own, named on the command line: ``rules.py:function``, or ``module:function``."""
+"""The user's own code, named on the command line: ``rules.py:function``, or ``module:function``."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from types import CodeType, ModuleType
 from typing import Any
 
 ARGUMENTS = {"decode.fill": ("probability", "confidence", "masked"), "task.score": ("text", "fields")}
-"""What the function that a setting names is called with, by position."""
+"""By setting: the positional arguments with which the function that it names is called."""
 
 
 def is_own(text: object) -> bool:
-    """Whether a setting names a function of the user's own."""
+    """Return whether `text`, a setting's value, names the user's own code."""
     return isinstance(text, str) and ":" in text
 
 
 @cache
 def load(text: str, key: str) -> Any:
-    """Return what the setting `key` names: a function where `ARGUMENTS` says what it is called with.
+    """Return what the setting `key` names by its value `text`: a function if `ARGUMENTS` has the setting.
 
     Raises:
         ValueError: there is no such file, module or function, or it cannot be imported, or takes other arguments.
@@ -39,10 +39,10 @@ def load(text: str, key: str) -> Any:
 
 
 def check_arguments(function: Callable[..., Any], text: str, key: str) -> None:
-    """Raise a ValueError if the function cannot be called with the arguments of the setting `key`."""
+    """Raise a ValueError if `function` cannot be called with the arguments of the setting `key`."""
     try:
         signature = inspect.signature(function)
-    except ValueError:  # some functions in C do not say
+    except ValueError:  # some functions in C have no signature
         return
     try:
         signature.bind(*ARGUMENTS[key])
@@ -54,16 +54,16 @@ def check_arguments(function: Callable[..., Any], text: str, key: str) -> None:
 
 
 class Uncached(SourceFileLoader):
-    """Loads a file as it is now: Python's compiled copy may be of a file that was as long in the same second."""
+    """A loader of a file as it is now: Python's compiled copy may be of a version with the same length and second."""
 
     def get_code(self, fullname: str) -> CodeType:
-        """Return the compiled source."""
+        """Return the source as it is now, compiled."""
         return self.source_to_code(self.get_data(self.path), self.path)
 
 
 @cache
 def module_of(text: str, key: str) -> ModuleType:
-    """The module with the function."""
+    """Return the module that has what `text` names."""
     source, _, function = text.rpartition(":")
     if not source or not function.isidentifier():
         raise ValueError(f"{key}={text}: write FILE.py:FUNCTION, or MODULE:FUNCTION")
@@ -86,6 +86,6 @@ def module_of(text: str, key: str) -> ModuleType:
 
 
 def digest(text: str, key: str) -> str:
-    """A hash of the file with the function: results of another version of it are not mixed with its own."""
+    """Return a hash of the file that has what `text` names, so that results of different versions are not mixed."""
     file = inspect.getsourcefile(module_of(text, key))
     return hashlib.sha256(Path(file).read_bytes() if file else b"").hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Files elsewhere: any path that fsspec reads and writes, such as s3://bucket/prompts.jsonl."""
+"""Remote files: any path that fsspec reads and writes, such as s3://bucket/prompts.jsonl."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROTOCOL = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
 
 
 def is_remote(path: str) -> bool:
-    """Whether a path names a file elsewhere. ``hf://owner/name:split`` is a dataset, not a file."""
+    """Return whether a path names a remote file. ``hf://owner/name:split`` is a dataset, not a file."""
     protocol = PROTOCOL.match(path)
     return bool(protocol) and (not path.startswith("hf://") or path.startswith("hf://datasets/"))
 
@@ -24,7 +24,7 @@ def opened(path: str, key: str) -> tuple[Any, str]:
     """Return the file system of a path, and the path in it.
 
     Raises:
-        ValueError: its package is not there, or refuses; the message names `key`.
+        ValueError: the file system's package is not installed, or refuses the path; the message names `key`.
     """
     import fsspec
 
@@ -32,23 +32,23 @@ def opened(path: str, key: str) -> tuple[Any, str]:
         system, inside = fsspec.core.url_to_fs(path)
     except ImportError as error:  # which says what to install
         raise ValueError(f"{key}={path}: {error}") from error
-    except Exception as error:  # packages raise whatever they like: names, credentials
+    except Exception as error:  # packages raise whatever they like, for bad names or credentials
         raise ValueError(f"{key}={path}: {in_a_line(error)}") from error
     return system, str(inside)
 
 
 def exists(path: str, key: str) -> bool:
-    """Return whether there is such a file, or a ValueError that names `key` where that cannot be told."""
+    """Return whether the file exists; raise a ValueError that names `key` if that cannot be told."""
     system, inside = opened(path, key)
     try:
         return bool(system.exists(inside))
-    except Exception as error:  # as above; and networks
+    except Exception as error:  # as above, and for networks
         raise ValueError(f"{key}={path}: cannot be reached ({in_a_line(error)})") from error
 
 
 @contextmanager
 def fetched(path: str, key: str) -> Iterator[Path]:
-    """Yield a copy of a file, with the same name, which is gone afterwards.
+    """Yield a local copy of a remote file, with the same name, which is deleted afterwards.
 
     Raises:
         ValueError: it cannot be read; the message names `key`.
@@ -64,7 +64,7 @@ def fetched(path: str, key: str) -> Iterator[Path]:
 
 
 def put(file: Path, path: str, key: str) -> None:
-    """Copy a file to a path elsewhere, or raise a ValueError that names `key`."""
+    """Copy `file` to the remote `path`; raise a ValueError that names `key` if that fails."""
     system, inside = opened(path, key)
     try:
         system.put_file(str(file), inside)

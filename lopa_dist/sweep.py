@@ -1,4 +1,4 @@
-"""Sweeps: what their jobs would refuse is said before one is started, and how to compare them when all have ended."""
+"""Sweeps: all jobs are checked before the first starts, and at the end the command that compares them is printed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from lopa_dist.tasks.hub_data import data_sets, why_not_there
 from lopa_dist.tasks.registry import unusable
 from lopa_dist.tasks.rows import check
 
-SHOWN = 8  # points that a message names
+SHOWN = 8  # the most points that a message names
 
 
 def check_job(overrides: Sequence[str], ranks: int | None = None) -> None:
@@ -43,7 +43,7 @@ def check_job(overrides: Sequence[str], ranks: int | None = None) -> None:
 
 
 def could_be_written(folder: Path) -> bool:
-    """Return whether a folder can be written, or made: which is tried, and undone."""
+    """Return whether `folder` can be written to or, if it does not exist, made; this is tried out and undone."""
     if folder.exists():
         return folder.is_dir() and os.access(folder, os.W_OK)
     place = folder.absolute()
@@ -58,15 +58,15 @@ def could_be_written(folder: Path) -> bool:
 
 
 def check_seed(config: Config) -> None:
-    """Raise a ValueError if another seed would give the same texts: runs that look alike would pass for a spread."""
-    # lines of a batch have temperatures of their own, and likelihoods of the harness are drawn
+    """Raise a ValueError if another seed would give the same texts: equal runs would pass for independent ones."""
+    # lines of a batch may have their own temperatures, and for likelihoods of the harness masks are drawn
     if config.task.name not in ("batch", "harness") and not config.decode.temperature:
         other = "" if config.task.name not in ("arithmetic", "lists") else "; task.problem_seed=1,2 asks other problems"
         raise ValueError(f"seed changes nothing at decode.temperature=0: every seed writes the same texts{other}")
 
 
 def main(ranks: int, arguments: Sequence[str]) -> None:
-    """What `--dry-run` of a launch script asks: exit with a message where the job would not begin."""
+    """Exit with a message if the job would not begin; this is the `--dry-run` of the launch scripts."""
     try:
         check_keys([a for a in arguments if not a.startswith("-")])
         own = [a for a in as_hydra_reads(list(arguments)) if not a.startswith(("hydra", "-"))]
@@ -87,8 +87,8 @@ def check_points(arguments: Sequence[str]) -> None:
     """Raise a UserError that names the points of a sweep that cannot run.
 
     Args:
-        arguments: of the command line. What belongs to Hydra (launchers, folders) does not count; where another sweeper
-            chooses the points, they are not known yet.
+        arguments: of the command line. Hydra's own (launchers, folders) are ignored. If another sweeper chooses the
+            points, they are not known yet, and nothing is checked.
     """
     own = [a for a in arguments if not a.startswith("-") and not a.startswith(("hydra", "launcher="))]
     if any(a.startswith("hydra/sweeper") for a in arguments):
@@ -123,17 +123,17 @@ def check_points(arguments: Sequence[str]) -> None:
 
 
 class SweepFolder(Callback):  # type: ignore[misc]  # hydra has no types
-    """Learns from Hydra where a sweep's runs are; `conf/config.yaml` names it."""
+    """A callback that learns from Hydra where a sweep's runs are; `conf/config.yaml` names this class."""
 
-    folder: Path | None = None  # of the sweep of this process; None where there is none
+    folder: Path | None = None  # of the sweep of this process; None if there is none
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Note the folder. `config` is that of the sweep."""
+        """Store the folder of the sweep, which `config` names."""
         SweepFolder.folder = Path(config.hydra.sweep.dir)
 
 
 def say_how_to_compare() -> None:
-    """Print the command that compares the runs of this process' sweep, if some have ended."""
+    """Print the command that compares the runs of this process's sweep, if some have ended."""
     folder, SweepFolder.folder = SweepFolder.folder, None
     if folder is not None and any(folder.glob("*/report.json")):
         print(f"Compare the runs: lopa-dist report {shlex.quote(str(folder))}")

@@ -1,4 +1,4 @@
-"""The user's own prompts: a file, standard input or a dataset, one request a line."""
+"""The user's own prompts: a file, standard input or a dataset, one request per line."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ from lopa_dist.tasks.rows import Row, is_table, kind_of, not_read, rows
 from lopa_dist.tasks.task import CannotJudge, Item, Score
 
 log = logging.getLogger("lopa_dist")
-TOLD: set[tuple[str, str]] = set()  # of which source what was said: it is read again for tables and pages
-NOTHING = ("NULL", "null", "NaN", "nan", "None", "N/A")  # what programs write for it
+TOLD: set[tuple[str, str]] = set()  # messages logged for a source, which is read again for tables and pages
+NOTHING = ("NULL", "null", "NaN", "nan", "None", "N/A")  # what programs write for a missing value
 NUMBERS = (*LIMITS, *SAMPLING, "n", "best_of", "top_logprobs", "presence_penalty", "frequency_penalty")
 
 
 class Batch:
-    """Lines in either convention of `batch_line.py`, each on its own.
+    """A task of lines, each in either convention of `batch_line.py`.
 
     A line that cannot be used becomes an item with an error that names the line and the remedy.
 
     Args:
         input: a source of `rows.py`.
         limit: the most lines to take; None: all.
-        column: the field that holds the prompt, or the messages if it is a list. None: the one that is called so.
+        column: the field that holds the prompt, or the messages if it is a list. None: `prompt` or `messages`.
         prompt: a template of the prompt, with fields in braces, in place of a column.
         id: the field that names requests; None: `custom_id` or `id`.
-        samples: how many answers a line gets that does not say.
-        tries: the most answers to generate where JSON is asked for (`response_format`).
-        response_format: what answers must be, of lines that do not say (`read_format`).
+        samples: how many answers a line gets if it does not say so itself.
+        tries: the most answers to generate if JSON is asked for (`response_format`).
+        response_format: what the answers to a line must be if it does not say so itself (`read_format`).
         score: how answers are judged: ``exact`` compares them with the field `reference`, ``FILE.py:FUNCTION`` calls a
             function with the text and the fields that pass through. None: they are not judged.
     """
@@ -81,10 +81,10 @@ class Batch:
         self.judge = load(score, "task.score") if score is not None and is_own(score) else exact
 
     def items(self) -> Iterable[Item]:
-        """Return the items of at most `limit` lines, in order; blank lines are skipped.
+        """Yield the items of at most `limit` lines, in order; blank lines are skipped. Log `notes` at the end.
 
         Raises:
-            ValueError: a table without a column of prompts.
+            ValueError: a table has no column of prompts.
         """
         seen: dict[str, int] = {}
         fields, words = Counter[str](), Counter[str | None]()
@@ -100,13 +100,14 @@ class Batch:
                 log.log(level, "%s", message)
 
     def notes(self, fields: Mapping[str, int], words: Mapping[str | None, int]) -> Iterator[tuple[int, str]]:
-        """Yield what to say of the lines, each with the level of a log.
+        """Yield messages about the lines, each with its log level.
 
-        That is what of the source is not read, which fields are options or only look like one, and odd prompts.
+        They say what part of the source is not read, which fields are options or look like one, and which prompts are
+        odd.
 
         Args:
-            fields: how many lines have each.
-            words: how many prompts are each of `NOTHING`.
+            fields: how many lines have each field.
+            words: how many prompts are each word of `NOTHING`.
         """
         for note in not_read(self.source):
             yield logging.WARNING, f"WARNING: task.input={self.source}: {note}"
@@ -139,27 +140,27 @@ class Batch:
             value = {key: value.get(key) for key in ENVELOPE}
         if self.table:
             value = {key: read_cell(key, content) for key, content in value.items()}
-        if self.texts:  # an empty text of a .csv is one, as it is in Parquet
+        if self.texts:  # an empty cell of a .csv is an empty text here, as in Parquet
             plain = None if self.needed or "messages" in value else "prompt"
             asked = (*self.needed, self.fields.column or plain)
             value |= {key: "" for key in asked if key and value.get(key, "") is None}
         return [self.configured(item, row.number) for item in items_of(value, row.number, self.fields, **self.defaults)]
 
     def refused(self, value: dict[str, Any], number: int, reason: str) -> Item:
-        """Return a line that cannot be used: what can be read of it names its error, and passes through."""
+        """Return the item of a line that cannot be used, with the id, the prompt and the fields that can be read."""
         [item, *_] = items_of(value, number, self.fields)
         assert item.origin is not None
         return replace(bad_line(number, reason, item.origin.custom_id), metadata=item.metadata, prompt=item.prompt)
 
     def lacks(self, value: dict[str, Any]) -> str:
-        """Return which column a line lacks that its prompt or its name needs, and what to do; empty if none."""
+        """Return which column is missing for the prompt or the name of a line, and what to do; empty if none is."""
         there = f"it has {', '.join(value)}"
         for name in self.needed:
             if name not in value:
                 how = "name a column plainly, and write a brace of the text twice"
                 return f"task.prompt asks for {{{name}}}, but {there}; {how}"
         columns = (self.fields.column,) if self.fields.column else PROMPTS
-        wrapped = isinstance(value.get("body", ""), dict | None)  # perhaps: a row of Parquet may lack its body
+        wrapped = isinstance(value.get("body", ""), dict | None)  # perhaps: in Parquet a body may be null
         if not self.needed and not value.keys() & {*columns} and (self.fields.column or not wrapped):
             return f"no {' or '.join(columns[:2])} in it; {there}: task.column=NAME says which is the prompt"
         if self.fields.id is not None and self.fields.id not in value:
@@ -167,7 +168,7 @@ class Batch:
         return ""
 
     def configured(self, item: Item, number: int) -> Item:
-        """The item with as many tries as `task.tries` says; with an error if the reference to judge by is missing."""
+        """Return the item with the tries of `task.tries`, or with an error if the reference to judge by is missing."""
         if item.response_format is not None:
             item = replace(item, response_format=replace(item.response_format, tries=self.tries))
         fields = given_fields(item.metadata or {})
@@ -181,7 +182,7 @@ class Batch:
         return item
 
     def unique(self, items: list[Item], number: int, seen: dict[str, int]) -> list[Item]:
-        """Return the items, or one with an error if an id was used before: the line's own, or one of its samples'."""
+        """Return the items, or one with an error if the line's id, or that of one of its samples, was used before."""
         origin = items[0].origin
         assert origin is not None
         names = [origin.custom_id, *(item.custom_id for item in items)]
@@ -200,10 +201,10 @@ class Batch:
         return items
 
     def score(self, item: Item, text: str) -> Score | None:
-        """Return what `task.score` says of the text; None without it.
+        """Return what `task.score` says of the text; None if it is not set.
 
         Raises:
-            CannotJudge: the user's function returned something else than it should.
+            CannotJudge: the user's function returned something other than it should.
         """
         if self.rule is None:
             return None
@@ -219,19 +220,19 @@ class Batch:
 
 
 def placed(item: Item, row: Row) -> Item:
-    """Return an item whose error also says in which of several files its line is."""
+    """Return the item; its error, if any, also says in which of several files the line is."""
     if not item.error or not row.where:
         return item
     return replace(item, error=item.error.replace(f"line {row.number}: ", f"line {row.number} ({row.where}): ", 1))
 
 
 def exact(text: str, fields: dict[str, Any]) -> bool:
-    """Return whether a text equals the reference, apart from spaces around it."""
+    """Return whether a text equals the reference, apart from white space around them."""
     return text.strip() == str(fields["reference"]).strip()
 
 
 def read_cell(column: str, value: Any) -> Any:
-    """The value that a text in a table stands for: a number, a flag, or JSON (messages, formats, several stops)."""
+    """Return the value that a table's cell stands for: a number, a flag, or JSON (messages, formats, several stops)."""
     if isinstance(value, float) and column in NUMBERS and value.is_integer():
         return int(value)  # a column of integers with empty cells holds floats
     if not isinstance(value, str):
@@ -246,10 +247,13 @@ def read_cell(column: str, value: Any) -> Any:
 
 
 def read_format(value: Any) -> dict[str, Any]:
-    """What a line would have for `task.response_format`: as a line has it, json_object, or FILE.json with a schema.
+    """Return the setting `task.response_format` as a line would have it.
+
+    Args:
+        value: as a line has it, ``json_object``, or ``FILE.json`` with a schema.
 
     Raises:
-        ValueError: an unknown format, or a file that cannot be read.
+        ValueError: the format is unknown, or the file cannot be read.
     """
     found = {"type": value} if isinstance(value, str) else value
     try:

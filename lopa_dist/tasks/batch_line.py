@@ -1,9 +1,10 @@
 """One line of a batch file: checked, and made into the items that it asks for.
 
-Two conventions. The simple one is a request itself (``{"prompt": "..."}``). An OpenAI Batch line wraps it
-(``{"custom_id", "method": "POST", "url": "/v1/chat/completions", "body": {...}}``). Every field means in both what it
-means in OpenAI's API; ``top_k`` is an addition. A null field counts as not given. Whatever else a simple line has
-passes through to its results; ``id`` names it where ``custom_id`` does not (`Fields` says where else both may be).
+There are two conventions. A simple line is the request itself (``{"prompt": "..."}``). An OpenAI Batch line wraps the
+request (``{"custom_id", "method": "POST", "url": "/v1/chat/completions", "body": {...}}``). In both, every field means
+what it means in OpenAI's API; ``top_k`` is an addition. A null field counts as not given. All other fields of a simple
+line pass through to its results. If it has no ``custom_id``, ``id`` names it; `Fields` says where else the prompt and
+the name may be.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ LONGEST_SHOWN = 100  # characters of a value in a message
 
 
 class BadLine(ValueError):
-    """What is wrong with a line, and what to do."""
+    """An error that says what is wrong with a line, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +54,10 @@ class Fields:
     """Where the prompt and the name of a simple line are.
 
     Attributes:
-        column: the field that holds the prompt, or the messages as a list; None: the one that is called so.
+        column: the field that holds the prompt, or the messages as a list; None: `prompt` or `messages`.
         template: a prompt with fields in braces, in place of a column.
         id: the field that names the request; None: `custom_id` or `id`.
-        table: whether lines are rows of a table, whose columns all pass through, those that are options, too.
+        table: whether lines are rows of a table, of which columns that are options pass through, too.
     """
 
     column: str | None = None
@@ -66,7 +67,7 @@ class Fields:
 
     @property
     def named(self) -> bool:
-        """Whether lines are simple ones, whatever their fields are called."""
+        """Whether all lines are simple ones, whatever their fields are called."""
         return self.column is not None or self.template is not None
 
 
@@ -74,13 +75,13 @@ BY_NAME = Fields()
 
 
 def items_of(raw: dict[str, Any], number: int, fields: Fields = BY_NAME, **defaults: Any) -> list[Item]:
-    """Return the items of line `number`, one a sample; one item with an error if the line is bad.
+    """Return the items of line `number`, one per sample, or one item with an error if the line is bad.
 
     Args:
-        raw: the line's fields; one that is null counts as not given, and passes through.
+        raw: the line's fields; one that is null counts as not given, but passes through.
         number: of the line, from 1.
-        fields: where the prompt and the name are, if the fields are not called so.
-        defaults: options of lines that do not have them.
+        fields: where the prompt and the name are.
+        defaults: options for lines that do not give them.
     """
     whole, raw = raw, given_fields(raw)
     wrapped = not fields.named and is_wrapped(raw)
@@ -118,7 +119,7 @@ def items_of(raw: dict[str, Any], number: int, fields: Fields = BY_NAME, **defau
 
 
 def is_wrapped(raw: dict[str, Any]) -> bool:
-    """Return whether a line is OpenAI's, or meant to be; a text called `body` beside a prompt only passes through."""
+    """Return whether a line is an OpenAI Batch line, or meant to be; a text `body` beside a prompt is only data."""
     if isinstance(raw.get("body"), dict):
         return True
     return not raw.keys() & {*PROMPTS} and bool(raw.keys() & {"body", "url", "method"})
@@ -131,12 +132,12 @@ def bad_line(number: int, message: str, custom_id: str | None = None, form: Form
 
 
 def given_fields(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields that are not null: Parquet gives every row every column."""
+    """Return the fields that are not null: in Parquet, every row has every column."""
     return {key: value for key, value in fields.items() if value is not None}
 
 
 def request_name(raw: dict[str, Any], keys: Sequence[str]) -> str | None:
-    """Return what a line calls its request, in the first of the `keys` that it has."""
+    """Return a request's name from the first of the `keys` that its line has; None if it has none of them."""
     for key in keys:
         if key in raw:
             name = raw[key]
@@ -149,10 +150,10 @@ def request_name(raw: dict[str, Any], keys: Sequence[str]) -> str | None:
 
 
 def own_fields(given: dict[str, Any], fields: Fields) -> dict[str, Any]:
-    """Return the request of a simple line, of whose fields those that are `given` are not null.
+    """Return the request of a simple line, whose fields that are not null are `given`.
 
-    Options mean what they are called wherever the prompt is; fields called `prompt` and `messages` are only data
-    beside a prompt that has another name.
+    A field with the name of an option is that option, wherever the prompt is. Fields called `prompt` and `messages` are
+    only data if the prompt has another name.
     """
     known = OPTIONS if fields.named else KNOWN
     request = {key: given[key] for key in known if key in given}
@@ -176,12 +177,12 @@ def passing(raw: dict[str, Any], given: dict[str, Any], fields: Fields) -> dict[
     if fields.id is None:
         elsewhere |= {NAMES[0]} if NAMES[0] in given or fields.table else {*NAMES}
     metadata = {key: value for key, value in raw.items() if key not in elsewhere}
-    # only what JSON has: Parquet also has dates, and NaN
+    # only values that JSON has: Parquet also has dates and NaN
     return json.loads(json.dumps(metadata, default=str), parse_constant=lambda _: None) if metadata else None
 
 
 def prompt_of(raw: dict[str, Any], fields: Fields) -> dict[str, Any]:
-    """Return the prompt of a line, or its messages, where these have another name; else nothing."""
+    """Return the prompt or the messages of a line if `fields` says where they are; else nothing."""
     if fields.template is not None:
         names = names_in(fields.template)
         none = [name for name in names if is_nothing(raw.get(name))]
@@ -198,22 +199,22 @@ def prompt_of(raw: dict[str, Any], fields: Fields) -> dict[str, Any]:
 
 
 def how_empty(raw: dict[str, Any], name: str) -> str:
-    """Return in words how a line has no value of a field."""
+    """Return in words why a line has no value in the field `name`."""
     return f"{name} is {'missing' if name not in raw else 'null' if raw[name] is None else 'not a number'}"
 
 
 def is_nothing(value: Any) -> bool:
-    """Return whether a value is null, or NaN, which stands for it in tables of numbers."""
+    """Return whether a value is null, or NaN, which stands for null in tables of numbers."""
     return value is None or (isinstance(value, float) and value != value)
 
 
 def is_blank(value: Any) -> bool:
-    """Return whether a value is a text of nothing but white space."""
+    """Return whether a value is a text that is empty or only white space."""
     return isinstance(value, str) and not value.strip()
 
 
 def refuse_misspelt(request: dict[str, Any], metadata: dict[str, Any]) -> None:
-    """Refuse fields that look like an option which the line does not have."""
+    """Raise a BadLine for fields that look like an option that the line does not have."""
     given = {*request, *PROMPTS} if request.keys() & {*PROMPTS} else {*request}
     missing = [key for key in KNOWN if key not in given]  # prompt_id beside a prompt is no misspelt prompt
     for key in metadata:
@@ -225,7 +226,7 @@ def refuse_misspelt(request: dict[str, Any], metadata: dict[str, Any]) -> None:
 
 
 def refuse_unknown(request: dict[str, Any], known: tuple[str, ...]) -> None:
-    """Refuse fields that would be ignored."""
+    """Raise a BadLine for fields that are not `known`, which would be ignored."""
     if unknown := sorted(set(request) - set(known)):
         raise BadLine(f"unknown field {', '.join(map(repr, unknown))}; known: {', '.join(known)}")
 
@@ -258,7 +259,7 @@ def unwrap(raw: dict[str, Any]) -> tuple[Form, dict[str, Any]]:
 
 
 def refuse_unsupported(fields: dict[str, Any]) -> None:
-    """Refuse fields of the API that would change the answer."""
+    """Raise a BadLine for fields of the API that would change the answer."""
     refused = []
     for key, values in NEUTRAL.items():
         value = fields.get(key, values[0])
@@ -270,7 +271,7 @@ def refuse_unsupported(fields: dict[str, Any]) -> None:
 
 
 def read_request(request: dict[str, Any], column: str = "prompt") -> dict[str, Any]:
-    """Return the fields of an item that a request gives, and `samples`; a bad prompt is named by its `column`."""
+    """Return the fields of an `Item` that a request gives, and `samples`; errors call the prompt by its `column`."""
     prompt, messages = request.get("prompt"), request.get("messages")
     if prompt == "":
         raise BadLine(f"{column} is empty; give it a text, or leave the line out")
@@ -299,7 +300,7 @@ def read_request(request: dict[str, Any], column: str = "prompt") -> dict[str, A
 
 
 def read_sampling(request: dict[str, Any]) -> RequestSampling:
-    """Return the fields that say how tokens are drawn."""
+    """Return how the request wants its tokens drawn."""
     return RequestSampling(
         temperature=number(request, "temperature", lambda t: t >= 0, "of at least 0"),
         top_p=number(request, "top_p", lambda p: 0 < p <= 1, "above 0 and at most 1"),
@@ -309,7 +310,7 @@ def read_sampling(request: dict[str, Any]) -> RequestSampling:
 
 
 def read_logprobs(value: Any, chat: bool) -> bool:
-    """Return whether the tokens' probabilities are asked for: by true, or by completions' 0."""
+    """Return whether the tokens' probabilities are asked for: with true or, in a completion, with 0."""
     if isinstance(value, bool):
         return value
     if value != 0 or chat:
@@ -319,7 +320,7 @@ def read_logprobs(value: Any, chat: bool) -> bool:
 
 
 def integer(request: dict[str, Any], key: str, least: int, most: int | None = None) -> int | None:
-    """Return an integer field in its range; None if it is not given."""
+    """Return the integer field `key`, which must be from `least` to `most`; None if it is not given."""
     value = request.get(key)
     if value is None:
         return None
@@ -330,7 +331,7 @@ def integer(request: dict[str, Any], key: str, least: int, most: int | None = No
 
 
 def number(request: dict[str, Any], key: str, fits: Callable[[float], bool], allowed: str) -> float | None:
-    """Return a finite number field that `fits`; None if it is not given."""
+    """Return the number field `key`, which must be finite and pass `fits`; None if it is not given."""
     value = request.get(key)
     if value is None:
         return None
@@ -340,12 +341,12 @@ def number(request: dict[str, Any], key: str, fits: Callable[[float], bool], all
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value is an integer or a fraction; to Python, true and false are integers."""
+    """Return whether a value is an int or a float, but not a bool, which to Python is an int."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def shown(value: Any) -> str:
-    """Return a value for a message, cut if it is long."""
+    """Return a value as text for a message, cut if it is long."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # an integer of thousands of digits, lists of lists of lists
@@ -354,7 +355,7 @@ def shown(value: Any) -> str:
 
 
 def read_stop(value: Any) -> tuple[str, ...]:
-    """Return one stop string or a list of them."""
+    """Return the stop strings of a field, which has one or a list of them."""
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
         raise BadLine("stop must be a non-empty string or a list of them")
@@ -362,7 +363,7 @@ def read_stop(value: Any) -> tuple[str, ...]:
 
 
 def read_response_format(value: Any) -> ResponseFormat | None:
-    """Return what the answer must be; None where any text will do."""
+    """Return what the answer must be; None if any text will do."""
     try:
         return ResponseFormat.of(value)
     except ValueError as error:
@@ -370,11 +371,11 @@ def read_response_format(value: Any) -> ResponseFormat | None:
 
 
 def read_suffix(value: Any, limited: bool) -> str | None:
-    """Return the text behind an answer; None if there is none.
+    """Return the text after an answer; None if there is none.
 
     Args:
         value: of the field.
-        limited: whether the line says how many tokens the answer has.
+        limited: whether the line limits the tokens of the answer.
     """
     if not isinstance(value, str):
         raise BadLine(f"suffix={shown(value)} must be a string")
@@ -384,7 +385,7 @@ def read_suffix(value: Any, limited: bool) -> str | None:
 
 
 def read_messages(value: Any) -> list[dict[str, Any]]:
-    """Return chat messages; content in parts becomes one text, and none beside tool calls an empty one."""
+    """Return chat messages; content in parts becomes one text, and missing content beside tool calls an empty text."""
     if not isinstance(value, list) or not value:
         raise BadLine('messages must be a non-empty list of {"role": "...", "content": "..."}')
     messages = []

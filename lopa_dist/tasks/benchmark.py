@@ -1,4 +1,4 @@
-"""What the benchmarks share: a problem is a row of a data source, and may stand behind worked examples."""
+"""What the benchmarks share: a problem is a row of a data source, and worked examples may precede it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Benchmark(ABC):
 
     @abstractmethod
     def item(self, number: int, row: dict[str, Any]) -> Item | None:
-        """Return the item of a row and its number, from 1; None skips the row.
+        """Return the item of `row`, whose `number` counts from 1; None skips the row.
 
         Raises:
             BadRow: the row is not of this benchmark.
@@ -66,7 +66,7 @@ class Benchmark(ABC):
 
 
 def named_apart(items: Iterable[Item]) -> Iterator[Item]:
-    """The items, each under a name of its own: a file may hold a problem several times, for several samples of it.
+    """Yield the items, each under its own name: a file may hold a problem several times, for several samples of it.
 
     The second one called ``HumanEval/0`` becomes ``HumanEval/0#2``.
     """
@@ -81,10 +81,10 @@ def named_apart(items: Iterable[Item]) -> Iterator[Item]:
 
 
 class FewshotBenchmark(Benchmark):
-    """A benchmark whose questions stand behind `fewshot` worked examples, the first ones of `fewshot_input`.
+    """A benchmark whose questions follow `fewshot` worked examples, the first ones of `fewshot_input`.
 
     The layout is lm-evaluation-harness's (0.4.x): question, delimiter, answer, and an empty line between examples. In
-    chat form every example is a user and an assistant turn (`fewshot_as_multiturn`), or all of it is one user turn.
+    chat form, every example is a user and an assistant turn (`fewshot_as_multiturn`), or everything is one user turn.
     """
 
     options = (*Benchmark.options, "fewshot", "fewshot_input", "fewshot_as_multiturn")
@@ -112,10 +112,10 @@ class FewshotBenchmark(Benchmark):
 
     @abstractmethod
     def example(self, row: dict[str, Any]) -> Example | None:
-        """Return a row as a worked example, or None if it is not set aside for that; raises as `item`."""
+        """Return a row as a worked example, or None if it is not set aside for that; raise a BadRow as `item` does."""
 
     def fewshot_item(self, custom_id: str, question: str, stop: tuple[str, ...], reference: Any) -> Item:
-        """Return a question behind the examples, in both forms; the job keeps the one that fits the model."""
+        """Return a question after the examples, in both forms; the job keeps the one that fits the model."""
         plain, messages = self.prefix + question, []
         for example in self.examples if self.multiturn else ():
             messages.append({"role": "user", "content": example.question})
@@ -125,7 +125,7 @@ class FewshotBenchmark(Benchmark):
 
 
 def text_field(row: dict[str, Any], *names: str) -> str:
-    """Return the first of these fields that the row has as text, or a BadRow."""
+    """Return the first of the fields `names` that is a text in `row`; raise a BadRow if none is."""
     for name in names:
         if isinstance(row.get(name), str):
             return str(row[name])
@@ -133,7 +133,7 @@ def text_field(row: dict[str, Any], *names: str) -> str:
 
 
 def read_examples(source: str, count: int, make: Callable[[dict[str, Any]], Example | None]) -> list[Example]:
-    """Return the first `count` examples of a source; a ValueError where it cannot be read, or has fewer usable rows."""
+    """Return the first `count` examples of a source; raise a ValueError if it cannot be read or has fewer."""
     key, examples = "task.fewshot_input", []
     if count:
         for row in rows(source, key):

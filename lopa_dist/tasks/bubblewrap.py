@@ -1,8 +1,8 @@
-"""How bubblewrap (`bwrap`) is called to confine a program: what it sees, where it may write, what is taken away.
+"""How bubblewrap (`bwrap`) is called to confine a program: what it sees, where it may write, what is taken from it.
 
 The program sees the system's libraries, the Python that runs this process, and nothing else: no home, no keys, no
-socket of a running service. It writes into two file systems in memory, which go with it. It has namespaces of its own
-for processes, network, mounts and shared memory, and no capability.
+socket of a running service. It writes to two file systems in memory, which vanish with it. It has its own namespaces
+for processes, network, mounts and shared memory, and no capabilities.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from functools import cache
 from pathlib import Path
 
 TEMPORARY = ("/tmp", "/dev/shm")  # inside the sandbox: file systems in memory
-WORK = "/tmp/lopa-run"  # there, the working directory; apart from what is visible below /tmp, such as a user's Python
+WORK = "/tmp/lopa-run"  # the working directory, apart from what else is visible below /tmp, such as a user's Python
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-SETTINGS = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")  # none has a secret
+SETTINGS = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")  # none holds a secret
 REMEDY = "install bubblewrap (apt install bubblewrap, dnf install bubblewrap)"
 
 
 def command(seccomp: int, disk_bytes: int) -> list[str]:
-    """Return the words that stand before a command to confine it.
+    """Return the words to put before a command to confine it.
 
     Args:
-        seccomp: a descriptor to read the system call filter from.
-        disk_bytes: how much the program may write, into each of its two file systems.
+        seccomp: a file descriptor from which the system call filter is read.
+        disk_bytes: how much the program may write to each of its two file systems.
 
     Raises:
         ValueError: there is no `bwrap`.
@@ -37,7 +37,7 @@ def command(seccomp: int, disk_bytes: int) -> list[str]:
         raise ValueError(f"there is no bwrap: {REMEDY}")
     words = [bwrap, "--die-with-parent", "--as-pid-1", "--new-session", "--seccomp", str(seccomp), "--cap-drop", "ALL"]
     words += ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
-    if os.getuid() == 0:  # the child becomes a user that owns nothing, and loses these two with that
+    if os.getuid() == 0:  # the child needs these two to become a user that owns nothing, and loses them with that
         words += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     else:
         words += ["--unshare-user"]
@@ -54,7 +54,7 @@ def command(seccomp: int, disk_bytes: int) -> list[str]:
 
 @cache
 def visible() -> list[str]:
-    """Return the files and folders that the program may read; none lies in another."""
+    """Return the files and folders that the program may read; none is inside another."""
     wanted = [path for path in (*SYSTEM, *SETTINGS) if os.path.exists(path)]
     wanted += [sys.prefix, sys.exec_prefix, sys.base_prefix, str(Path(sys.executable).resolve().parents[1])]
     wanted += [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]

@@ -1,4 +1,4 @@
-"""What tasks share whose answers are programs: whether these may be run, and how."""
+"""What tasks whose answers are programs share: whether the programs may be run, and how."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ log = logging.getLogger("lopa_dist")
 
 
 class CodeTask:
-    """Judges programs by running them, or leaves them unjudged; stands before `Benchmark` among the bases of a task.
+    """A base class that judges programs by running them, or leaves them unjudged; it must precede `Benchmark`.
 
-    The user decides by `allow_code_execution`: true runs programs in the sandbox, ``unconfined`` with limits alone, and
-    false only generates. None is refused, so that nobody finds out after hours of generation that nothing was judged.
+    The user decides by `allow_code_execution`: true runs programs in the sandbox, ``unconfined`` runs them with limits
+    alone, and false only generates. None is refused, so that nobody finds out after hours of generation that nothing
+    was judged.
 
     Raises:
         ValueError: `allow_code_execution` is None, or programs cannot be run here in this way.
@@ -50,14 +51,14 @@ class CodeTask:
         super().__init__(*benchmark, **named)
 
     def run(self, solution: str, tests: str, extracted: str) -> Score | None:
-        """Return whether the tests pass; None if running is not allowed. Takes up to the time limit."""
+        """Return whether the tests pass, which takes up to the time limit; None if running is not allowed."""
         if not self.allow:
             return None
         outcome = run_tests(solution, tests, self.limits, self.confined, self.cancelled)
         return Score(outcome.passed, extracted, reason=outcome.reason)
 
     def cancel(self) -> None:
-        """End the programs that run, and run no more."""
+        """End the running programs, and start no more."""
         self.cancelled.set()
 
 

@@ -1,4 +1,4 @@
-"""The tasks of the models in the package: problems of a seeded stream."""
+"""The tasks of the models that are in the package: problems from a seeded stream."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lopa_dist.tasks.word_problems import Split
 
 
 class EmbeddedTask(ABC):
-    """`limit` different problems of one side of the split."""
+    """A task of `limit` different problems from one side of the split."""
 
     name: str
     options: ClassVar[tuple[str, ...]] = ("split", "problem_seed")
@@ -26,7 +26,7 @@ class EmbeddedTask(ABC):
         """Yield for each problem what distinguishes it, its question, its reference and an ending for its id."""
 
     def items(self) -> Iterable[Item]:
-        """Questions as one user message each."""
+        """Yield an item for each question, as one user message."""
         seen: set[str] = set()
         for key, question, reference, ending in self.problems():
             if len(seen) == self.limit:
@@ -38,17 +38,17 @@ class EmbeddedTask(ABC):
 
 
 class Arithmetic(EmbeddedTask):
-    """The word problems, with distinct computations."""
+    """The word problems, each with a different computation."""
 
     name = "arithmetic"
 
     def problems(self) -> Iterator[tuple[str, str, str, str]]:
-        """Yield problems, whose reference is the number alone."""
+        """Yield the problems, each with its number alone as reference."""
         for problem in word_problems.problems(self.split, self.seed):
             yield word_problems.signature(problem.steps), problem.question, str(problem.result), ""
 
     def score(self, item: Item, text: str) -> Score:
-        """Right when the number behind ``####`` is."""
+        """Return the score of a text, which is right if the number after ``####`` is."""
         number = re.search(r"####\s*(-?\d+)", text)
         extracted = number[1] if number else None
         return Score(extracted == item.reference, extracted, expected=item.reference)
@@ -60,11 +60,11 @@ class Lists(EmbeddedTask):
     name = "lists"
 
     def problems(self) -> Iterator[tuple[str, str, tuple[str, str], str]]:
-        """Yield problems, whose reference is the question, which may have many right answers, and one of these."""
+        """Yield the problems, each with its question and one of perhaps many right answers as reference."""
         for problem in list_problems.problems(self.split, self.seed):
             yield problem.question, problem.question, (problem.question, problem.answer), f"-{problem.family}"
 
     def score(self, item: Item, text: str) -> Score:
-        """Right when the whole text is a right answer."""
+        """Return the score of a text, which is right if the whole text is a right answer."""
         question, answer = item.reference
         return Score(list_problems.is_right(question, text), text.strip(), expected=answer)

@@ -14,9 +14,9 @@ FLEXIBLE = re.compile(r"-?[$0-9.,]{2,}|-?[0-9]+")
 
 
 class GSM8K(FewshotBenchmark):
-    """Questions behind worked examples.
+    """Questions after worked examples.
 
-    `correct` is strict-match, the number behind the first ``####``; `flexible` takes the last number of the text.
+    `correct` is strict-match, the number after the first ``####``; `flexible` takes the last number of the text.
     """
 
     name = "gsm8k"
@@ -24,7 +24,7 @@ class GSM8K(FewshotBenchmark):
     train = "hf://openai/gsm8k:main:train"
 
     def example(self, row: dict[str, Any]) -> Example:
-        """Return a row of the original files: `question`, and `answer` that ends in ``#### N``."""
+        """Return a worked example from a row of the original files, whose `answer` ends in ``#### N``."""
         return Example(f"Question: {text_field(row, 'question')}\nAnswer:", text_field(row, "answer"))
 
     def item(self, number: int, row: dict[str, Any]) -> Item:
@@ -33,7 +33,7 @@ class GSM8K(FewshotBenchmark):
         return self.fewshot_item(f"gsm8k-{number}", shown.question, STOP, shown.answer)
 
     def score(self, item: Item, text: str) -> Score:
-        """Exact match after normalisation, of both readings."""
+        """Return the score of a text: whether each of the two readings equals the reference after normalisation."""
         target = normal(item.reference)
         strict, flexible = STRICT.search(text), FLEXIBLE.findall(text)
         extracted = strict.group(1) if strict else None
@@ -44,7 +44,7 @@ class GSM8K(FewshotBenchmark):
 
 
 def normal(answer: str) -> str:
-    """Return what is compared: without commas, dollar signs, all up to ``#### ``, and a last full stop."""
+    """Return an answer as compared: in lower case, without commas, ``$``, final full stop, and text up to ``#### ``."""
     for ignored in (",", r"\$", r"(?s).*#### ", r"\.$"):
         answer = re.sub(ignored, "", answer)
     return answer.lower()

@@ -1,8 +1,8 @@
 """Tasks of lm-evaluation-harness: their prompts, examples and scoring, in a batch job of ours.
 
-The harness' own task objects do all that makes a benchmark's figures comparable: they render questions and examples,
-say where an answer stops or which answers there are to choose from, filter and judge, and add up. Only generating, and
-working out how likely given answers are, is ours.
+The harness's own task objects do all that makes a benchmark's figures comparable: they render questions and examples,
+say where an answer stops or which answers there are to choose from, filter, judge, and aggregate. We only generate
+answers, and compute how likely given answers are.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from typing import Any
 from lopa_dist.tasks.task import DEFAULT, Continuation, Item, Likely, RequestSampling, Score
 
 log = logging.getLogger("lopa_dist")
-SEED = 1234  # of the choice of examples, as `lm_eval` has it
-SCORED = ("loglikelihood", "multiple_choice", "loglikelihood_rolling")  # by how likely the model finds given texts
+SEED = 1234  # for the choice of examples, as in `lm_eval`
+SCORED = ("loglikelihood", "multiple_choice", "loglikelihood_rolling")  # judged by how likely the model finds texts
 
 
 class HarnessTask:
     """A task of the harness, or a group of them that are all of one kind.
 
-    `correct` is the first metric that is a share; others stand beside it (`Score.also`). The report has every metric as
-    the harness adds it up.
+    `correct` is the first metric that is a share; the other shares are in `Score.also`. The report has every metric as
+    the harness aggregates it.
 
     Args:
         harness: the name of a task or a group, or a YAML file of a task, which may include another task and name its
@@ -37,7 +37,7 @@ class HarnessTask:
         limit: the most documents to take of each task; None: all.
         fewshot: examples in a prompt; None: as many as the task says.
         fewshot_as_multiturn: in a chat, every example is a turn of its own.
-        masks: drawn of a text whose likelihood is asked for, where the model is a masked one.
+        masks: how many masks are drawn for a text whose likelihood is asked for, if the model is a masked one.
 
     Raises:
         ValueError: the harness is not installed, has no such task, or the task wants what a job cannot do.
@@ -67,7 +67,7 @@ class HarnessTask:
             raise ValueError(f"task.harness={harness}: some of its tasks ask for texts and some for likelihoods")
 
     def items(self) -> Iterable[Item]:
-        """One item a document, called after the task and the document's number, from 0, as the harness counts."""
+        """Yield one item per document, named after the task and the document's number, which counts from 0."""
         for name, task in self.tasks.items():
             before = ""
             for number, document in task.doc_iterator(limit=self.limit):
@@ -75,11 +75,11 @@ class HarnessTask:
                 prompt = item.prompt or ""
                 common = os.path.commonprefix([before, prompt])  # noqa: RUF071 - of texts
                 before = prompt
-                end = task.config.fewshot_delimiter or "\n\n"  # of the examples, which many documents have in common
+                end = task.config.fewshot_delimiter or "\n\n"  # of each example; many documents share examples
                 yield replace(item, prefix=common[: common.rfind(end) + len(end)] if end in common else "")
 
     def item(self, name: str, number: int, document: Mapping[str, Any]) -> Item:
-        """Return one document of a task."""
+        """Return the item of one document of the task `name`."""
         task = self.tasks[name]
         examples = int(task.config.num_fewshot or 0) if self.fewshot is None else self.fewshot
         begin = task.resolve_field(document, task.config.gen_prefix)  # how the task begins an answer
@@ -95,7 +95,7 @@ class HarnessTask:
         item = Item(f"{name}-{number}", reference=json.dumps(document, sort_keys=True, default=str))
         if task.OUTPUT_TYPE in SCORED:
             texts = tuple(continuations(task, document, plain, chat))
-            first = texts[0].behind or item  # for those who look at the results
+            first = texts[0].behind or item  # only for people who look at the results
             return replace(item, prompt=first.prompt, messages=first.messages, continuations=texts)
         if not isinstance(plain, str):
             return replace(item, error="it has several prompts; only one can be answered")
@@ -109,11 +109,11 @@ class HarnessTask:
         )
 
     def score(self, item: Item, text: str) -> Score:
-        """Filter and judge a text as the harness does."""
+        """Return the score of a text, filtered and judged as the harness does."""
         return self.judged(item, [text])
 
     def score_likelihoods(self, item: Item, likelihoods: Sequence[Likely]) -> Score:
-        """Judge by how likely the model finds the continuations of an item."""
+        """Return the score of an item by how likely the model finds its continuations."""
         task = self.task_of(item)
         if task.OUTPUT_TYPE == "loglikelihood_rolling":
             return self.judged(item, [text.loglikelihood for text in likelihoods])
@@ -127,7 +127,7 @@ class HarnessTask:
         return replace(score, extracted=str(choices[best]), expected=expected)
 
     def judged(self, item: Item, responses: Sequence[Any]) -> Score:
-        """Return what the harness makes of a document's responses."""
+        """Return the score that the harness gives to a document's responses."""
         from lm_eval.api.instance import Instance
         from lm_eval.api.metrics import mean
 
@@ -155,14 +155,14 @@ class HarnessTask:
         return Score(right, extracted, shares, metrics=metrics, expected=expected)
 
     def task_of(self, item: Item) -> Any:
-        """Return the harness' task that an item is of."""
+        """Return the harness's task that an item belongs to."""
         return self.tasks[item.custom_id.rpartition("-")[0]]
 
     def totals(self, lines: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-        """By task, and by group, what the harness makes of the metrics of all its documents.
+        """Return the metrics of each task and group, aggregated over its documents as the harness does.
 
         Args:
-            lines: of the results.
+            lines: of `results.jsonl`.
         """
         from lm_eval.api.metrics import mean
 
@@ -176,7 +176,7 @@ class HarnessTask:
                 rule = task.aggregation().get(key.split(",")[0], mean)
                 try:
                     totals.setdefault(name, {})[key] = float(rule(of_documents))
-                except Exception as error:  # whatever the metric's library raises; the answers are there
+                except Exception as error:  # whatever the metric's library raises; the answers remain
                     log.warning("WARNING: %s: %s could not be worked out (%s)", name, key, error)
         sizes = {name: {"sample_len": max(map(len, metrics.values()))} for name, metrics in values.items()}
         for name, group in self.groups.items():
@@ -187,19 +187,19 @@ class HarnessTask:
 
 
 def behind(item: Item, plain: str, chat: list[dict[str, str]]) -> Item:
-    """Return the item with a prompt in both forms; the last message may be how the assistant's turn begins."""
+    """Return the item with a prompt in both forms; a last message of the assistant's becomes `answer_prefix`."""
     begun = chat[-1]["content"] if chat[-1]["role"] == "assistant" else ""
     return replace(item, prompt=plain, messages=chat[:-1] if begun else chat, answer_prefix=begun)
 
 
 def continuations(task: Any, document: Mapping[str, Any], plain: Any, chat: Any) -> Iterator[Continuation]:
-    """Yield the texts of a document whose likelihoods a task asks for, each with what it stands behind.
+    """Yield the texts of a document whose likelihoods a task asks for, each with the prompt that it follows.
 
     Args:
         task: of the harness.
         document: of the task.
         plain: the prompt, or one for each of the texts.
-        chat: the same as lists of messages.
+        chat: the same, as lists of messages.
     """
     forms = []
     for context, in_chat in ((plain, False), (chat, True)):
@@ -213,12 +213,12 @@ def continuations(task: Any, document: Mapping[str, Any], plain: Any, chat: Any)
 
 
 def plainly(value: Any) -> Any:
-    """Return what JSON has in place of a value that it does not have."""
+    """Return a value that JSON can hold in place of one that it cannot hold."""
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 def check(name: str, task: Any) -> None:
-    """Raise a ValueError where a job cannot do what a task wants."""
+    """Raise a ValueError if a job cannot do what a task wants."""
     if task.OUTPUT_TYPE not in (*SCORED, "generate_until"):
         raise ValueError(f"task.harness={name}: it asks for {task.OUTPUT_TYPE}, which a job has not")
     if getattr(task.config, "unsafe_code", False):
@@ -231,7 +231,7 @@ def check(name: str, task: Any) -> None:
 
 
 def load(task: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the harness' task objects and groups by name, or raise a ValueError that says why there are none."""
+    """Return the harness's task objects and groups by name; raise a ValueError that says why there are none."""
     from lm_eval.tasks import TaskManager
 
     try:
@@ -244,7 +244,7 @@ def load(task: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def sampling_of(generation: Mapping[str, Any]) -> RequestSampling:
-    """Return how a task wants tokens drawn; tasks mostly say greedily, and then the decode config decides."""
+    """Return how a task wants tokens drawn. Most tasks want greedy decoding; for them the decode config decides."""
     if not generation.get("do_sample") or not generation.get("temperature"):
         return DEFAULT
     top_p, top_k = generation.get("top_p"), generation.get("top_k")

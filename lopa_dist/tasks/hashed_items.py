@@ -9,16 +9,16 @@ from lopa_dist.tasks.task import Item
 
 
 class HashedItems:
-    """Iterates over a task's items and hashes them. All shards of one input get the same hash."""
+    """An iterable over a task's items that hashes them. All shards of one input get the same hash."""
 
     def __init__(self, items: Iterable[Item]) -> None:
         self.items, self.sum = items, hashlib.sha256()
 
     def __iter__(self) -> Iterator[Item]:
         for item in self.items:
-            self.sum.update(repr(item).encode("utf-8", "surrogatepass"))  # all of it: also what it is judged by
+            self.sum.update(repr(item).encode("utf-8", "surrogatepass"))  # all of it, including the reference
             yield item
 
     def digest(self) -> str:
-        """Return the hash, when all items have passed."""
+        """Return the hash; call this after iterating over all items."""
         return self.sum.hexdigest()[:24]

@@ -1,4 +1,4 @@
-"""Whether a task's data sets can be had, before a job begins: from the cache of `datasets`, or from the hub."""
+"""A check before a job begins: whether a task's data sets are in the cache of `datasets` or can be had from the hub."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lopa_dist.tasks.rows import HUB, hub_parts, is_dataset
 
 
 def data_sets(task: Any) -> list[str]:
-    """Return the ``hf://`` sources that the task of these options reads: its problems and its examples."""
+    """Return the ``hf://`` sources that the task with these options reads: its problems and its examples."""
     kind, options = task_class(task.name), options_of(task.name)
     sources = [task.input or getattr(kind, "test", None)]
     if "fewshot" in options and task.fewshot != 0:
@@ -21,7 +21,7 @@ def data_sets(task: Any) -> list[str]:
 
 
 def why_not_there(source: str) -> str:
-    """Return why an ``hf://`` source cannot be had here, and what to do; empty where it can."""
+    """Return why an ``hf://`` source cannot be had here, and what to do; empty if it can."""
     name = hub_parts(source, "task.input")[0]
     if Path(name).expanduser().exists() or cached(name):
         return ""
@@ -33,7 +33,7 @@ def why_not_there(source: str) -> str:
 
 
 def cached(name: str) -> bool:
-    """Return whether `datasets` has prepared a data set before."""
+    """Return whether the cache of `datasets` has the data set `name`, prepared before."""
     home = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface")).expanduser()
     place = Path(os.environ.get("HF_DATASETS_CACHE", home / "datasets")).expanduser()
     return (place / name.lower().replace("/", "___")).is_dir()

@@ -1,7 +1,8 @@
 """HumanEval (Chen et al. 2021) and HumanEval+ (Liu et al. 2023): complete a function from its docstring.
 
-Plain form: the prompt itself, as lm-evaluation-harness's `humaneval`. Chat form: its `humaneval_instruct`, where the
-assistant's turn begins with a code block that holds the prompt, and ends for the judge where the block ends.
+The plain form is the prompt itself, as in lm-evaluation-harness's `humaneval`. The chat form is that of its
+`humaneval_instruct`: the assistant's turn begins with a code block that holds the prompt, and what follows the end of
+the block is not judged.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ BEGINNING = "Here is the completed function:\n```python\n{prompt}\n"
 
 
 class HumanEval(CodeTask, Benchmark):
-    """No examples; an item's reference is the prompt and the tests."""
+    """A benchmark without examples; an item's reference is the prompt and the tests."""
 
     name = "humaneval"
     test = "hf://openai/openai_humaneval:test"

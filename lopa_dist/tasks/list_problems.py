@@ -1,9 +1,9 @@
-"""Seeded problems on lists and small Latin squares, where tokens that are filled together must fit each other.
+"""Seeded problems about lists and small Latin squares, where tokens that are filled together must fit each other.
 
 The families are ParallelBench's waiting lines and puzzles (arXiv 2510.04767). Copying, reversing and sorting
 have one right answer. The others have many, and a model that knows them all is sure of few tokens: every item may come
-first in a shuffled list, and the item to insert may stand anywhere, but only once. Whether tokens are right depends on
-each other.
+first in a shuffled list, and the item to insert may stand anywhere, but only once. Whether a token is right depends on
+the others.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from lopa_dist.tasks.word_problems import Split, split_of
 FAMILIES = ("copy", "reverse", "sort", "shuffle", "insert", "remove", "replace", "latin")
 NUMBERS = range(200)
 LENGTHS = {"short": range(3, 10), "medium": range(10, 30), "long": range(30, 61), "longest": range(61, 128)}
-"""Items of a list; each kind is as likely as another. Only the longest lists have numbers above 99."""
+"""Numbers of items in a list, by kind; all kinds are equally likely. Only the longest lists have numbers above 99."""
 LONG_FAMILIES = ("copy", "reverse", "insert", "remove")
-"""Families that have the longest lists, too. The others are hard for a small model, however long the list is."""
+"""Families that have the longest lists, too. The others are hard for a small model with lists of any length."""
 LONGEST = LENGTHS["longest"][-1]
 SYMBOLS = ("a", "b", "c", "d")
 BLANK, ROW_END = "_", "/"
@@ -37,7 +37,7 @@ class ListProblem:
 
 
 def listed(items: list[int]) -> str:
-    """``"3 17 5"``."""
+    """Return the items as a text, such as ``"3 17 5"``."""
     return " ".join(map(str, items))
 
 
@@ -48,7 +48,7 @@ def unlisted(text: str) -> list[int] | None:
 
 
 def grid(cells: Sequence[str]) -> str:
-    """16 cells as ``"a b c d / b a d c / ..."``."""
+    """Return 16 cells as a text, such as ``"a b c d / b a d c / ..."``."""
     return f" {ROW_END} ".join(" ".join(cells[i : i + 4]) for i in range(0, 16, 4))
 
 
@@ -71,7 +71,7 @@ SQUARES = tuple(all_squares())
 
 
 def latin(rng: random.Random) -> ListProblem:
-    """Return a square with blanks, and the square that it was made from."""
+    """Return the problem to complete a square with blanks; the answer is the square that it was made from."""
     cells = rng.choice(SQUARES)
     blank = set(rng.sample(range(16), rng.choice(BLANKS)))
     given = [BLANK if i in blank else cell for i, cell in enumerate(cells)]
@@ -79,14 +79,14 @@ def latin(rng: random.Random) -> ListProblem:
 
 
 def random_length(rng: random.Random, family: str, longest: int) -> int:
-    """Items of a list: first its kind, then the length."""
+    """Return a random number of items for a list of at most `longest`: its kind is drawn first, then the number."""
     allowed = [lengths for kind, lengths in LENGTHS.items() if kind != "longest" or family in LONG_FAMILIES]
     kinds = [range(lengths.start, min(lengths.stop, longest + 1)) for lengths in allowed]
     return rng.choice(rng.choice([lengths for lengths in kinds if lengths]))
 
 
 def list_problem(rng: random.Random, family: str, length: int) -> ListProblem:
-    """Return a list of distinct numbers, what to do with it, and one right result, all right ones equally likely."""
+    """Return a problem about a list of distinct numbers; as its answer, each right result is equally likely."""
     *items, new = rng.sample(NUMBERS if length in LENGTHS["longest"] else range(100), length + 1)
     result, place = list(items), rng.randrange(length)
     order = family
@@ -109,14 +109,14 @@ def list_problem(rng: random.Random, family: str, length: int) -> ListProblem:
 
 
 def random_problem(rng: random.Random, family: str, longest: int = LONGEST) -> ListProblem:
-    """Return a problem of `family` on at most `longest` items (at least 3), of either side of the split."""
+    """Return a problem of `family` with at most `longest` items (3 or more), from either side of the split."""
     return latin(rng) if family == "latin" else list_problem(rng, family, random_length(rng, family, longest))
 
 
 def problems(split: Split, seed: int) -> Iterator[ListProblem]:
     """Yield an endless stream of problems of one side of the split, the families in turn.
 
-    Training uses any seed; 1 is for looking at while tuning and 2 is the final test, kept apart.
+    Training uses any seed. For tests, seed 1 may be looked at while tuning; seed 2 is kept apart as the final test.
     """
     rng = random.Random(f"lists-{split}-{seed}")
     while True:
@@ -140,7 +140,7 @@ CHECKS: dict[str, Callable[[list[int], int | None, list[int]], bool]] = {
 
 
 def is_completed(given: list[str], answer: list[str]) -> bool:
-    """Return a Latin square that keeps the given cells."""
+    """Return whether `answer` is a Latin square that keeps the `given` cells."""
     rows = [answer[i : i + 4] for i in range(0, 16, 4)]
     lines = rows + [answer[i::4] for i in range(4)]
     fits = all(g in (BLANK, a) for g, a in zip(given, answer, strict=True))

@@ -1,8 +1,8 @@
 """MBPP (Austin et al. 2021) and MBPP+ (Liu et al. 2023): write a function from a sentence and three assertions.
 
-Prompt, examples and stop string come from lm-evaluation-harness's `mbpp` and `mbpp_plus`, also in chat form. Unlike
+Prompt, examples and stop string come from lm-evaluation-harness's `mbpp` and `mbpp_plus`, in chat form, too. Unlike
 there, a problem's `test_setup_code` runs before its assertions, MBPP+ is judged by its own tests and not by the three
-of the prompt, and in chat form a fenced block in the answer is taken out first.
+in the prompt, and in chat form only the first fenced block of the answer, if there is one, is run.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from lopa_dist.tasks.rows import HUB
 from lopa_dist.tasks.task import Item, Score
 
 STOP = ("[DONE]",)
-EXAMPLE_IDS = range(2, 11)  # of MBPP: the first three of them are the standard prompt
+EXAMPLE_IDS = range(2, 11)  # task ids in MBPP; the first three are the standard examples
 TEST_IDS = range(11, 511)
 
 
 class MBPP(CodeTask, FewshotBenchmark):
-    """Problems 11 to 510 behind examples 2, 3 and 4; a local file with all of MBPP gives both."""
+    """Problems 11 to 510 after examples 2, 3 and 4; a local file with all of MBPP gives both."""
 
     name = "mbpp"
     test = "hf://google-research-datasets/mbpp:full:test"
@@ -30,17 +30,17 @@ class MBPP(CodeTask, FewshotBenchmark):
     delimiter = ""
 
     def own_examples(self) -> str:
-        """Return the rows' source: the hub's, or the user's own file."""
+        """Return the source of the examples: the hub if the problems come from there, else the file that has these."""
         return self.train if self.source.startswith(HUB) else self.source
 
     def example(self, row: dict[str, Any]) -> Example | None:
-        """Return a worked example, if the row is one of those set aside for it."""
+        """Return the row as a worked example; None if it is not one of those set aside for that."""
         if task_number(row) not in EXAMPLE_IDS:
             return None
         return Example(question(text_field(row, "text", "prompt"), row), f"{text_field(row, 'code')}\n[DONE]")
 
     def item(self, number: int, row: dict[str, Any]) -> Item | None:
-        """Return one problem of the test range, called `mbpp-TASK_ID`."""
+        """Return one problem, called `mbpp-TASK_ID`; None if it is not in the test range."""
         task_id = task_number(row)
         if task_id not in TEST_IDS:
             return None
@@ -61,11 +61,11 @@ class MBPPPlus(MBPP):
     test = "hf://evalplus/mbppplus:test"
 
     def own_examples(self) -> str:
-        """MBPP's, on the hub."""
+        """Return the source of the examples, which are MBPP's, on the hub."""
         return self.train
 
     def item(self, number: int, row: dict[str, Any]) -> Item:
-        """Return one problem."""
+        """Return one problem, called `mbpp-TASK_ID`."""
         refuse_release_form(row)
         tests = "\n".join([*(row.get("test_imports") or []), text_field(row, "test")])
         return self.fewshot_item(
@@ -74,7 +74,7 @@ class MBPPPlus(MBPP):
 
 
 def task_number(row: dict[str, Any]) -> int:
-    """Return the number of ``task_id``."""
+    """Return the number in ``task_id``; raise a BadRow if there is none."""
     value = row.get("task_id")
     if isinstance(value, bool) or not str(value).isdecimal():
         raise BadRow("no number in task_id")
@@ -82,7 +82,7 @@ def task_number(row: dict[str, Any]) -> int:
 
 
 def assertions(row: dict[str, Any]) -> list[str]:
-    """``test_list``, which must hold text."""
+    """Return ``test_list``; raise a BadRow if it is not a list of texts."""
     tests = row.get("test_list")
     if not isinstance(tests, list) or not tests or not all(isinstance(test, str) for test in tests):
         raise BadRow("no list of assertions in test_list")

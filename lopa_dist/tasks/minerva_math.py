@@ -17,16 +17,16 @@ SUBJECTS = (
     "precalculus",
 )  # fmt: skip
 STOP = ("Problem:",)
-WITHIN_S = 60.0  # math-verify gives up two parses and a comparison after 5 s each, if Python gets a word in
+WITHIN_S = 60.0  # math-verify gives up two parses and a comparison after 5 s each, if it can be interrupted
 BOXED = re.compile(r"\\(?:boxed|fbox)\b")
 
 
 class MinervaMath(FewshotBenchmark):
-    """Problems behind the four standard examples.
+    """Problems after the four standard examples.
 
-    The gold is what math-verify reads from the whole reference solution, as in lm-evaluation-harness. It judges in
-    child processes, which run this file: an answer may keep it busy for seconds, and it limits its time by alarms,
-    which need a main thread.
+    The gold answer is what math-verify reads from the whole reference solution, as in lm-evaluation-harness.
+    math-verify judges in child processes, which run this file: an answer may keep it busy for seconds, and it limits
+    its time with alarms, which need a main thread.
 
     Raises:
         ValueError: math-verify is not installed.
@@ -43,7 +43,7 @@ class MinervaMath(FewshotBenchmark):
         super().__init__(*options, **named)
 
     def example(self, row: dict[str, Any]) -> Example:
-        """Return a row of MATH, `problem` and `solution`."""
+        """Return a worked example from a row of MATH, with `problem` and `solution`."""
         return Example(f"Problem:\n{text_field(row, 'problem')}\n\nSolution:", text_field(row, "solution"))
 
     def item(self, number: int, row: dict[str, Any]) -> Item:
@@ -54,10 +54,10 @@ class MinervaMath(FewshotBenchmark):
         return self.fewshot_item(f"math-{number}", shown.question, STOP, shown.answer)
 
     def score(self, item: Item, text: str) -> Score:
-        """Equal as mathematics; an answer that math-verify cannot cope with, or not in time, is wrong.
+        """Return whether a text's answer equals the reference as mathematics; it is wrong if math-verify fails on it.
 
         Raises:
-            Lost: its process was lost, or could not be started.
+            Lost: the process of math-verify was lost, or could not be started.
         """
         try:
             return Score(**self.workers.ask((item.reference, text)))
@@ -65,12 +65,12 @@ class MinervaMath(FewshotBenchmark):
             return Score(False, None, reason=f"math-verify {error}")
 
     def cancel(self) -> None:
-        """End the children."""
+        """End the child processes."""
         self.workers.end()
 
 
 def judge(question: tuple[str, str]) -> dict[str, Any]:
-    """Return whether a text's answer equals the reference's, and the answer as text; both are parsed for up to 5 s."""
+    """Return the fields of a `Score` for a reference and a text; each of the two is parsed for up to 5 s."""
     from math_verify import parse, verify
 
     reference, text = question
@@ -78,7 +78,7 @@ def judge(question: tuple[str, str]) -> dict[str, Any]:
         answer, gold = parse(text), parse(reference)
         read = [str(value[-1]) if value else None for value in (answer, gold)]
         return {"correct": bool(verify(gold, answer)), "extracted": read[0], "expected": read[1]}
-    except Exception as error:  # sympy's have nothing in common
+    except Exception as error:  # sympy's errors have no common base
         return {"correct": False, "extracted": None, "reason": f"math-verify: {type(error).__name__}: {error}"[:200]}
 
 

@@ -1,4 +1,4 @@
-"""A prompt with the fields of a line in braces: ``Classify: {text}``. Doubled braces are braces."""
+"""A prompt with the names of a line's fields in braces: ``Classify: {text}``. A doubled brace stands for a brace."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from string import Formatter
 from typing import Any
 
 Template = tuple[tuple[str, str | None], ...]
-"""Pieces of a prompt: a text, and the name of the field behind it (None: no field)."""
+"""Pieces of a prompt: a text, and the name of the field after it (None: no field)."""
 
 
 def template_of(text: str) -> Template:
-    """Return the pieces of a template. A name may be any column's, with spaces and dots.
+    """Return the pieces of a template. A name may be that of any column, with spaces and dots.
 
     Raises:
-        ValueError: a brace that is not closed, or no field at all.
+        ValueError: a brace is not closed, or there is no field at all.
     """
     pieces: list[tuple[str, str | None]] = []
     try:
@@ -45,5 +45,5 @@ def fill(template: Template, values: Mapping[str, Any]) -> str:
 
 
 def text_of(value: Any) -> str:
-    """Return a value as a text."""
+    """Return a value as text; lists and objects become JSON."""
     return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list | dict) else str(value)

@@ -19,13 +19,13 @@ from lopa_dist.tasks.rows import check, is_dataset
 from lopa_dist.tasks.task import Task
 
 KINDS = (Arithmetic, Lists, Batch, GSM8K, MinervaMath, HumanEval, HumanEvalPlus, MBPP, MBPPPlus, HarnessTask)
-FIRST = 20  # lines of an input that are looked at before a job
+FIRST = 20  # how many lines of an input are looked at before a job
 TASKS: dict[str, Any] = {kind.name: kind for kind in KINDS}
-"""The class of each task. It is made with `limit` and its own `options`, all by the names of `task.*`."""
+"""The class of each task. Its arguments are `limit` and the keys of `task.*` that its `options` name."""
 
 
 def unusable(task: Any) -> str:
-    """Return why none of the first lines of an input on this machine can be used; empty where one can."""
+    """Return why none of the first lines of the input can be used; empty if one can, or it is not on this machine."""
     if not task.input or task.input == "-" or is_dataset(task.input) or is_remote(task.input):
         return ""
     errors = [item.error for item in islice(make_task(task).items(), FIRST)]
@@ -36,8 +36,8 @@ def make_task(options: Any) -> Task:
     """Return the task that the configuration's section `task` names.
 
     Raises:
-        ValueError: a source that cannot be read, a library that is not there, code that may not be run; a class of the
-            user's own that is no task.
+        ValueError: a source cannot be read, a library is missing, code may not be run, or the user's own class is not a
+            task.
     """
     if options.input:
         check(options.input)
@@ -61,7 +61,7 @@ def make_task(options: Any) -> Task:
 
 
 def task_class(name: str) -> Any:
-    """Return the class of a task, or the user's own that ``FILE.py:CLASS`` names.
+    """Return the class of a task, or the user's own class that ``FILE.py:CLASS`` names.
 
     Raises:
         ValueError: there is no such class, or it is no task.

@@ -1,4 +1,4 @@
-"""The format that an answer must have: JSON, perhaps of a schema. It is checked when the answer is complete."""
+"""The format that an answer must have: JSON, perhaps by a schema. It is checked when the answer is complete."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-TRIES = 3  # as users of other engines usually have
+TRIES = 3  # what users of other engines usually allow
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")  # of a JSON schema
 LONGEST = 200  # characters of a reason
 
@@ -27,7 +27,7 @@ class ResponseFormat:
 
     @classmethod
     def of(cls, value: Any) -> ResponseFormat | None:
-        """Return the format that OpenAI's `response_format` asks for, or a schema alone; None where any text will do.
+        """Return the format that OpenAI's `response_format`, or a schema alone, asks for; None if any text will do.
 
         Raises:
             ValueError: an unknown format, an invalid schema, or a missing library for schemas.
@@ -50,12 +50,12 @@ class ResponseFormat:
             validator(text)
         except ValueError:
             raise
-        except Exception as error:  # what libraries raise of a schema that is nested too deep, or of odd types
+        except Exception as error:  # what libraries raise for schemas that are nested too deeply or have odd types
             raise ValueError(f"the json_schema cannot be used ({type(error).__name__}: {error})"[:LONGEST]) from error
         return cls(text)
 
     def failure(self, text: str) -> str:
-        """Return why a text is not of the format; empty where it is."""
+        """Return why a text does not have the format; empty if it does."""
         try:
             value = json.loads(text, parse_constant=refuse)
         except (ValueError, RecursionError) as error:
@@ -64,14 +64,14 @@ class ResponseFormat:
             return "" if isinstance(value, dict) else f"JSON, but {type(value).__name__} instead of an object"
         try:
             wrong = next(validator(self.schema).iter_errors(value), None)
-        except Exception as reason:  # references to what is not in the schema, and patterns that are none
+        except Exception as reason:  # references to what is not in the schema, and invalid patterns
             return f"JSON, but the schema cannot be applied ({reason})"[:LONGEST]
         return "" if wrong is None else f"not of the schema ({wrong.json_path}: {wrong.message})"[:LONGEST]
 
 
 @lru_cache(maxsize=256)
 def validator(schema: str) -> Any:
-    """Return what checks values by a schema, which reaches no file and no network; a ValueError where it is none."""
+    """Return a validator for a schema, which reads no file and no network; raise a ValueError if it is no schema."""
     try:
         from jsonschema.exceptions import SchemaError
         from jsonschema.validators import validator_for

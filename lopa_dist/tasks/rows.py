@@ -4,11 +4,11 @@ A source is written as
 
 - a path: JSON Lines, one JSON array or object (`.json`), a table with a line of names (`.csv`, `.tsv`), Parquet; all
   but Parquet also gzipped (`.gz`);
-- a folder, or a pattern (`part-*.parquet`): its files of one of these kinds, sorted by path; a folder of `*.json` files
-  alone has one object in each (how MATH is distributed);
+- a folder, or a pattern (`part-*.parquet`): its files of one of these kinds, sorted by path; in a folder with only
+  `*.json` files, each has one object (how MATH is distributed);
 - ``-``: JSON Lines from standard input;
-- ``hf://owner/name:split`` or ``hf://owner/name:config:split``: read with the `datasets` library, never running code
-  of the dataset's. A path in place of ``owner/name`` reads a local folder in the same way;
+- ``hf://owner/name:split`` or ``hf://owner/name:config:split``: read with the `datasets` library, never running the
+  dataset's own code. A path in place of ``owner/name`` reads a local folder in the same way;
 - any other path with ``://`` that fsspec reads (``s3://``, ``gs://``, ``hf://datasets/owner/name/file.jsonl``): a file
   of the kinds above, which is fetched first.
 """
@@ -38,21 +38,21 @@ HUB = "hf://"
 LINES = ("", ".jsonl", ".ndjson")
 TABLES = (".csv", ".tsv", ".parquet")
 GZIP = b"\x1f\x8b"  # how a gzipped file begins
-READING = (OSError, EOFError, zlib.error)  # what damaged files, and those that are gone, raise
+READING = (OSError, EOFError, zlib.error)  # what reading a damaged or missing file raises
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row with its number, from 1: an object, or what is wrong with it, beside what can be read of it."""
+    """One row with its number, from 1: an object, or what is wrong with it and as much as can be read of it."""
 
     number: int
     value: dict[str, Any] | None = None
     error: str | None = None
-    where: str = ""  # of several files: which one, and which line of it
+    where: str = ""  # if there are several files: which one, and the line in it
 
 
 def check(source: str, key: str = "task.input") -> None:
-    """Raise a ValueError that names `key` if the source can be seen to be unusable before it is read."""
+    """Raise a ValueError that names `key` if the source cannot be used, as far as that shows without reading it."""
     if is_dataset(source):
         hub_parts(source, key)
         return
@@ -63,7 +63,7 @@ def check(source: str, key: str = "task.input") -> None:
 
 
 def check_ending(source: str, key: str = "task.input") -> None:
-    """Raise a ValueError that names `key` if the source's name says that it is a file of a kind that is not read."""
+    """Raise a ValueError that names `key` if the source's name ends like that of a file which cannot be read here."""
     path = Path(source).expanduser()
     if not is_dataset(source) and ending(path) not in (*LINES, ".json", *TABLES) and not path.is_dir():
         raise ValueError(
@@ -84,20 +84,20 @@ def is_table(source: str) -> bool:
 
 
 def kind_of(source: str) -> str:
-    """Return the ending of a file, or of the first one that a folder or a pattern has."""
+    """Return the ending of a file, or that of the first file in a folder or of a pattern."""
     here = not is_dataset(source) and not is_remote(source) and source != "-"
     [first, *_] = (files_of(source) if here else []) or [Path(source)]
     return ending(first)
 
 
 def files_of(source: str, key: str = "task.input") -> list[Path]:
-    """The files of a local source, sorted by path: the file itself, those in a folder, or those that a pattern names.
+    """Return the files of a local source, by path: the file itself, those in a folder, or those that a pattern names.
 
-    Hidden files, and those that begin with an underline as Spark's marks do, are left out; so are `*.json` files beside
-    others, which describe these. An empty list if there are none.
+    In a folder, hidden files and those that begin with an underscore, as Spark's markers do, are left out; so are
+    `*.json` files beside others, which they describe. The list is empty if there is no such file, or none of a pattern.
 
     Raises:
-        ValueError: a folder of files of several kinds.
+        ValueError: a folder has no files of prompts, or the files are of several kinds.
     """
     path = Path(source).expanduser()
     if path.is_dir():
@@ -115,7 +115,7 @@ def files_of(source: str, key: str = "task.input") -> list[Path]:
 
 
 def signature(source: str | None) -> list[tuple[str, int, int]]:
-    """Return the names, sizes and times of the files of a source on this machine; none where it is elsewhere."""
+    """Return the name, size and modification time (ns) of each file of a source; none if it is not on this machine."""
     if not source or source == "-" or is_dataset(source) or is_remote(source):
         return []
     try:
@@ -126,10 +126,10 @@ def signature(source: str | None) -> list[tuple[str, int, int]]:
 
 
 def takes(source: str, file: str) -> bool:
-    """Return whether `source` is a pattern of local files that `file` matches, be it there or not."""
+    """Return whether `source` is a pattern of local files that `file`, which need not exist, matches."""
     if is_dataset(source) or is_remote(source) or is_remote(file) or not has_magic(source):
         return False
-    if Path(source).expanduser().exists():  # a file with such a name
+    if Path(source).expanduser().exists():  # it is the name of a file
         return False
     pattern, name = Path(source).expanduser(), Path(file).expanduser()
     fixed = next(place for place in (*pattern.parents, Path()) if not has_magic(str(place)))
@@ -147,7 +147,7 @@ def matches(pattern: Sequence[str], names: Sequence[str]) -> bool:
 
 
 def not_read(source: str) -> list[str]:
-    """Return what of a folder, or of a pattern's folders, is not read, in words and with what to do."""
+    """Return in words what is not read of a folder, or of the folders of a pattern, and what to do."""
     path = Path(source).expanduser()
     if is_dataset(source) or is_remote(source) or source == "-":
         return []
@@ -165,7 +165,7 @@ def not_read(source: str) -> list[str]:
 
 
 def hidden(path: Path) -> bool:
-    """Return whether a file, or a folder that it is in, is no data."""
+    """Return whether a file, or a folder that it is in, begins with a dot or an underscore: it is not data."""
     return any(part.startswith((".", "_")) for part in path.parts)
 
 
@@ -175,7 +175,7 @@ def is_dataset(source: str) -> bool:
 
 
 def rows(source: str, key: str = "task.input") -> Iterator[Row]:
-    """Yield the rows, in order; blank lines are skipped, but counted.
+    """Yield the rows of a source, in order; blank lines are skipped, but counted.
 
     Raises:
         ValueError: the source as a whole cannot be read; the message names `key`.
@@ -216,7 +216,7 @@ def file_rows(source: str, key: str) -> Iterator[Row]:
 
 
 def rows_of_all(files: Sequence[Path], key: str) -> Iterator[Row]:
-    """Yield the rows of files, one behind the other, numbered through; each knows its file."""
+    """Yield the rows of one file after the other, numbered consecutively; each row says where it is (`Row.where`)."""
     numbers, common = count(1), Path(os.path.commonpath([file.parent for file in files]))
     for file in files:
         name = file.relative_to(common)
@@ -237,14 +237,14 @@ def naming(file: Path, key: str) -> Iterator[None]:
 
 
 def refuse_utf_16(file: Path, key: str) -> None:
-    """Raise a ValueError that names `key` if a file begins as UTF-16 does, which spreadsheets write as Unicode text."""
+    """Raise a ValueError that names `key` if a file begins like UTF-16, which spreadsheets write as Unicode text."""
     with gzip.open(file) if file.suffix.lower() == ".gz" else file.open("rb") as opened:
         if opened.read(2) in (BOM_UTF16_LE, BOM_UTF16_BE):
             raise ValueError(f"{key}={file}: looks like UTF-16; save it as UTF-8")
 
 
 def open_lines(source: str, newline: str | None = None) -> TextIO:
-    """Return the text of a source, as UTF-8; bytes that are not become lone surrogates, which `parse` refuses."""
+    """Return an open file of a source's text, as UTF-8; other bytes become lone surrogates, which `parse` refuses."""
     if source == "-":
         given: Any = io.BufferedReader(sys.stdin.buffer) if not hasattr(sys.stdin.buffer, "peek") else sys.stdin.buffer
         zipped = given.peek(2)[:2] == GZIP
@@ -256,7 +256,7 @@ def open_lines(source: str, newline: str | None = None) -> TextIO:
 
 
 def parse(text: str, number: int) -> Row:
-    """Return one JSON object; everything wrong with it ends in the row's `error`."""
+    """Return the row of one JSON object; whatever is wrong with the text is its `error`."""
     try:
         value: Any = json.loads(text)
         (json.dumps(value, ensure_ascii=False) if "\\u" in text else text).encode()  # an escape may be half of a pair
@@ -270,7 +270,7 @@ def parse(text: str, number: int) -> Row:
 
 
 def json_rows(source: str) -> Iterator[Row]:
-    """The rows of a JSON file with an array of objects, with a single object, or, in spite of its name, with lines."""
+    """Yield the rows of a JSON file with an array of objects, one object or, in spite of its name, JSON Lines."""
     with open_lines(source) as file:
         text = file.read()
     try:
@@ -283,12 +283,12 @@ def json_rows(source: str) -> Iterator[Row]:
 
 
 def csv_rows(source: str, key: str) -> Iterator[Row]:
-    """Yield the rows behind the line of names; every value is a text, and an empty one is None.
+    """Yield the rows after the line of names; every value is a text, and an empty one is None.
 
-    A `.tsv` has tabs between its columns. A `.csv` has what a line ``sep=;`` in front says. Else it has commas, or
-    semicolons if its first line has no comma.
+    A line such as ``sep=;`` in front says what separates columns. Otherwise, a `.tsv` has tabs, and a `.csv` has
+    commas, or semicolons if its first line has semicolons and no comma.
     """
-    csv.field_size_limit(2**31 - 1)  # else 128 KiB
+    csv.field_size_limit(2**31 - 1)  # the default is 128 KiB
     with open_lines(source, newline="") as file:
         head = file.readline()
         told = head.strip()[4:] if head.lower().startswith("sep=") else ""  # as spreadsheets begin a table
@@ -296,7 +296,7 @@ def csv_rows(source: str, key: str) -> Iterator[Row]:
         usual = "\t" if ending(Path(source)) == ".tsv" else "," if "," in head or ";" not in head else ";"
         delimiter = told if len(told) == 1 else usual
         lines = csv.reader(chain([head], file), delimiter=delimiter, strict=True)
-        begin = 1  # line of the next row, which may have several
+        begin = 1  # the line where the next row begins; a row may have several
         try:
             names = next(lines, [])
             begin += lines.line_num
@@ -325,7 +325,7 @@ def csv_row(names: list[str], cells: list[str], number: int) -> Row:
 
 
 def hub_parts(source: str, key: str) -> tuple[str, list[str], str]:
-    """Name, configs (one empty text for the default one) and split of an ``hf://`` source."""
+    """Return the name, the configs (one empty text for the default one) and the split of an ``hf://`` source."""
     name, *rest = source.removeprefix(HUB).split(":")
     if not name or len(rest) not in (1, 2) or not all(rest):
         raise ValueError(f"{key}={source}: write hf://owner/name:split or hf://owner/name:config:split")

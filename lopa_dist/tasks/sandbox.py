@@ -1,18 +1,18 @@
 """Runs code that a model wrote, in a child process that can do little harm.
 
-Confinement is bubblewrap's (`bubblewrap.py`): the program sees the system's libraries and this Python, no file of the
-user's, no process, no network and no socket of the machine. It has no capability, and some system calls are refused
-(`system_calls.py`). Ours are the limits: wall time, CPU time, memory of a process and of all together, processes,
-files. What it writes stays in memory and goes with it, and so do its processes.
+Bubblewrap confines the program (`bubblewrap.py`): it sees the system's libraries and this Python, but none of the
+user's files, no other process, no network and no socket of the machine. It has no capabilities, and some system calls
+are refused (`system_calls.py`). We set the limits: wall time, CPU time, memory of each process and of all together,
+number of processes, files. What the program writes stays in memory and vanishes with it, and so do its processes.
 
-Without bubblewrap a program runs only where the user asks for it (``unconfined``): it has the limits, and an
-environment without the user's variables, and can otherwise do whatever the user can. As root, the program runs as
-a user that nothing else belongs to, in both cases.
+Without bubblewrap, a program runs only if the user asks for it (``unconfined``). It then has the limits, and an
+environment without the user's variables, but can otherwise do whatever the user can. If we are root, the program runs
+in both cases as a user that owns nothing else.
 
-A program passes only if its tests ran to their end: it is the test runner, after the last test, that says so, with a
-random token. The runner shares the interpreter with the program, as all Python benchmarks do. It survives programs
-that end the process, or replace built-in functions, the check function, or what the tests import. A program written to
-search the interpreter's frames for the token, or to return objects that are equal to everything, is beyond it.
+A program passes only if its tests ran to their end: after the last test, the test runner says so with a random token.
+The runner shares the interpreter with the program, as in all Python benchmarks. It survives programs that end the
+process, or replace built-in functions, the check function, or what the tests import. It does not withstand a program
+written to search the interpreter's frames for the token, or to return objects that are equal to everything.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from lopa_dist.tasks.system_calls import filter_program
 from lopa_dist.tasks.task import Cancelled
 
 CHILD = Path(__file__).with_name("sandbox_child.py")
-MOST_ANSWER = 65536  # bytes read from a run; all else is noise
-GRACE_S = 30.0  # for start-up: the child itself keeps the wall limit
+MOST_ANSWER = 65536  # the most bytes read from a run; more would be noise
+GRACE_S = 30.0  # extra time for start-up: the child itself enforces the wall limit
 TICK_S = 0.1  # how soon a cancelled run ends
-CLEARING_S = 1.0  # for its first process to clear away
+CLEARING_S = 1.0  # for the first process of a run to end the others
 OWN_USERS = 1 << 20  # user ids among which a run's own is drawn
 
 
@@ -58,7 +58,7 @@ class Limits:
     memory_bytes: int = 4 << 30  # address space of each process, and resident memory of all together
     processes: int = 16  # threads included
     file_bytes: int = 16 << 20
-    disk_bytes: int = 128 << 20  # of all files in a folder: the working directory, and shared memory; where confined
+    disk_bytes: int = 128 << 20  # of all files in /tmp, and of those in /dev/shm; only if confined
     files: int = 10_000
 
 
@@ -96,7 +96,7 @@ def check(confined: bool) -> None:
 def run_tests(
     solution: str, tests: str, limits: Limits, confined: bool = True, cancelled: Event | None = None
 ) -> Outcome:
-    """Run a program, then its tests in the same module.
+    """Return the outcome of running a program, and then its tests in the same module.
 
     Raises:
         NotRun: the program could not be started.
@@ -107,11 +107,11 @@ def run_tests(
         folder = bubblewrap.WORK
         if not confined:
             folder = tempfile.mkdtemp(prefix="lopa-run-")
-            # not `TemporaryDirectory`, which follows a program's links to change permissions (Python 3.11 and older)
+            # not `TemporaryDirectory`: up to Python 3.11, it changes permissions through links that a program made
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
         ends = os.pipe()
         reader, writer = stack.enter_context(os.fdopen(ends[0], "rb")), stack.enter_context(os.fdopen(ends[1], "wb"))
-        said = stack.enter_context(tempfile.TemporaryFile())  # what goes wrong before the program
+        said = stack.enter_context(tempfile.TemporaryFile())  # what goes wrong before the program begins
         user = own_user() if os.getuid() == 0 else None
         if user is not None and not confined:
             os.chown(folder, user, user)
@@ -151,13 +151,13 @@ def run_tests(
 
 
 def own_user() -> int:
-    """Return a user id that nothing else has, so that no other process is in reach, and none counts for the limit."""
+    """Return a user id of the run's own: no other process is in its reach, and none counts towards its limit."""
     first, _, count = map(int, Path("/proc/self/uid_map").read_text(encoding="utf-8").splitlines()[-1].split())
     return first + count - 2 - secrets.randbelow(max(1, min(OWN_USERS, count // 4)))
 
 
 def end(process: subprocess.Popen[bytes], reader: int) -> None:
-    """End the processes of a run: the first ends with its input, and the others with it; the rest is killed."""
+    """End the processes of a run: the first ends with its input, and the others with it; any that remain are killed."""
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):
         process.stdin.close()
@@ -168,7 +168,11 @@ def end(process: subprocess.Popen[bytes], reader: int) -> None:
 
 
 def read_answers(reader: int, until: float, cancelled: Event | None = None) -> bytes:
-    """Return what comes through the pipe until it is closed, the time is up, or it is too much; else as `run_tests`."""
+    """Return what comes through the pipe until it is closed, the time is up, or it is too much to read.
+
+    Raises:
+        Cancelled: `cancelled` was set before.
+    """
     received = b""
     with selectors.DefaultSelector() as selector:
         selector.register(reader, selectors.EVENT_READ)
@@ -184,10 +188,10 @@ def read_answers(reader: int, until: float, cancelled: Event | None = None) -> b
 
 
 def judge(answers: bytes, token: str, said: str = "") -> Outcome:
-    """Passed if a line holds the token; else the first reason given. Lines that the program forged are skipped.
+    """Return the outcome: passed if a line has the token, else the first reason given; other lines are skipped.
 
     Raises:
-        NotRun: the first line does not say that the program was begun; `said` is what there is instead.
+        NotRun: the first line does not say that the program began; the message is from that line or from `said`.
     """
     first, *others = answers.split(b"\n")
     if first != b"begun":

@@ -1,11 +1,11 @@
-"""The child side of `sandbox.py`: run a program and its tests within limits.
+"""The child side of `sandbox.py`: it runs a program and its tests within limits.
 
-Started as ``python -I -B -c <this file>``, by bubblewrap or without it, so it uses the standard library alone. Its
-input is a JSON job on one line; when the input ends, by whatever end of the parent, so does the run.
+It is started as ``python -I -B -c <this file>``, by bubblewrap or without it, so it uses the standard library alone.
+Its input is a JSON job on one line. When the input ends, however the parent ends, so does the run.
 
-Two processes: *init* keeps the limits of all processes together, and leaves nothing behind (it is process 1 of its
-namespace where confined, and the kernel ends the others with it); the *worker* runs the program. That it was begun,
-and the verdict, go to the pipe whose number the job names.
+There are two processes. *init* enforces the limits of all processes together, and leaves none behind (if confined, it
+is process 1 of its namespace, and the kernel ends the others with it). The *worker* runs the program. The pipe whose
+number the job names gets a line when the program begins, and then the verdict.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def become(user: int, keep_reading: bool) -> None:
-    """Stop being root; `keep_reading` keeps the capability to read all files, and nothing else."""
+    """Become `user` instead of root; `keep_reading` keeps the capability to read all files, and no other."""
     libc.prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0)
     os.setgroups([])
     os.setresgid(user, user, user)
@@ -52,7 +52,7 @@ def readable_by_all() -> bool:
 
 
 def tasks_of(user: int) -> int:
-    """Threads that run under a user id: what RLIMIT_NPROC counts outside a user namespace."""
+    """Return how many threads run under a user id: RLIMIT_NPROC counts these outside a user namespace."""
     count = 0
     for entry in os.scandir("/proc"):
         with contextlib.suppress(OSError):
@@ -62,7 +62,7 @@ def tasks_of(user: int) -> int:
 
 
 def limit(job: dict[str, Any], already: int) -> None:
-    """Resource limits of the program, for every process of it; processes are counted for all together."""
+    """Set the program's limits, which hold for each of its processes; their number is limited for all together."""
     for what, most in (
         (resource.RLIMIT_AS, job["memory_bytes"]),
         (resource.RLIMIT_CPU, job["cpu_s"]),
@@ -89,12 +89,12 @@ def imported(source: str) -> list[str]:
 
 
 def work(job: dict[str, Any], pipe: int) -> NoReturn:
-    """Run the program, then its tests; write the verdict. Ends the process."""
+    """Run the program, then its tests; write the verdict to `pipe`, and end the process."""
     token, solution, tests = job.pop("token"), job["solution"], job["tests"]
     for name in imported(tests):
-        with contextlib.suppress(BaseException):  # the tests themselves will say so
+        with contextlib.suppress(BaseException):  # the tests themselves will report it
             importlib.import_module(name)
-    # what the tests use is put back when the program has run: it may have replaced any of it
+    # what the tests use is restored after the program has run, which may have replaced any of it
     modules = {
         name: module
         for name, module in sys.modules.items()
@@ -130,7 +130,7 @@ def work(job: dict[str, Any], pipe: int) -> NoReturn:
 
 
 def too_much(job: dict[str, Any]) -> str:
-    """Return what all processes of a confined run use beyond the limits, or nothing."""
+    """Return in words which limit all processes of a confined run together exceed; empty if none."""
     resident = 0
     for entry in os.scandir("/proc"):
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -148,7 +148,7 @@ def too_much(job: dict[str, Any]) -> str:
 
 
 def watch(job: dict[str, Any], worker: int) -> str:
-    """Wait until the worker ends, the time is up, or it is all too much; the reason if there is no verdict."""
+    """Wait until the worker ends, the time is up, or a limit is exceeded; return the reason for a missing verdict."""
     until, parent = time.monotonic() + job["wall_s"], select.poll()
     parent.register(0, select.POLLHUP)
     while (left := until - time.monotonic()) > 0:
@@ -170,12 +170,12 @@ def main() -> NoReturn:
     """Run one job; leave nothing behind."""
     job = json.loads(sys.stdin.buffer.readline())
     pipe, user, confined = job["pipe"], job["user"], job["confined"]
-    # a user namespace counts its own processes, and a user that nothing else belongs to has none
+    # a user namespace counts only its own processes, and a user of the run's own has none yet
     already = 0 if confined or user is not None else tasks_of(os.getuid())
     if user is not None:
         become(user, keep_reading=not confined and not readable_by_all())
     libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # no process of the program looks into this one
+    libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # no process of the program can look into this one
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
     null = os.open(os.devnull, os.O_RDWR)
@@ -195,7 +195,7 @@ def main() -> NoReturn:
         with contextlib.suppress(OSError):
             while pids := children.read_text(
                 encoding="utf-8"
-            ).split():  # what has no parent any more becomes a child of this process
+            ).split():  # processes without a parent become children of this one
                 for pid in map(int, pids):
                     os.kill(pid, signal.SIGKILL)
                     os.waitpid(pid, 0)

@@ -1,4 +1,4 @@
-"""The child process that checks texts by JSON schemas: a schema, or a pattern in it, may take a day for one text."""
+"""The child process that checks texts against JSON schemas: a schema, or a pattern in it, may take a day for a text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lopa_dist.tasks.worker import serve
 
 
 def failure(question: dict[str, Any]) -> str:
-    """Return what `ResponseFormat.failure` says of a text."""
+    """Return what `ResponseFormat.failure` says of the text in `question`."""
     return ResponseFormat(question["schema"]).failure(question["text"])
 
 

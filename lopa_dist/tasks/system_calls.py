@@ -1,8 +1,8 @@
 """The system calls that a program in the sandbox may not make, as a filter for the kernel (seccomp).
 
 A program that computes something needs none of them. Most would fail without capabilities anyway. They are refused all
-the same, because faults in the kernel are found behind such calls again and again. Some would get round a limit:
-memory files and System V shared memory count for no process. Sockets of other families than Unix and IP can reach the
+the same, because faults in the kernel's code for such calls are found again and again. Some would get round a limit:
+memory files and System V shared memory count for no process. Sockets of families other than Unix and IP can reach the
 host from inside a network namespace (vsock does).
 """
 
@@ -68,7 +68,7 @@ def filter_program(machine: str = platform.machine()) -> bytes:
         (LOAD, 0, 0, CALL),
         (AT_LEAST, 0, 1, OTHER_ABI),
         (RETURN, 0, 0, NOT_PERMITTED),
-        (EQUAL, 0, 1, CLONE3[column]),  # its flags are out of the filter's reach; the C library then takes clone
+        (EQUAL, 0, 1, CLONE3[column]),  # the filter cannot read its flags; the C library then uses clone
         (RETURN, 0, 0, NO_SUCH_CALL),
         (EQUAL, 0, 4, CLONE[column]),
         (LOAD, 0, 0, FIRST_ARGUMENT),

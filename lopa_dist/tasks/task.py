@@ -29,7 +29,7 @@ class Origin:
     """The input line that an item was made from, and in which convention it was written."""
 
     line: int
-    custom_id: str  # as the user wrote it; the item's own id differs where a line asks for several samples
+    custom_id: str  # as the user wrote it; the item's own id differs if a line asks for several samples
     form: Form = "simple"  # chat, completion: OpenAI Batch lines
     sample: int = 0
     model: str | None = None  # what the line calls the model; echoed, never loaded
@@ -40,8 +40,8 @@ class Continuation:
     """A text whose likelihood is asked for."""
 
     text: str
-    text_in_chat: str  # the same, as it stands behind a chat's last turn
-    behind: Item | None = None  # whose prompt it stands behind, in both forms; None: it begins a document
+    text_in_chat: str  # the same, as it stands after a chat's last turn
+    behind: Item | None = None  # the item whose prompt it follows, in both forms; None: it begins a document
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +58,16 @@ class Item:
     messages: list[dict[str, str]] | None = None
     max_new_tokens: int | None = None  # None: the decode config's
     error: str | None = None
-    prefix: str = ""  # how the prompt begins, or its last message, where many items' do: few-shot examples
+    prefix: str = ""  # the beginning of the prompt, or of the last message, that many items share: few-shot examples
     reference: Any = field(default=None, compare=False)  # what `score` compares with
     answer_prefix: str = ""  # with messages: how the assistant's turn begins
     stop: tuple[str, ...] = ()  # the text ends before the earliest of these
     sampling: RequestSampling = DEFAULT
     token_steps: bool = False  # whether the result tells how each token was written
-    suffix: str | None = None  # the text behind the answer, which has `max_new_tokens` tokens or ends before
+    suffix: str | None = None  # the text after the answer, which has `max_new_tokens` tokens or ends earlier
     response_format: ResponseFormat | None = None  # what the answer must be; None: any text
     origin: Origin | None = None
-    metadata: dict[str, Any] | None = None  # what the input says besides, which passes through to the results
+    metadata: dict[str, Any] | None = None  # other fields of the input, which pass through to the results
     continuations: tuple[Continuation, ...] = ()
 
 
@@ -75,12 +75,12 @@ class Item:
 class Score:
     """Whether a text is right, the answer that was read from it, and what other rules of reading say."""
 
-    correct: bool | None  # None: the task has metrics, but none of them says so
+    correct: bool | None  # None: the task has metrics, but none of them says whether it is right
     extracted: str | None
-    also: Mapping[str, bool] = field(default_factory=dict)  # rule: right or not; `correct_RULE`, `accuracy_RULE`
-    reason: str = ""  # why it is not right, where that is known
+    also: Mapping[str, bool] = field(default_factory=dict)  # by RULE: `correct_RULE` and `accuracy_RULE`
+    reason: str = ""  # why it is not right, if that is known
     metrics: Mapping[str, Any] = field(default_factory=dict)  # as the task's own library has them
-    expected: str | None = None  # a right answer, where the task knows one
+    expected: str | None = None  # a right answer, if the task knows one
 
 
 class Task(Protocol):
@@ -92,9 +92,9 @@ class Task(Protocol):
         """Return the items, in input order."""
 
     def score(self, item: Item, text: str) -> Score | None:
-        """Judge a text; None if the task has no right answers.
+        """Return the score of a text; None if the task has no right answers.
 
-        Any exception but `CannotJudge` leaves this one text unjudged: it says nothing of the text.
+        Any exception but `CannotJudge` leaves this one text unjudged, neither right nor wrong.
         """
 
 
@@ -103,22 +103,22 @@ class Likely(Protocol):
 
     @property
     def loglikelihood(self) -> float:
-        """In nats."""
+        """The log likelihood of the text, in nats."""
 
     @property
     def greedy(self) -> bool:
-        """Whether it is what the model would have written."""
+        """Whether the text is what the model would have written, choosing greedily."""
 
 
 @runtime_checkable
 class LikelihoodTask(Task, Protocol):
-    """A task that may ask how likely given texts are, of each item or of none."""
+    """A task that may ask how likely given texts are, for all of its items or for none."""
 
-    scores: bool  # whether it does
-    masks: int  # of a text, where the model is a masked one
+    scores: bool  # whether it asks for that
+    masks: int  # how many masks are drawn for a text, if the model is a masked one
 
     def score_likelihoods(self, item: Item, likelihoods: Sequence[Likely]) -> Score | None:
-        """Judge by the likelihoods of an item's continuations, in order."""
+        """Return the score of an item by the likelihoods of its continuations, in order."""
 
 
 @runtime_checkable
@@ -130,14 +130,14 @@ class TotallingTask(Task, Protocol):
 
 
 class CannotJudge(ValueError):
-    """The task can judge no answer at all, as the message says: that ends the job."""
+    """An error that ends the job: the task can judge no answer at all, for the reason in the message."""
 
 
 def score_of(task: Task, item: Item, text: str) -> Score | None:
     """Return what the task says of a text.
 
     Raises:
-        CannotJudge: it says something else than a `Score`, as a task of the user's own may.
+        CannotJudge: the task, which may be the user's own, returned neither a `Score` nor None.
     """
     score = task.score(item, text)
     if score is None or isinstance(score, Score):
@@ -154,4 +154,4 @@ class SlowTask(Task, Protocol):
     """A task whose judging takes long and mostly waits: threads may call `score`, several at a time."""
 
     def cancel(self) -> None:
-        """From now on `score` raises `Cancelled`, soon also where it is under way."""
+        """Make `score` raise `Cancelled` from now on, and soon also in calls that are under way."""

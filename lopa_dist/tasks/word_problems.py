@@ -84,7 +84,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class WordProblem:
-    """A question, one worded answer and its number. `results` are the values a solver has to compute."""
+    """A question, one worded answer, and the steps by which a solver computes its number."""
 
     question: str
     answer: str
@@ -102,18 +102,18 @@ def signature(steps: tuple[Operation, ...]) -> str:
 
 
 def split_of(text: str) -> Split:
-    """Which side of the split a problem is on: by a hash of its `text`, so the same in every process and version."""
+    """Return which side of the split a problem is on, by a hash of its `text`: the same in any process and version."""
     digest = hashlib.sha256(text.encode()).digest()
     return "held_out" if int.from_bytes(digest[:4], "little") % HELD_OUT_SHARE == 0 else "train"
 
 
 def apply(operator: str, a: int, b: int) -> int:
-    """Return the arithmetic itself."""
+    """Return the result of ``a operator b``."""
     return {"+": a + b, "-": a - b, "x": a * b}[operator]
 
 
 def random_steps(rng: random.Random) -> tuple[Operation, ...]:
-    """Return a start and 2 to 4 operations whose every result is in 1..50."""
+    """Return 2 to 4 operations, the first one on a random start, whose results are all in 1..50."""
     value, steps = rng.choice(START_RANGE), []
     for _ in range(rng.choice(STEP_RANGE)):
         operator, operand, after = random_operation(rng, value)
@@ -133,7 +133,7 @@ def random_operation(rng: random.Random, value: int) -> tuple[str, int, int]:
 
 
 def word_step(rng: random.Random, step: Operation, name: str) -> str:
-    """Return one step sentence: 11 tokens in each of its three forms."""
+    """Return the sentence of one step, which has 11 tokens in each of its three forms."""
     equation = f"{step.before} {step.operator} {step.operand} = {step.after}"
     form = rng.randrange(3)
     if form == 0:
@@ -144,7 +144,7 @@ def word_step(rng: random.Random, step: Operation, name: str) -> str:
 
 
 def word_answer(rng: random.Random, steps: tuple[Operation, ...], name: str) -> str:
-    """Opening (6 tokens), one sentence a step (11 each), closing (7), ``#### N`` (2)."""
+    """Return an answer: an opening (6 tokens), one sentence per step (11 each), a closing (7), and ``#### N`` (2)."""
     parts = [f"{rng.choice(OPENINGS)} {name} {rng.choice(HAS)} {steps[0].before} {rng.choice(STARTING_TAILS)} ."]
     parts += [word_step(rng, step, name) for step in steps]
     last = steps[-1].after
@@ -153,7 +153,7 @@ def word_answer(rng: random.Random, steps: tuple[Operation, ...], name: str) -> 
 
 
 def word_question(rng: random.Random, steps: tuple[Operation, ...], name: str, obj: str) -> str:
-    """Return the story: a start, one event a step, the question."""
+    """Return the story: a start, one event per step, and the question."""
     events = {"+": ADD_EVENTS, "-": SUBTRACT_EVENTS, "x": MULTIPLY_EVENTS}
     parts = [rng.choice(STARTS).format(name=name, n=steps[0].before, obj=obj)]
     parts += [rng.choice(events[s.operator]).format(name=name, n=s.operand, obj=obj) for s in steps]
@@ -161,7 +161,7 @@ def word_question(rng: random.Random, steps: tuple[Operation, ...], name: str, o
 
 
 def word_problem(rng: random.Random, steps: tuple[Operation, ...]) -> WordProblem:
-    """Dress a computation in words."""
+    """Return a problem that puts the computation `steps` into words."""
     name, obj = rng.choice(NAMES), rng.choice(OBJECTS)
     return WordProblem(word_question(rng, steps, name, obj), word_answer(rng, steps, name), steps)
 
@@ -169,7 +169,7 @@ def word_problem(rng: random.Random, steps: tuple[Operation, ...]) -> WordProble
 def problems(split: Split, seed: int) -> Iterator[WordProblem]:
     """Yield an endless stream of problems of one side of the split.
 
-    Training uses any seed; 1 is for looking at while tuning and 2 is the final test, kept apart.
+    Training uses any seed. For tests, seed 1 may be looked at while tuning; seed 2 is kept apart as the final test.
     """
     rng = random.Random(f"{split}-{seed}")
     while True:

@@ -1,4 +1,4 @@
-"""Child processes that answer questions: for libraries that may block, and need a main thread."""
+"""Child processes that answer questions, for libraries that may block or that need a main thread."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from lopa_dist.tasks.task import Cancelled
 
-ATTEMPTS = 2  # a child may be killed by a signal that was meant for the job, before it knows to ignore it
+ATTEMPTS = 2  # a signal that was meant for the job may kill a child before it ignores signals
 
 
 class Lost(Exception):
@@ -24,7 +24,7 @@ class Lost(Exception):
 
 
 class TooLong(Lost):
-    """It took too long, and would again."""
+    """A worker took too long, and would do so again."""
 
 
 class Worker:
@@ -57,13 +57,13 @@ class Worker:
             raise Lost(f"ended with status {self.process.wait()}") from error
 
     def end(self) -> None:
-        """End the child, whatever it does."""
+        """End the child, whatever it is doing."""
         self.process.kill()
         self.process.wait()
 
 
 class Workers:
-    """As many workers as questions are asked at once; several threads may ask."""
+    """A pool that grows to as many workers as questions are asked at once; several threads may ask."""
 
     def __init__(self, module: str, within_s: float) -> None:
         self.module, self.within_s = module, within_s
@@ -75,7 +75,7 @@ class Workers:
         """Return a worker's answer.
 
         Raises:
-            Lost: none gave one: the last one's reason.
+            Lost: no worker gave an answer; the message is the last one's.
             Cancelled: `end` was called.
         """
         for attempt in range(1, ATTEMPTS + 1):
@@ -94,7 +94,7 @@ class Workers:
         raise Cancelled
 
     def borrow(self) -> Worker:
-        """Return an idle worker; a new one if all are busy."""
+        """Return an idle worker, or a new one if all are busy."""
         with self.lock:
             if self.ended:
                 raise Cancelled
@@ -105,7 +105,7 @@ class Workers:
             return worker
 
     def end(self) -> None:
-        """End all children; whoever waits for one, and asks from now on, gets `Cancelled`."""
+        """End all children; threads that wait for an answer, or ask from now on, get `Cancelled`."""
         with self.lock:
             self.ended = True
             for worker in self.all:
@@ -113,7 +113,7 @@ class Workers:
 
 
 def serve(answer: Callable[[Any], Any]) -> None:
-    """The child's side. It ends when its parent does, however that ends, or lets go of it."""
+    """Answer the parent's questions in the child, until the parent ends, however it does, or closes the connection."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # they are for the job, which ends its workers itself
     with Connection(int(sys.argv[1])) as parent, contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):

@@ -1,4 +1,4 @@
-"""What an attempt at a job writes down as it begins, for those who ask how far it is."""
+"""The record that an attempt at a job writes when it begins, for those who ask how far it is."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Submission:
     """What Slurm was asked for.
 
     Attributes:
-        nodes: number of them.
-        gpus_per_node: 0 where there are none.
+        nodes: how many.
+        gpus_per_node: 0 if there are none.
         tasks: number of tasks in the array, 0 if the job is not an array.
         options: of ``sbatch``, for the same time, cores and memory again; the launch scripts find them out.
     """
@@ -55,10 +55,10 @@ class AttemptRecord:
         errors: of these, how many ended with an error.
         launcher: python, torchrun, mpirun or srun.
         ranks: how many.
-        folder: from which the job was started, and from which relative paths count.
+        folder: the folder that the job was started in, where relative paths begin.
         submission: to Slurm.
-        words: the settings that were typed; None where Hydra did not start the job, or a version that wrote none.
-        invalid: of what earlier attempts finished, how many answers are not of their format.
+        words: the settings that were typed; None if Hydra did not start the job, or an older version wrote the record.
+        invalid: how many answers that earlier attempts finished do not have their format.
     """
 
     number: int
@@ -82,13 +82,13 @@ class AttemptRecord:
         # a single rank needs no launcher, but the batch script starts it by srun
         alone = world.launcher == "python" and submission is not None and "SLURM_STEP_NUM_TASKS" in os.environ
         launcher = "srun" if alone else world.launcher
-        # not of .hydra/, which the next job in the folder writes anew, also one that is refused
+        # not from .hydra/, which the next job in the folder overwrites, even one that is refused
         words = [*HydraConfig.get().overrides.task] if HydraConfig.initialized() else None
         ranks = world.size
         return cls(number, expected, rejected, done, errors, launcher, ranks, folder, submission, words, invalid)
 
     def write(self, journal: Path) -> None:
-        """Write it into the folder of a journal."""
+        """Write the record into the folder of a journal."""
         write_lines(journal / f"{self.number:03d}.json", [json.dumps(asdict(self), indent=1), "\n"])
 
     @classmethod

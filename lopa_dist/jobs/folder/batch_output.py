@@ -1,7 +1,7 @@
-"""`batch_output.jsonl`: what OpenAI's Batch API would have answered, where the input was written for it.
+"""`batch_output.jsonl`: what OpenAI's Batch API would have answered, if the input was written for it.
 
-A share of an input (task.shards) may have a part of a line's samples only: it keeps what an answer must tell of its
-lines, and `lopa-dist merge` answers.
+A shard of an input (task.shards) may have only some of a line's samples: it stores what an answer must tell of its
+lines, and `lopa-dist merge` writes the answers.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Line:
 
     number: int
     custom_id: str  # as the user wrote it
-    openai: bool  # an OpenAI Batch line
-    chat: bool  # to be answered with messages
+    openai: bool  # whether it is an OpenAI Batch line
+    chat: bool  # whether it is to be answered with a message
     model: str | None  # what the line calls the model
 
 
@@ -44,23 +44,23 @@ def line_of(item: Item) -> Line:
 
 
 def write_batch_lines(folder: Path, lines: Iterable[Line]) -> None:
-    """Write the lines of a share's requests into its run folder."""
+    """Write the lines of a shard's requests into its run folder."""
     write_lines(folder / LINES, (json_line(asdict(line)) for line in lines))
 
 
 def read_batch_lines(folder: Path) -> Iterator[Line]:
-    """Yield what `write_batch_lines` wrote; nothing where it wrote nothing."""
+    """Yield what `write_batch_lines` wrote; nothing if it wrote nothing."""
     if (folder / LINES).exists():
         yield from (Line(**json.loads(line)) for line in lines_of(folder / LINES))
 
 
 def write_batch_output(folder: Path, lines: Callable[[], Iterable[Line]], model: str) -> None:
-    """Write it beside a complete `results.jsonl`, one object an input line, if any is an OpenAI Batch line.
+    """Write `batch_output.jsonl` for complete results, one object per input line, if any is an OpenAI Batch line.
 
     Args:
         folder: of the run.
-        lines: gives the line of every result, in order.
-        model: what answers call the model where their line does not.
+        lines: returns the line of every result, in order.
+        model: what answers call the model if their line does not name it.
     """
     if not any(line.openai for line in lines()):
         (folder / NAME).unlink(missing_ok=True)  # of an earlier input
@@ -93,7 +93,7 @@ def response(line: Line, results: Sequence[dict[str, Any]], model: str, created:
 
 
 def choice(result: dict[str, Any], number: int, chat: bool) -> dict[str, Any]:
-    """Return one sample."""
+    """Return one sample as a choice of its line's answer."""
     reasoning = {"reasoning": result["reasoning"]} if "reasoning" in result else {}
     message = {"role": "assistant", "content": result["text"], **reasoning}
     content = {"message": message} if chat else {"text": result["text"]}
@@ -102,7 +102,7 @@ def choice(result: dict[str, Any], number: int, chat: bool) -> dict[str, Any]:
 
 
 def chat_logprobs(result: dict[str, Any]) -> dict[str, Any]:
-    """The tokens' log probabilities as a chat's answer has them; parts of characters have no bytes of their own."""
+    """Return the tokens' log probabilities as a chat's answer has them; parts of characters get no bytes."""
 
     def entry(token: str, logprob: float) -> dict[str, Any]:
         known = token and "\ufffd" not in token

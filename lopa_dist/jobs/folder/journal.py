@@ -1,8 +1,8 @@
-"""The journal: finished requests, durable as they finish, from which a job that was stopped or killed goes on.
+"""The journal: finished requests, on disk as soon as they finish, from which a stopped or killed job goes on.
 
-`journal/` in the run folder holds one file a replica and attempt, appended line by line; a line that a kill tore does
-not count. What counts as done is decided by an id of each request, so that a restarted job repeats nothing, runs anew
-what has changed in its input, and puts the lines into today's order. `journal/settings.json` keeps what the texts
+`journal/` in the run folder holds one file per replica and attempt, to which lines are appended; a line that a kill cut
+short does not count. An id of each request decides what is done, so that a restarted job repeats nothing, runs anew
+what has changed in its input, and puts the lines into today's order. `journal/settings.json` holds what the texts
 depend on: an attempt with other settings is refused rather than mixed in.
 """
 
@@ -29,14 +29,14 @@ from lopa_dist.jobs.folder.results import ERRORS, FIGURES
 from lopa_dist.parallel.launcher import Start
 
 RESULTS = ("report.json", "report.html", "results.jsonl", ERRORS, FIGURES, NAME, LINES)
-FORMAT = 2  # of the entries; a journal in another format lacks figures, and is not gone on with
+FORMAT = 2  # of the entries; a journal in another format lacks figures, and is not continued
 ANEW = "give job.resume=new to start over (what there is is set aside)"
-MAY_CHANGE = ("model.dtype was ", "model.quantization was ")  # where what had failed is run again
-# which change no text: answers are judged again
+MAY_CHANGE = ("model.dtype was ", "model.quantization was ")  # if failed requests are run again
+# these change no text: if they change, answers are judged again
 VERDICT_SETTINGS = ("score", "the source of task.score", "the source of task")
-FAILED, STALE, UNJUDGED, JUDGED = range(4)  # how good a request's entry is; stale: its verdict is of another rule
-TRIED = "tried"  # of an entry whose answer is not of its format: how many tries it had, if it had all that it could
-ENOUGH = float("inf")  # of an answer that no further try replaces
+FAILED, STALE, UNJUDGED, JUDGED = range(4)  # how good a request's entry is; stale: its verdict is by another rule
+TRIED = "tried"  # in an entry whose answer does not have its format: how many tries it had, if that was all it could
+ENOUGH = float("inf")  # in place of tries, for an answer that no further try replaces
 BEST = (ENOUGH, JUDGED)
 PART = re.compile(r"(\d+)-(\d+)\.jsonl")
 
@@ -56,7 +56,7 @@ class Done(NamedTuple):
     Attributes:
         flags: by a request's index, 1 if it is finished.
         errors: of these, how many ended with an error.
-        invalid: of these, how many answers are not of their format.
+        invalid: of these, how many answers do not have their format.
         strangers: answers that belong to no request of the input as it is today.
     """
 
@@ -73,15 +73,15 @@ class Journal:
         self.folder = folder / "journal"
 
     def open(self, settings: dict[str, Any], resume: str, start: Start, retry: bool = False) -> list[str]:
-        """Begin an attempt; returns what differs from the first one's settings.
+        """Begin an attempt; return what differs from the first attempt's settings.
 
         Args:
             settings: what the texts depend on besides the requests.
             resume: ``auto``, or ``new``, which sets earlier attempts and their results aside. A launcher that restarts
-                a job repeats its command line: then those since the first `start` are kept. Attempts without a single
-                result are set aside, too, where they ran under other settings.
-            start: this attempt's.
-            retry: whether the attempt is one at what had failed, which may be with other numerics (`MAY_CHANGE`).
+                a job repeats its command line; attempts since its first start are then kept. Attempts without a single
+                result are set aside, too, if they ran under other settings.
+            start: how this attempt was started.
+            retry: whether the attempt runs failed requests again, for which numerics may change (`MAY_CHANGE`).
 
         Raises:
             ValueError: results of earlier attempts were made under other settings; the message shows the difference.
@@ -110,18 +110,18 @@ class Journal:
         return any("id" in entry for entry, _ in self.entries())
 
     def differs(self, settings: dict[str, Any]) -> list[str]:
-        """Return what differs from the settings of the first attempt, rules of judging aside; nothing without one."""
+        """Return what differs from the first attempt's settings, except rules of judging; empty if there was none."""
         file = self.folder / "settings.json"
         return difference(without_rule(read(file)), without_rule(settings)) if file.exists() else []
 
     def retried_from(self, asked: bool, attempt: int, start: Start) -> int:
-        """Return the first attempt whose failures count: earlier ones are run again. 0: all count.
+        """Return the first attempt whose failures count; earlier failures are run again. 0: all count.
 
         Args:
-            asked: whether `attempt` is to run again what has failed before. A launcher that restarts it asks once more:
-                what has failed since the first of its starts counts.
-            attempt: that begins.
-            start: its.
+            asked: whether `attempt` is to run again what failed before. A launcher that restarts it asks once more;
+                what failed since the first of its starts then counts.
+            attempt: the number of the attempt that begins.
+            start: how it was started.
         """
         file = self.folder / "retry.json"
         known: dict[str, Any] = read(file) if file.exists() else {"attempt": 0, "start": {}}
@@ -147,11 +147,11 @@ class Journal:
     def entries(
         self, since: int = 1, read_to: dict[Path, int] | None = None
     ) -> Iterator[tuple[dict[str, Any], Location]]:
-        """Yield all complete entries of attempts from `since` on, and where they stand; a torn last entry is skipped.
+        """Yield all complete entries of attempts from `since` on, and where they stand; one cut short is skipped.
 
         Args:
             since: the first attempt.
-            read_to: how far each file was read before; goes on from there, and notes how far it is read now.
+            read_to: how far each file was read before; reading goes on from there, and `read_to` is updated.
         """
         for part in self.parts():
             if attempt_of(part) < since:
@@ -176,16 +176,16 @@ class Journal:
     def done(
         self, ids: RequestIds, since: int = 0, unjudged: bool = False, tries: Callable[[int], int] = lambda index: 0
     ) -> Done:
-        """Return which requests have an entry by which they are finished.
+        """Return which requests are finished, according to their entries.
 
-        An answer that could not be judged is not: another attempt may be able to. Nor is an error of an attempt before
-        `since`, or an answer that is not of its format, if it may now have more tries than it had.
+        A request whose answer could not be judged is not: another attempt may be able to judge it. Nor is one that
+        failed in an attempt before `since`, or whose answer does not have its format and may now have more tries.
 
         Args:
             ids: by input index, the request's id.
             since: the attempt from which on errors count.
-            unjudged: whether an answer without a verdict is done, too: where its text is judged again by itself.
-            tries: by input index, how many answers a request may have, until one is of its format.
+            unjudged: whether an answer without a verdict counts as finished, because texts are judged again separately.
+            tries: by input index, the most answers that a request may have until one has its format.
         """
         done, failed, invalid, strangers = bytearray(len(ids)), set[int](), set[int](), set[str]()
         for index, entry, where in self.entries_of(ids):
@@ -219,7 +219,7 @@ class Journal:
 
 
 class Writer:
-    """One replica's file of one attempt."""
+    """The journal's file of one replica and attempt."""
 
     def __init__(self, folder: Path, attempt: int, replica: int) -> None:
         try:
@@ -231,7 +231,7 @@ class Writer:
             ) from error
 
     def write(self, *entries: dict[str, Any]) -> None:
-        """Append entries and make sure that they are on disk, with one sync for all, because it takes milliseconds."""
+        """Append entries and make sure that they are on disk, with one sync for all: a sync takes milliseconds."""
         with naming(Path(self.file.name)):
             self.file.writelines(map(json_line, entries))
             self.file.flush()
@@ -250,7 +250,7 @@ class Merged:
 
     figures: Columns  # of the finished requests, in input order
     work: Work  # of these requests together
-    failed: int  # requests that ended with an error, of which there are no figures
+    failed: int  # requests that ended with an error, which have no figures
     unjudged: int  # requests whose answers could not be judged
     replicas: list[dict[str, Any]]  # the entry that each replica wrote at its end
     generated: int | None = None  # tokens of all answers, also of those that others replaced; None: not known
@@ -265,21 +265,21 @@ def merge(
     carried: Callable[[int], dict[str, Any]] = lambda index: {},
     judged_by: Callable[[int], str | None] = lambda index: None,
 ) -> Merged:
-    """Write `results.jsonl` in input order, atomically, from what is done.
+    """Write `results.jsonl` in input order, atomically, from what is done, and return all entries together.
 
-    The texts stay on disk until their turn comes; in memory is only where they stand.
+    The texts stay on disk until their turn comes; memory holds only where they stand.
 
     Args:
-        ids: by input index, the request's id, or null where the item was rejected.
+        ids: by input index, the request's id, or None if the item was rejected.
         rejected: by input index, the line of an item that was rejected or set aside; None for others.
         numbers: by input index, the place in the whole input, which becomes the line's `index`.
         carried: by input index, what the line has from today's input.
-        judged_by: by input index, what an entry has whose verdict is of today's rule.
+        judged_by: by input index, the `judged_by` of an entry whose verdict is by today's rule.
     """
     parts = journal.parts()
     part_numbers = {part: n for n, part in enumerate(parts)}
     part_of, offset, length = (array(kind, [0]) * len(ids) for kind in "iqi")
-    replicas, weak = [], dict[int, tuple[float, int]]()  # of entries that a better one replaces, how good they are
+    replicas, weak = [], dict[int, tuple[float, int]]()  # by index: how good an entry is that a better one replaces
     generated = 0
     for index, entry, where in journal.entries_of(ids):
         if "statistics" in entry:
@@ -288,8 +288,8 @@ def merge(
             generated += entry["figures"]["tokens"]
         if index < 0:
             continue
-        # the first counts; an answer more than an error, one of its format more than one that is not, of these one with
-        # more tries, and one with a verdict more than one without
+        # the first entry counts, unless a later one is better: an answer is better than an error, one with its format
+        # better than one without (of these, one with more tries), and one with a verdict better than one without
         kind = FAILED if "figures" not in entry else UNJUDGED if "unjudged" in entry else JUDGED
         if kind != FAILED and entry.get("judged_by") != judged_by(index):
             kind = STALE
@@ -323,13 +323,13 @@ def merge(
 
 
 def line_of(line: dict[str, Any], carried: dict[str, Any], number: int) -> dict[str, Any]:
-    """Return a line of `results.jsonl`: the journal's, what it has from the input, and its place there."""
-    # the place stands behind the name
+    """Return a line of `results.jsonl`: the journal's, what is `carried` from the input, and its place there."""
+    # the place stands after the name
     return {"custom_id": None, "index": None} | line | carried | {"index": number}
 
 
 def read(file: Path) -> dict[str, Any]:
-    """Return a JSON file of the journal; a ValueError where it is damaged."""
+    """Return the content of a JSON file of the journal; raise a ValueError if it is damaged."""
     try:
         content = json.loads(file.read_bytes())
     except ValueError as error:
@@ -340,7 +340,7 @@ def read(file: Path) -> dict[str, Any]:
 
 
 def start_in(file: Path, entries: dict[str, Any]) -> Start:
-    """Return the start that a file of the journal tells of; a ValueError where this version does not know it."""
+    """Return the start that `file` of the journal has; raise a ValueError if this version does not know its entries."""
     try:
         return Start(**entries)
     except TypeError as error:
@@ -348,7 +348,7 @@ def start_in(file: Path, entries: dict[str, Any]) -> Start:
 
 
 def without_rule(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that texts depend on."""
+    """Return the settings that texts depend on, without the rules of judging."""
     return {key: value for key, value in settings.items() if key not in VERDICT_SETTINGS}
 
 
@@ -358,7 +358,7 @@ def attempt_of(part: Path) -> int:
 
 
 def difference(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
-    """Return what changed, as ``key: was 1, is 2``."""
+    """Return what changed, as ``key was 1, is 2``."""
     changes = []
     for key in sorted(old.keys() | new.keys()):
         was, now = old.get(key), new.get(key)
@@ -370,6 +370,6 @@ def difference(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> li
 
 
 def free_name(folder: Path) -> Path:
-    """`folder.old`, or the first of `folder.old.2`, `folder.old.3`, ... that is free."""
+    """Return `folder.old`, or the first of `folder.old.2`, `folder.old.3`, ... that is free."""
     names = (folder.with_name(f"{folder.name}.old{f'.{number}' if number > 1 else ''}") for number in count(1))
     return next(name for name in names if not name.exists())

@@ -22,22 +22,22 @@ from lopa_dist.parallel.launcher import Start
 
 log = logging.getLogger("lopa_dist")
 NAME = "job.lock"
-PATIENCE_S = 10.0  # for a job that is about to end
-LOOKED_AT = 1000  # run folders, the latest ones, of which one may be that of a restarted job
-NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # of a file system that has none
+PATIENCE_S = 10.0  # to wait for a job that is about to end
+LOOKED_AT = 1000  # how many of the latest run folders are searched for that of a restarted job
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # errors of a file system without locks
 
 
 @contextmanager
 def only_job(folder: Path, start: Start, patience_s: float = PATIENCE_S) -> Iterator[None]:
     """Return a context in which no other job begins in `folder`; rank 0 is in it while it reads, works and writes.
 
-    The system gives the lock back when this process ends, however it does. A node that goes down may leave its lock
-    with a file server; where the launcher itself restarts the same job, that one is passed over.
+    The system releases the lock when this process ends, however it does. A node that goes down may leave its lock with
+    a file server; if the launcher itself restarts the same job, that lock is ignored.
 
     Args:
         folder: the run folder.
         start: of this job.
-        patience_s: how long another job is waited for.
+        patience_s: how many seconds to wait for another job.
 
     Raises:
         UserError: another job is at work in the folder; the message says which.
@@ -66,11 +66,11 @@ def only_job(folder: Path, start: Start, patience_s: float = PATIENCE_S) -> Iter
 
 
 def own_folder(wanted: str, start: Start | None = None) -> str:
-    """Make the folder `wanted` for this job alone, or one with a number behind its name, and return its name.
+    """Make the folder `wanted` for this job alone, or one with a number after its name, and return its name.
 
-    Jobs that begin in the same second would else share a folder, and the last one's results replace the others'. A job
-    that its launcher has restarted gets the folder that it had, which is found by its lock: a clock may be set
-    meanwhile.
+    Otherwise, jobs that begin in the same second would share a folder, and the last one's results would replace the
+    others'. A job that its launcher has restarted gets the folder that it had, which is found by its lock and not by
+    its time, because the clock may have been set meanwhile.
 
     Args:
         wanted: the folder, which has the date and the time of day as its last two parts.
@@ -91,13 +91,13 @@ def own_folder(wanted: str, start: Start | None = None) -> str:
 
 
 def locked(file: int, kind: int) -> bool:
-    """Take a lock of a file if no other process has it; returns whether that worked.
+    """Take a lock on a file if no other process has it; return whether that worked.
 
     Raises:
         OSError: the file system has no locks.
     """
     try:
-        fcntl.lockf(file, kind | fcntl.LOCK_NB)  # a child that is forked does not share it, as it would one of flock
+        fcntl.lockf(file, kind | fcntl.LOCK_NB)  # a forked child does not share it, as it would with flock
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EAGAIN):
             return False
@@ -106,7 +106,7 @@ def locked(file: int, kind: int) -> bool:
 
 
 def at_work(folder: Path) -> bool | None:
-    """Return whether a job runs in `folder`; None where the file system does not say."""
+    """Return whether a job runs in `folder`; None if the file system does not say."""
     try:
         with (folder / NAME).open() as file:
             return not locked(file.fileno(), fcntl.LOCK_SH)
@@ -117,11 +117,11 @@ def at_work(folder: Path) -> bool | None:
 
 
 def read(place: Path) -> dict[str, Any]:
-    """What the last holder of a lock wrote; empty if there was none, or if this version does not know all of it."""
+    """Return what the last holder of a lock wrote; empty if there was none, or this version does not know all of it."""
     with suppress(OSError, ValueError, TypeError):
         holder = json.loads(place.read_text(encoding="utf-8"))
         if isinstance(holder, dict) and {"host", "process", "since", "start"} <= holder.keys():
-            Start(**holder["start"])  # a TypeError where another version wrote it, or a kill tore it
+            Start(**holder["start"])  # a TypeError if another version wrote it
             return holder
     return {}
 

@@ -12,7 +12,7 @@ READ_BYTES = 1 << 16  # at a time
 
 
 def mapped_files() -> Callable[[Path], mmap]:
-    """Return a function that maps a file into memory. Of its maps, which hold files open, the last `OPEN` remain."""
+    """Return a function that maps a file into memory and keeps its last `OPEN` maps; each map holds its file open."""
 
     def mapped(path: Path) -> mmap:
         with path.open("rb") as file:

@@ -17,13 +17,13 @@ NAN = float("nan")
 
 
 class RequestIds:
-    """By input index, a request's id, or null where the item was rejected: 24 bytes each, 32 more when looked up."""
+    """Requests' ids by input index, None if the item was rejected: 24 bytes each, and 32 more after a look-up."""
 
     def __init__(self) -> None:
         self.packed = bytearray()
 
     def append(self, name: str | None) -> None:
-        """Add the next one; when all are there, the first look-up sorts them."""
+        """Add the next id; all must be there before the first look-up, which sorts them."""
         self.packed += (name or "").encode().ljust(LENGTH, b"\0")
 
     def __len__(self) -> int:
@@ -42,7 +42,7 @@ class RequestIds:
         return ids[order], order
 
     def repeated(self) -> int | None:
-        """Return the index of an id that an earlier one equals; null where they are all different."""
+        """Return the index of an id that an earlier one equals; None if they are all different."""
         ids, order = self.order
         again = np.flatnonzero((ids[1:] == ids[:-1]) & (ids[1:] != b""))
         return int(order[again[0] + 1]) if len(again) else None
@@ -68,7 +68,7 @@ class Columns:
         return self.count
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Add a row; what it has below a name counts as ``name.below``."""
+        """Add a row; a number ``below`` in a mapping ``name`` counts as ``name.below``."""
         for name, value in row.items():
             if isinstance(value, Mapping):
                 for below, number in value.items():
@@ -90,6 +90,6 @@ class Columns:
         return found
 
     def known(self, name: str) -> NDArray[np.float64]:
-        """Return a column without nan."""
+        """Return the column `name` without nan."""
         column = self[name]
         return column[~np.isnan(column)]

@@ -1,4 +1,4 @@
-"""The parts of an output such as `answers/part-*.parquet`: how they are called, and which are there."""
+"""The parts of an output such as `answers/part-*.parquet`: their names, and which parts there are."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 
 from lopa_dist.remote import is_remote, opened
 
-ANSWERS = 1000  # of a part
+ANSWERS = 1000  # the most in a part
 
 
 def in_parts(out: str) -> bool:
@@ -16,22 +16,22 @@ def in_parts(out: str) -> bool:
 
 
 def part_name(out: str, number: int) -> str:
-    """Return what a part is called, from 0 on: `answers/part-00000.parquet`."""
+    """Return the name of part `number`, from 0: `answers/part-00000.parquet`."""
     return out.replace("*", f"{number:05d}")
 
 
 def parts_of(out: str, answers: int) -> list[tuple[str, int]]:
-    """Return the names of the parts that so many answers come to, and the answers of each at most; one for none."""
+    """Return the names of the parts for so many answers, at least one, each with the most answers that it may have."""
     return [(part_name(out, number), ANSWERS) for number in range(max(1, -(-answers // ANSWERS)))]
 
 
 def is_missing(out: str, begun: str = "") -> bool:
-    """Return whether an output of one file on this machine is not there; `begun`: what relative paths begin with."""
+    """Return whether an output of one file on this machine is missing; a relative path begins in the folder `begun`."""
     return not is_remote(out) and not in_parts(out) and not Path(begun, Path(out).expanduser()).exists()
 
 
 def parts_there(out: str, key: str) -> dict[int, str]:
-    """Return the names of the parts that are there, by number; a ValueError that names `key` if that cannot be told."""
+    """Return the names of the parts that exist, by number; raise a ValueError with `key` if that cannot be told."""
     if is_remote(out):
         system, inside = opened(out, key)
         found = [PurePosixPath(path).name for path in system.glob(inside)]

@@ -19,7 +19,7 @@ def result_lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the lines of a `results.jsonl`, each as text and parsed.
 
     Raises:
-        ValueError: one is damaged.
+        ValueError: a line is damaged.
     """
     for number, text in enumerate(lines_of(file), 1):
         try:
@@ -32,7 +32,7 @@ def result_lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def results(folder: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a run's `results.jsonl`, as `result_lines` reads them; none where the report alone was kept."""
+    """Yield the lines of a run's `results.jsonl`, as `result_lines` reads them; none if only the report was kept."""
     if (folder / "results.jsonl").exists():
         yield from (line for _, line in result_lines(folder / "results.jsonl"))
 

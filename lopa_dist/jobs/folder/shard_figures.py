@@ -1,4 +1,4 @@
-"""`figures.npz` of a shard's run: what its report was made of; `lopa-dist merge` makes that of all shards from them."""
+"""`figures.npz` of a shard's run: the figures of its report; `lopa-dist merge` makes the report of all from these."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lopa_dist.jobs.folder.packed import Columns
 from lopa_dist.jobs.folder.results import AGAIN, FIGURES
 from lopa_dist.ragged import Ints
 
-COUNTS = "counts"  # beside the columns
+COUNTS = "counts"  # the one entry that is not a column
 
 
 def write_figures(folder: Path, merged: Merged) -> None:
@@ -36,7 +36,7 @@ def read_figures(shards: Iterable[tuple[Path, Ints]]) -> Merged:
         shards: the run folder of each, and where its finished requests stand in the whole input.
 
     Raises:
-        ValueError: those of a shard are damaged, or of other requests.
+        ValueError: the figures of a shard are damaged, or of other requests.
     """
     work, failed, unjudged = Work(), 0, 0
     parts: list[tuple[dict[str, Any], Ints]] = []

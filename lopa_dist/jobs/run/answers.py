@@ -1,4 +1,4 @@
-"""What a finished request comes to: its text, cut at its stop strings, and its line of `results.jsonl`."""
+"""What a finished request results in: its text, cut at its stop strings, and its line of `results.jsonl`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from lopa_dist.tasks.task import Item
 def finished_text(
     tokenizer: PreTrainedTokenizerFast, generation: Generation, stops: Sequence[str]
 ) -> tuple[Generation, str]:
-    """Return the text before the stop string that is complete first, and the generation as if it had ended there.
+    """Return the generation as if it had ended at the stop string that is complete first, and the text before that.
 
-    Of several that are complete at once, the longest counts. So further text behind it changes nothing, however much
-    more was generated before anyone looked: a longer stop string that began earlier is complete later.
+    If several are complete at the same place, the longest counts. So the result does not depend on how much more was
+    generated before anyone looked: a longer stop string that began earlier is complete later.
 
-    Its tokens are the shortest run whose text reaches the cut, so that tokens behind it are not counted; forwards
+    The generation keeps the fewest tokens whose text reaches the cut, so that tokens after it are not counted; forwards
     and seconds stay what they were.
     """
 
@@ -37,7 +37,7 @@ def finished_text(
         return generation, text
     text = text[: min(found)[1]]
     count = bisect_left(range(len(generation.tokens)), len(text), key=lambda n: len(text_to(n)))
-    # a part of a character is as long as the character, but another one
+    # the text of an incomplete character is as long as the character, but not the same
     while not text_to(count).startswith(text) and count < len(generation.tokens):
         count += 1
     while count and text_to(count - 1).startswith(text):
@@ -47,10 +47,10 @@ def finished_text(
 
 
 def thought(tokenizer: PreTrainedTokenizerFast, prompt: Sequence[int], text: str) -> tuple[str | None, str]:
-    """Return the reasoning that a text begins with, and the answer behind it.
+    """Return the reasoning that a text begins with, and the answer after it.
 
-    The reasoning is None where the chat template does not know its marks, or the model gave its answer at once. A text
-    that ended before its answer began has an empty one.
+    The reasoning is None if the chat template does not have the marks of reasoning, or if the model gave its answer at
+    once. If a text ended before its answer began, the answer is empty.
     """
     if ANSWER not in str(tokenizer.chat_template or ""):
         return None, text
@@ -69,7 +69,7 @@ def answer_of(
 
 
 class Pieces:
-    """The texts of single tokens, as each stands behind another one."""
+    """The texts of single tokens, as each reads after another one."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self.tokenizer = tokenizer
@@ -81,7 +81,7 @@ class Pieces:
         return both[len(first) :]
 
     def steps(self, generation: Generation) -> list[dict[str, Any]]:
-        """Each token of an answer with its log probability, in nats, its step, and the way in which it was written."""
+        """Return each token of an answer with its log probability, in nats, its step, and how it was written."""
         assert generation.written is not None
         return [
             {"token": self.text_of(token), "logprob": round(step.logprob, 6), "step": step.step, "way": step.way}
@@ -90,7 +90,7 @@ class Pieces:
 
 
 def generation_line(verdict: Verdict, token_ids: bool, pieces: Pieces) -> dict[str, Any]:
-    """Return the line of a finished request; `journal.merge` adds its place in the input."""
+    """Return the result line of a finished request; `journal.merge` adds its place in the input."""
     answer, score = verdict.answer, verdict.score
     item, generation, request = answer.item, answer.generation, answer.generation.request
     count = len(generation.tokens)
@@ -131,7 +131,7 @@ def generation_line(verdict: Verdict, token_ids: bool, pieces: Pieces) -> dict[s
 
 
 def invalid(generation: Generation, item: Item) -> str:
-    """Return why an answer is not what was asked for, and what to do."""
+    """Return why an answer does not have the format that was asked for, and what to do."""
     assert item.response_format is not None
     tries, most = generation.tries, item.response_format.tries
     remedy = "the same job with a higher task.tries tries these alone again; or say more of the format in the prompt"
@@ -158,5 +158,5 @@ NOT_NUMBERS = (
 
 
 def error_line(item: Item, message: str) -> dict[str, Any]:
-    """Return the line of a request that could not run, or not to its end."""
+    """Return the result line of a request that could not run, or not to its end."""
     return {"custom_id": item.custom_id, "text": "", "finish_reason": "error", "error": message}

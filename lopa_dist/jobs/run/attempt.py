@@ -27,7 +27,7 @@ from lopa_dist.parallel.launcher import Start
 from lopa_dist.tasks.task import Task
 
 log = logging.getLogger("lopa_dist")
-SOURCE_OF = "the source of "  # a setting: begins the name of a hash of the user's own code
+SOURCE_OF = "the source of "  # followed by a setting: the name of a hash of the user's own code
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,10 @@ class Attempt:
         number: counts the attempts from 1.
         done: by a request's index, 1 if an earlier attempt finished it.
         crashes: by a request's index, how often the process ended while it ran (at most 255).
-        changes: what differs from the first attempt's settings, where failed requests are run again.
+        changes: what differs from the first attempt's settings, if failed requests are run again.
         rejudged: answers of earlier attempts that this one judged again; on rank 0.
         errors: requests that earlier attempts finished with an error; on rank 0.
-        invalid: answers of earlier attempts that are not of their format; on rank 0.
+        invalid: answers of earlier attempts that do not have their format; on rank 0.
     """
 
     journal: Journal
@@ -60,7 +60,7 @@ class Attempt:
 def begin_attempt(
     config: Config, folder: Path, builder: EngineBuilder, task: Task, job_input: JobInput, input_hash: str, group: Group
 ) -> Attempt:
-    """Return the attempt that begins now, on every rank of `group`, when all agree on what is to be done.
+    """Return the attempt that begins now, on every rank of `group`, once all agree on what is to be done.
 
     Args:
         config: without any ``auto``.
@@ -108,7 +108,7 @@ def begin_attempt(
 
 
 def tries_of(job_input: JobInput, index: int) -> int:
-    """Return how many answers a request may have, until one is of its format; 0 where any text will do."""
+    """Return how many answers a request may have until one has its format; 0 if any text will do."""
     wanted = job_input.items[index].response_format
     return wanted.tries if wanted is not None else 0
 
@@ -116,7 +116,7 @@ def tries_of(job_input: JobInput, index: int) -> int:
 def work(config: Config, builder: EngineBuilder) -> dict[str, Any]:
     """Return what all ranks must have in common, by the names that users know.
 
-    Paths may differ: nodes have copies on disks of their own, and only what is in them counts.
+    Paths may differ: nodes may have copies on their own disks, and only the contents count.
 
     Args:
         config: without any ``auto``.
@@ -157,7 +157,7 @@ def journal_settings(config: Config, builder: EngineBuilder) -> dict[str, Any]:
     del decode["draft_from"]  # changes no text
     settings: dict[str, Any] = {"journal": FORMAT, "model": model, "decode": decode}
     settings |= {"seed": config.seed, "task": task.name}
-    if task.shards > 1:  # a folder that has another share would lose its results
+    if task.shards > 1:  # else a folder with another share would lose its results
         settings["shard"] = f"{task.shard} of {task.shards}"
     if task.allow_code_execution is not None:  # what was generated without judging has no verdicts
         settings["allow_code_execution"] = task.allow_code_execution
@@ -173,7 +173,7 @@ def journal_settings(config: Config, builder: EngineBuilder) -> dict[str, Any]:
 
 
 def own_sources(config: Config) -> dict[str, str]:
-    """Return hashes of the files with functions of the user's own."""
+    """Return hashes of the files with the user's own code."""
     decode = config.decode
     named = {"task": config.task.name, "task.score": config.task.score}
     named |= {"decode.fill": decode.fill, "decode.rule": decode.rule}

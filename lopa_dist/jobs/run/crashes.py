@@ -1,8 +1,8 @@
 """Requests during which a process ended: they run again one at a time, and those that end it again are set aside.
 
-A replica writes down which requests begin and end, into a file that it removes when it leaves in order: when all is
-done, when it was asked to stop, or when another replica failed. Requests that such a file
-says have begun but not ended were running when the process crashed, and one of them may have been the reason.
+A replica records which requests begin and end in a file, which it removes when it ends in order: when all is done, when
+it was asked to stop, or when another replica failed. If the file is still there, its requests that began but did not
+end were running when the process crashed, and one of them may have been the reason.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ IN_ORDER = (Stopped, KeyboardInterrupt, OSError, ValueError)  # no request is th
 class Begun(AbstractContextManager["Begun"]):
     """The file of one replica's attempt: a line with the id of a request when it begins, one with a minus at its end.
 
-    It remains only if what ends the attempt may be a request's doing.
+    The file remains only if a request may be the reason why the attempt ended.
 
     Args:
         journal: its folder.
@@ -37,7 +37,7 @@ class Begun(AbstractContextManager["Begun"]):
         self.open = 0  # requests that have begun and not ended
 
     def note(self, *names: str | None, ended: bool = False) -> None:
-        """Write down what begins or ends now, without a sync: this need not survive the machine."""
+        """Record that requests begin or have `ended`, without a sync: the file need not survive the machine."""
         self.open += -len(names) if ended else len(names)
         self.file.writelines(f"{'-' if ended else ''}{name}\n" for name in names)
         self.file.flush()
@@ -49,7 +49,7 @@ class Begun(AbstractContextManager["Begun"]):
 
 
 def crashes(journal: Path, ids: RequestIds, done: bytearray, since: int) -> bytearray:
-    """Return in how many attempts, from `since` on, the process ended while each request ran; 0 for what is done."""
+    """Return for each request in how many attempts from `since` on the process ended while it ran; 0 if it is done."""
     counts, left = np.zeros(len(ids), np.uint8), ~np.array(done, bool)
     for file in journal.glob(f"*{SUFFIX}"):
         if int(file.name.split("-")[0]) >= since:

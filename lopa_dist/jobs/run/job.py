@@ -74,8 +74,8 @@ def run(
     """Run the job on this rank; rank 0 writes into `folder` and returns the report, the others return nothing.
 
     Args:
-        stop: learns of signals, also of those that come too late to stop this job.
-        given: the keys that were typed, if that is known: one of them that nothing reads is refused at any value.
+        stop: learns of signals, including those that come too late to stop this job.
+        given: the keys that were typed, if that is known; one that nothing reads is then refused, whatever its value.
 
     Raises:
         UserError: a disk is full; the message says where, and how to go on.
@@ -92,7 +92,7 @@ def run(
         task = make_task(config.task)
         whole_input = HashedItems(task.items())
         items = islice(whole_input, config.task.shard, None, config.task.shards)
-        # how many there are matters to the mesh only where they are few
+        # for the mesh, the number of items matters only if they are few
         first = list(islice(items, world.size * config.engine.max_sequences))
         parallel = config.parallel
         if scored_masks(task) and parallel.branch not in ("auto", 1):
@@ -105,7 +105,7 @@ def run(
         raise
     group = Group(world, mesh, parallel.backend, parallel.timeout_s, device, stop or Stop(config.job.grace_s))
     with group.failures.guard():
-        # its name holds the time, and clocks tick between ranks
+        # its name has the time, which may differ between ranks
         folder = Path(group.store.broadcast("folder", str(folder)))
         try:
             with only_job(folder, Start.read()) if world.rank == 0 else nullcontext():
@@ -120,7 +120,7 @@ def run(
                 input_hash = whole_input.digest()
                 attempt = begin_attempt(config, folder, builder, task, job_input, input_hash, group)
                 return Job(config, folder, task, group, builder, job_input, input_hash, attempt, began).run()
-        except OSError as error:  # on this rank's own disk, perhaps: only here it knows the folder
+        except OSError as error:  # perhaps of this rank's own disk; callers do not know the folder
             if full := no_room(error, f"start it again with {typed('hydra.run.dir', folder)}"):
                 raise UserError(full) from error
             raise
@@ -164,7 +164,7 @@ class Job:
         self.requests = self.input.remaining(self.attempt.done, self.config.engine, self.group.mesh.data, crashes)
 
     def run(self) -> dict[str, Any]:
-        """Generate, write, report; the report on rank 0."""
+        """Generate and write the results; return the report on rank 0, and nothing on others."""
         config, group = self.config, self.group
         before = self.finished_before() if self.is_rank_0 else {}
         if group.store.broadcast("finished", "yes" if before else "no") == "yes":
@@ -173,7 +173,7 @@ class Job:
         model = self.builder.load(self.is_rank_0, group.tensor)
         if self.is_rank_0:
             self.announce(model)
-        if group.is_leader:  # so that a signal from here on finds a journal to write into
+        if group.is_leader:  # so that from here on, a signal finds a journal to write to
             self.writer = Writer(self.folder, self.attempt.number, group.data_rank)
             group.failures.last_acts.append(self.writer.close)
         logs = (self.is_rank_0 or config.logging.wandb.ranks) and config.logging.wandb.mode != "disabled"
@@ -213,7 +213,7 @@ class Job:
             self.write_page(report)
         if wandb_log is not None:
             wandb_log.finish(engine, stopped, report)
-        # all leave together: a launcher ends the others when one rank leaves with a job that is not complete
+        # all leave together: a launcher ends the others when one rank leaves a job that is not complete
         complete = group.store.broadcast("complete", "yes" if report.get("requests") == len(self.input) else "no")
         if self.is_rank_0 and complete == "yes":
             self.write_output(report)
@@ -222,12 +222,12 @@ class Job:
         return report
 
     def begin(self, requests: Sequence[Request]) -> None:
-        """On a leader, write down which requests begin."""
+        """Record which requests begin, if this rank is a leader."""
         if self.group.is_leader:
             self.begun.note(*(request_id(self.input.items[request.index], request) for request in requests))
 
     def finished_before(self) -> dict[str, Any]:
-        """The report of an earlier attempt of the same job that left nothing to do; empty where there is none."""
+        """Return the report of an earlier attempt that left nothing to do, after writing its results again; else {}."""
         file, report = self.folder / "report.json", {}
         if not self.requests and not self.attempt.rejudged and file.exists():
             with suppress(ValueError):  # a damaged one is made anew
@@ -251,7 +251,7 @@ class Job:
         return report
 
     def make_parts(self) -> Parts | None:
-        """What writes the parts of `task.output`; None where it is one file, or those of shards, which are merged."""
+        """Return what writes the parts of `task.output`; None if it is one file, or if the job is a shard."""
         task, attempt = self.config.task, self.attempt
         if not task.output or not in_parts(task.output) or task.shards > 1:
             return None
@@ -259,7 +259,7 @@ class Job:
         return Parts(task, self.input, attempt.journal, attempt.number, attempt.done)
 
     def announce(self, model: Transformer) -> None:
-        """Say what begins."""
+        """Log what begins."""
         config, mesh, decode = self.config, self.group.mesh, self.config.decode
         if self.masks:
             masks = f" by up to {self.masks} masks of each text or block" if self.masks > 1 else ""
@@ -315,7 +315,7 @@ class Job:
         return f" of {number} thread{'' if number == 1 else 's'} ({why})"
 
     def record(self, generations: Iterable[Generation], engine: Engine) -> None:
-        """Journal what this replica finishes, each answer when its verdict is there."""
+        """Write what this replica finishes to the journal, each answer once it has a verdict."""
         group, config = self.group, self.config
         progress = config.logging.progress if self.is_rank_0 else "never"
         judges = Judges(self.task, min(MOST_JUDGES, config.parallel.threads or cores(group.world)[0]))
@@ -346,7 +346,7 @@ class Job:
             display.update(group.progress.add())
 
     def write_verdicts(self, verdicts: Iterable[Verdict], display: ProgressDisplay) -> None:
-        """Journal and show what has been judged."""
+        """Write what has been judged to the journal, and show it in the progress."""
         entries: list[dict[str, Any]] = []
         amounts = Counter[str]()
         try:
@@ -373,17 +373,17 @@ class Job:
                 amounts.update(invalid=int(bool(generation.invalid)))
                 if figures.correct is not None:
                     amounts.update(judged=1, right=int(figures.correct))
-        finally:  # also where judging one of them failed
+        finally:  # even if judging one of them failed
             if entries:
                 self.writer.write(*entries)
                 display.update(self.group.progress.add(**amounts))
 
     def now(self) -> float:
-        """Seconds since generation began."""
+        """Return the seconds since generation began."""
         return round(time.perf_counter() - self.start, 6)
 
     def finish(self, engine: Engine, traffic: dict[str, int], stopped: bool) -> dict[str, Any]:
-        """Merge all attempts' results into input order and report on them."""
+        """Merge the results of all attempts in input order; write and return the report on them."""
         config, folder, statistics = self.config, self.folder, engine.statistics
         merged = self.merge()
         errors = merged.failed + sum(self.input.rejected)
@@ -427,11 +427,11 @@ class Job:
             report["masks"] = self.masks
         if isinstance(self.task, TotallingTask):
             report["metrics"] = self.task.totals(results(folder))
-        write_report(folder, report)  # the last of its results: a job that finds it has nothing more to do
+        write_report(folder, report)  # last, because a job that finds it has nothing more to do
         return report
 
     def merge(self) -> Merged:
-        """Write `results.jsonl` from what all attempts have finished."""
+        """Write `results.jsonl` from what all attempts have finished, and return their figures."""
         inputs, task = self.input, self.config.task
 
         def rule(index: int) -> str | None:
@@ -446,17 +446,17 @@ class Job:
         return merged
 
     def write_page(self, report: dict[str, Any]) -> None:
-        """Write `report.html`; a job goes on if it cannot."""
+        """Write `report.html`; the job goes on if that fails."""
         writing = Extra("report.html could not be written", PAGE_LIMIT_S)
         writing.wait(lambda: write_run_page(self.folder, report, self.input.questions))
         writing.close()
 
     def digest(self) -> str:
-        """Return what the results are of: the settings, and every request and rejection, in order."""
+        """Return a hash of what the results depend on: the settings, and every request and rejection, in order."""
         return self.input.digest(f"{json.dumps(self.attempt.settings, sort_keys=True)}\n{self.input_hash}")
 
     def write_batch_output(self) -> None:
-        """Also write the answers in OpenAI's form if the input was in it; a shard writes what `merge` needs."""
+        """Write the answers in OpenAI's form, too, if the input had it; a shard writes what `lopa-dist merge` needs."""
         if self.task.name != "batch":
             return
         if self.config.task.shards == 1:
@@ -471,7 +471,7 @@ class Job:
 
 
 def parameters(model: Transformer) -> int:
-    """Return how many numbers a model's weights have; what the head shares with the embeddings counts once."""
+    """Return how many parameters a model has here; those that the head shares with the embeddings count once."""
     shared = {tensor.data_ptr(): tensor.numel() for tensor in model.state_dict().values()}
     return sum(shared.values())
 
@@ -489,5 +489,5 @@ def check_learning(config: Config, task: Task) -> None:
 
 
 def scored_masks(task: Task) -> int:
-    """Return the masks from which `task` has a text's likelihood worked out; 0 where it has answers generated."""
+    """Return how many masks `task` has a text's likelihood computed from; 0 if it has answers generated."""
     return task.masks if isinstance(task, LikelihoodTask) and task.scores else 0

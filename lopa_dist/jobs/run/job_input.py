@@ -27,8 +27,8 @@ from lopa_dist.tasks.response_format import ResponseFormat
 from lopa_dist.tasks.task import Item, Origin, RequestSampling
 
 log = logging.getLogger("lopa_dist")
-EVERY_S = 10.0  # between two lines that say how far reading is
-AT_ONCE = 1000  # items that are tokenized together, and all of whose texts are in memory
+EVERY_S = 10.0  # between two log lines that say how far reading is
+AT_ONCE = 1000  # items that are tokenized together, with all of their texts in memory
 
 
 class JobInput:
@@ -37,22 +37,22 @@ class JobInput:
     Args:
         encoder: turns items into requests.
         items: all of them. They are kept without their texts, which the requests hold as tokens.
-        named: whether the journal's names of all requests are kept; rank 0 reads the journal.
+        named: whether to keep the journal's names of all requests, which rank 0 needs to read the journal.
 
     Raises:
-        ValueError: two requests are the same, name included: their results could not be told apart.
+        ValueError: two requests have the same name, so their results could not be told apart; only if `named`.
     """
 
     def __init__(self, encoder: Encoder, items: Iterable[Item], named: bool) -> None:
         self.items: Spool[Item] = Spool(Item, Origin, RequestSampling, ResponseFormat)
         self.encoded: Spool[Request | Rejection] = Spool(Request, Rejection)
-        self.rejected = bytearray()  # 1 for each item that was
+        self.rejected = bytearray()  # 1 for each item that was rejected
         self.truncated = encoder.cut  # indices of items whose prompts were cut
-        self.carries = False  # whether any line of the input has what `carried` is about
-        self.aside: dict[int, str] = {}  # why, of requests that were set aside; they count as rejected
-        self.limits = array("i")  # tokens of each answer at most; 0 for rejected items
+        self.carries = False  # whether any item is a sample or has fields that pass through (`carried`)
+        self.aside: dict[int, str] = {}  # by index, why a request was set aside; it counts as rejected
+        self.limits = array("i")  # the most tokens of each answer; 0 for rejected items
         self.ids = RequestIds()
-        self.questions: dict[str, str] = {}  # by custom_id, of the first items: for the page
+        self.questions: dict[str, str] = {}  # by custom_id, the questions of the first items, for the page
         items, names, told = iter(items), RequestIds(), time.monotonic()
         while some := [encoder.choose(item) for item in islice(items, AT_ONCE)]:
             self.questions = self.questions or questions_of(some)
@@ -78,7 +78,7 @@ class JobInput:
         return len(self.items)
 
     def set_aside(self, crashes: bytearray, most: int | None) -> int:
-        """Set requests aside during which the process ended `most` times; returns how many others it ended during."""
+        """Set aside requests during which the process ended `most` times; return during how many others it ended."""
         counts = np.array(crashes, int)
         for index in np.flatnonzero(counts >= (most or 256)).tolist():
             self.rejected[index] = 1
@@ -91,22 +91,22 @@ class JobInput:
     def remaining(
         self, done: bytearray, engine: EngineConfig, replicas: int, crashes: bytes | bytearray = b""
     ) -> Sequence[Request]:
-        """Return the requests without those that are done, in the order in which they should begin.
+        """Return the requests that are neither done nor rejected, in the order in which they should begin.
 
         Requests whose answers may be longest go first, so that ranks do not wait for a long answer that began last.
         Requests that may be equally long keep the order of the input.
 
         Args:
-            done: 1 for each item that is.
-            engine: how many requests a replica takes to begin with.
-            replicas: that take requests.
-            crashes: how often the process ended while each ran; those during which it did are the last.
+            done: 1 for each item that is done.
+            engine: says how many requests a replica takes to begin with.
+            replicas: how many replicas take requests.
+            crashes: how often the process ended while each request ran; requests during which it did come last.
         """
         numbers = np.flatnonzero(~(np.array(done, bool) | np.array(self.rejected, bool)))
         limits = np.array(self.limits)[numbers]
         if len(set(limits.tolist())) > 1:
             numbers = numbers[np.argsort(-limits, kind="stable")]
-            # the first ones are dealt out: else one replica would take all the longest of them at once
+            # the first ones are dealt out: otherwise, one replica would take all the longest ones at once
             first, rest = np.split(numbers, [replicas * sequences_of_replica(engine, len(numbers), replicas)])
             numbers = np.concatenate([*(first[replica::replicas] for replica in range(replicas)), rest])
         if len(crashes):
@@ -126,7 +126,7 @@ class JobInput:
         return rejection.message
 
     def carried(self, index: int) -> dict[str, Any]:
-        """What a result line has from its input line: the number of the sample, fields that pass through, a cut."""
+        """Return what a result line has from its input line: the sample, fields that pass through, if it was cut."""
         fields: dict[str, Any] = {"truncated": True} if index in self.truncated else {}
         if not self.carries:
             return fields
@@ -144,7 +144,7 @@ class JobInput:
 
 
 def is_sample(item: Item) -> bool:
-    """Return whether there are other answers to the item's line."""
+    """Return whether the item is one of several samples of its line."""
     return item.origin is not None and item.custom_id == f"{item.origin.custom_id}#{item.origin.sample}"
 
 
@@ -167,7 +167,7 @@ def request_id(item: Item, request: Request | Rejection) -> str | None:
     if request.scored:
         parts.append([[[list(part.prompt), list(part.answer), part.key] for part in text] for text in request.scored])
     if item.response_format is not None:
-        # without the number of tries: an answer of its format stays when there may be more (`journal.TRIED`)
+        # without the number of tries: an answer with its format stays if more tries are allowed (`journal.TRIED`)
         parts.append({"response_format": {"schema": item.response_format.schema}})
     if item.reference is not None:
         parts.append({"reference": item.reference})

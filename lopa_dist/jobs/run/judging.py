@@ -1,4 +1,4 @@
-"""Answers are judged beside decoding: no step, no collective and no stop waits for a program that hangs."""
+"""The judging of answers, beside decoding: no step, no collective and no stop waits for a program that hangs."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class Answer:
     generation: Generation
     text: str
     at: float
-    reasoning: str | None = None  # that came before the text, where the model marks it
+    reasoning: str | None = None  # what came before the text, if the model marks it
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What judging an answer came to.
+    """The outcome of judging an answer.
 
     Attributes:
-        score: null where there are no right answers, or judging failed.
+        score: None if there are no right answers, or judging failed.
         failure: why judging failed every time; it says nothing about the answer.
     """
 
@@ -41,13 +41,13 @@ class Verdict:
 
 
 class Judges(contextlib.AbstractContextManager["Judges"]):
-    """Judges answers: at once where that is quick, else in threads, `at_once` answers at a time.
+    """Judges answers: immediately if that is quick, else in threads, `at_once` answers at a time.
 
-    Any number of answers may wait: a text is small compared with what made it. All methods are called from one thread,
-    where verdicts are collected. What is not judged when the context ends is given up.
+    Any number of answers may wait: a text is small compared with what made it. Answers are submitted, and verdicts
+    collected, in one thread. What is not judged when the context ends is given up.
 
     If judging fails (no process for a program, no memory, a fault of the task), threads try again after `PAUSES_S`:
-    otherwise a short failure would count for good.
+    otherwise a brief failure would count for good.
     """
 
     def __init__(self, task: Task, at_once: int) -> None:
@@ -55,7 +55,7 @@ class Judges(contextlib.AbstractContextManager["Judges"]):
         self.slow = task if isinstance(task, SlowTask) else None
         self.ending = Event()
         self.pool = ThreadPoolExecutor(at_once, "judge")  # starts no thread before it has work
-        self.open = set[Future[Verdict]]()  # without a verdict, or with one not collected yet
+        self.open = set[Future[Verdict]]()  # answers without a verdict, or whose verdict is not collected yet
         self.finished: SimpleQueue[Future[Verdict]] = SimpleQueue()
 
     def __exit__(self, *_: object) -> None:
@@ -65,7 +65,7 @@ class Judges(contextlib.AbstractContextManager["Judges"]):
         self.pool.shutdown(cancel_futures=True)
 
     def submit(self, answer: Answer) -> None:
-        """Judge this, now or later; there is no verdict on what ended with an error."""
+        """Judge `answer`, now or later; one that ended with an error gets no score."""
         future: Future[Verdict]
         if self.slow and answer.generation.finish_reason != "error":
             future = self.pool.submit(self.judge, answer, PAUSES_S)
@@ -76,11 +76,11 @@ class Judges(contextlib.AbstractContextManager["Judges"]):
         future.add_done_callback(self.finished.put)
 
     def judge(self, answer: Answer, pauses_s: Sequence[float]) -> Verdict:
-        """Judge this, again after each pause if that fails.
+        """Return the verdict on `answer`; if judging fails, try again after each pause.
 
         Raises:
-            Cancelled: there is to be no verdict.
-            CannotJudge: nor on any other answer.
+            Cancelled: judging was cancelled.
+            CannotJudge: the task can judge no answer at all.
         """
         if answer.generation.finish_reason == "error":
             return Verdict(answer, None)
@@ -97,7 +97,7 @@ class Judges(contextlib.AbstractContextManager["Judges"]):
         return Verdict(answer, None, failure)
 
     def score(self, answer: Answer) -> Score | None:
-        """Return what the task says of a text, or of likelihoods."""
+        """Return what the task says of an answer's text or likelihoods."""
         likelihoods = answer.generation.likelihoods
         if likelihoods is None:
             return score_of(self.task, answer.item, answer.text)
@@ -105,7 +105,7 @@ class Judges(contextlib.AbstractContextManager["Judges"]):
         return self.task.score_likelihoods(answer.item, likelihoods)
 
     def verdicts(self, wait_s: float = 0.0) -> Iterator[Verdict]:
-        """Yield what has been judged since the last call; if nothing has, what is within `wait_s`.
+        """Yield the verdicts since the last call; if there are none, wait up to `wait_s` seconds for one.
 
         Raises:
             CannotJudge: the task can judge no answer.

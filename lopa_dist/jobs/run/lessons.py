@@ -1,7 +1,7 @@
 """Lessons of a job: when it stops to learn drafts from its own answers, for how long, and whether that pays.
 
-No text depends on what is learned, and no fault of the learning costs an answer: the job says what went wrong, and goes
-on as it would have without.
+No text depends on what is learned, and no failure of learning costs an answer: the job logs what went wrong, and goes
+on as it would have without learning.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ from lopa_dist.parallel.group import Group
 
 log = logging.getLogger("lopa_dist")
 
-FOLDER = "drafts"  # of a run folder, with the adapter
+FOLDER = "drafts"  # in a run folder, for the adapter
 FIRST_SHARE, FEWEST, MOST = 16, 256, 1024  # auto learns first after a sixteenth of the answers, within bounds
-AGAIN = 4  # times as many answers as before the last lesson are there before the next one
-SLICE = 0.03  # share of the remaining time that auto learns before it looks whether it pays
-LEAST_S = 15.0  # of a slice: less brings nothing
+AGAIN = 4  # auto's next lesson comes after this many times the answers of the last one
+SLICE = 0.03  # share of the remaining time that auto learns before it checks whether that pays
+LEAST_S = 15.0  # seconds of the shortest useful slice
 MOST_SHARE = 0.15  # of the remaining time, in all slices of a lesson
 FEWEST_MASKS, MOST_MASKS = 4, 16
-MORE, TAKE, LEAVE = "more", "take", "leave"  # what comes after a slice
-PAYS = 1.03  # as many times as fast the rest must be expected to become
-WELL = 0.75  # share of drafts accepted at each depth after minutes of learning: chains of three
-WORTH = 2  # times the time of a slice must be saved, if all goes well, for a lesson to begin
+MORE, TAKE, LEAVE = "more", "take", "leave"  # what to do after a slice
+PAYS = 1.03  # an adapter is taken if the rest is expected to be more than this many times as fast
+WELL = 0.75  # share of drafts accepted at each depth if minutes of learning go well: chains of three
+WORTH = 2  # a lesson begins only if, when all goes well, it saves at least this many times the time of a slice
 
 
 @dataclass
 class Told:
     """What a lesson brought, for the report."""
 
-    answers: int  # that there were, over all ranks of rank 0's replica
+    answers: int  # that rank 0's replica could learn from
     seconds: float
     processor_s: float  # of rank 0
     steps: int
     rows: int  # masks that were trained on, with repetitions
     acceptance_before: list[float]  # on held-out answers, by depth
     acceptance: list[float]
-    accepted_before: float  # drafts of a chain that are accepted on the average
+    accepted_before: float  # drafts of a chain that are accepted on average
     accepted: float
     gain: float  # how many times as fast the rest was expected to become
     taken: bool
@@ -77,13 +77,13 @@ def masks_of(decode: DecodeConfig) -> int:
 
 @dataclass
 class Lessons:
-    """When a job of `total` requests learns; all ranks make the same calls.
+    """The lessons of a job of `total` requests; all ranks make the same calls.
 
     Attributes:
         revision: a hash of the checkpoint's content.
-        told: what came of each lesson, on every rank.
-        meanwhile: called between the steps of learning, with the share of the time that is over and the step's loss.
-        heard: called with what came of each lesson.
+        told: the outcome of each lesson, on every rank.
+        meanwhile: called after each step of learning, with the share of the time that is over and the step's loss.
+        heard: called with the outcome of each lesson.
     """
 
     config: Config
@@ -98,7 +98,7 @@ class Lessons:
     heard: list[Callable[[Told], None]] = field(default_factory=list)
     learning: Learning | None = None
     ended: bool = False  # whether there will be no further lesson
-    counted: tuple[int, float] = (0, 0.0)  # requests that were done when generation began or went on, and when that was
+    counted: tuple[int, float] = (0, 0.0)  # requests done when this round of generation began, and when it did
 
     def __post_init__(self) -> None:
         self.answers = Answers()
@@ -113,7 +113,7 @@ class Lessons:
             self.ended = True
 
     def begin(self) -> None:
-        """Go on with what an earlier attempt has learned, if this one is to learn, too."""
+        """Continue with what an earlier attempt has learned, if this one is to learn, too."""
         if self.config.job.learn is None:
             return
         check_learnable(self.model)
@@ -127,9 +127,9 @@ class Lessons:
                     self.say("drafts as an earlier attempt has learned to (%s)", folder)
 
     def rounds(self, generate: Callable[[int], Iterator[Generation]]) -> Iterator[Generation]:
-        """Yield what `generate` does, which is given the number of the first request that it must not begin.
+        """Yield what `generate` yields; each call is given the number of the first request that it must not begin.
 
-        Between two of its rounds the job learns.
+        The job learns between two such rounds.
         """
         done = 0
         while True:
@@ -139,7 +139,7 @@ class Lessons:
                 if not self.ended:
                     self.answers.take(generation, self.model.config.eos_ids[0])
                 yield generation
-            # a rank may not have heard of a stop, and all go the same way: rank 0 decides
+            # a rank may not have heard of a stop, but all must go the same way: rank 0 decides
             if end >= self.total or self.group.store.broadcast(f"round {end}", self.group.stop.signal or "") != "":
                 return
             self.learn(end)
@@ -147,7 +147,7 @@ class Lessons:
             done = end
 
     def learn(self, done: int) -> None:
-        """Learn when `done` requests have been generated, on all ranks, and set when to learn next."""
+        """Learn after `done` requests, unless auto finds that it would not pay, and set when to learn next."""
         began, seconds = self.counted
         rate = (time.perf_counter() - seconds) / max(done - began, 1)
         hoped = gain(self.engine.lookahead, [WELL], 1.0) if self.auto else 1.0
@@ -180,7 +180,7 @@ class Lessons:
             self.learning = None
 
     def attend(self, done: int, remaining: float, seconds: float, limit: float) -> None:
-        """Hold a lesson: one slice of time, and where `auto` decides, further ones as long as they promise to pay."""
+        """Hold a lesson: one slice of time and, if auto decides, further ones as long as they promise to pay."""
         learning, mesh = self.begun(), self.group.mesh
         index = self.group.branch_rank, mesh.branch
         length = f"{seconds:.0f} to {limit:.0f} s" if limit > seconds else f"{limit:.0f} s"
@@ -246,17 +246,17 @@ class Lessons:
             log.warning("WARNING: %s", self.told[-1].problem)
 
     def free_memory(self) -> None:
-        """Free the K/V space, which the next round makes again."""
+        """Free the K/V space, which the next round allocates again."""
         self.engine.workspace = self.engine.batch = None
         release_cached(self.engine.device)
 
     def stepped(self, share: float, loss: float) -> None:
-        """After a step of learning."""
+        """Call all of `meanwhile` after a step of learning."""
         for act in self.meanwhile:
             act(share, loss)
 
     def tell(self, told: Told) -> None:
-        """Note what came of a lesson."""
+        """Store the outcome of a lesson, and call all of `heard` with it."""
         self.told.append(told)
         for act in self.heard:
             act(told)
@@ -268,9 +268,9 @@ class Lessons:
 
     @contextmanager
     def without_harm(self) -> Iterator[None]:
-        """Turn a fault of learning, which all ranks learn of, into a warning and the end of the lessons.
+        """Turn a failure of learning, which is raised on all ranks, into a warning and the end of the lessons.
 
-        A fault of the ranks themselves goes on: it would end generation, too.
+        A failure of the ranks themselves is raised further: it would end generation, too.
         """
         try:
             yield
@@ -282,7 +282,7 @@ class Lessons:
                 log.warning("WARNING: drafts could not be learned (%s); the job goes on without", problem)
 
     def report(self) -> list[dict[str, Any]]:
-        """Return what came of the lessons."""
+        """Return the outcomes of the lessons."""
         return [asdict(told) for told in self.told]
 
 
@@ -292,7 +292,7 @@ def rates(reached: Reached) -> tuple[list[float], float]:
 
 
 def hoped_for(slices: list[Lesson]) -> tuple[list[float], float]:
-    """Return what the next slice of a lesson may reach: half as much again as the last one brought."""
+    """Return the rates that the next slice of a lesson may reach: those of the last one, plus half of its gain."""
     last = slices[-1]
     pairs = zip(last.before.shares, last.after.shares, strict=True)
     return [min(0.98, after + max(after - before, 0.0) / 2) for before, after in pairs], last.after.chains

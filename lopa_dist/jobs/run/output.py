@@ -1,4 +1,4 @@
-"""`task.output`: the results where people keep their data."""
+"""`task.output`: the results, written to where users keep their data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KEY = "task.output"
 
 
 def check_output(task: TaskConfig) -> None:
-    """Raise a UserError if `task.output` would take the place of the prompts."""
+    """Raise a UserError if `task.output` would replace the prompts, or be read as prompts by the next job."""
     if task.output and task.input and place_of(task.output) == place_of(task.input):
         raise UserError(
             f"task.output={task.output} is task.input: the results would replace the prompts. Name another file"
@@ -38,7 +38,7 @@ def check_output(task: TaskConfig) -> None:
 
 
 def warnings_of(task: TaskConfig, begins: bool) -> list[str]:
-    """Return what is to be said of a job's output before the job runs; `begins`: nothing of it is done yet."""
+    """Return warnings about a job's output before the job runs; with `begins`, nothing of the job is done yet."""
     out = task.output or ""
     types = mixed_types(task.input) if out.endswith(".parquet") else []
     said = [f"task.input: {sentence}" for sentence in types]
@@ -48,13 +48,13 @@ def warnings_of(task: TaskConfig, begins: bool) -> list[str]:
 
 
 def place_of(name: str) -> str:
-    """Return what tells files apart: a URL, or a path without links."""
+    """Return what identifies a file: its URL, or its path without links."""
     name = name.removeprefix("file://")
     return name if "://" in name else str(Path(name).expanduser().resolve())
 
 
 def check_parts(out: str, answers: int, begins: bool) -> None:
-    """Raise a UserError if parts are there that the job would not write, or did not: they would be read with its own.
+    """Raise a UserError if there are parts that are not this job's: they would be read together with its own.
 
     Args:
         out: the pattern of the parts.

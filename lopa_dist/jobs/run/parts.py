@@ -27,17 +27,17 @@ LIMIT_S = 60.0  # to write a part
 
 
 class Parts:
-    """Writes each part of a job's output, in order, as soon as all of its requests have ended, in a thread of its own.
+    """Writes each part of a job's output, in order, as soon as all of its requests have ended, in its own thread.
 
-    What it reads is the journal of all replicas, so only rank 0 has one. A part's columns are those of its own
-    answers: when the job is complete, `write_output` writes all parts anew, with the same columns in each.
+    It reads the journal of all replicas, so only rank 0 has one. A part's columns are those of its own answers; when
+    the job is complete, `write_output` writes all parts anew, with the same columns in each.
 
     Args:
         task: of the job, which is no shard.
         job_input: the requests.
         journal: of the run folder.
         attempt: the number of the attempt that runs.
-        done: 1 for each request that earlier attempts have finished; their errors count for these alone.
+        done: 1 for each request that earlier attempts have finished; earlier errors count only for these.
     """
 
     def __init__(self, task: TaskConfig, job_input: JobInput, journal: Journal, attempt: int, done: bytearray) -> None:
@@ -48,7 +48,7 @@ class Parts:
         self.places: list[Path] = []  # files of the journal
         self.part_of, self.offset, self.length = (array(kind, [0]) * len(job_input) for kind in "iqi")
         self.read_to: dict[Path, int] = {}
-        self.written = 0  # parts
+        self.written = 0  # how many parts are written
         self.known = signature(task.input)
         readable = task.input != "-"
         items = enumerate(make_task(task).items()) if readable else iter(())
@@ -58,14 +58,14 @@ class Parts:
         self.busy, self.next = False, time.monotonic() + EVERY_S
 
     def __call__(self, *_: object) -> None:
-        """Have the parts written that are complete; returns at once, and does nothing if the last call was just now."""
+        """Have complete parts written, unless that was just done; return at once."""
         now = time.monotonic()
         if now >= self.next and not self.busy:
             self.busy, self.next = True, now + EVERY_S
             self.thread.post(self.write)
 
     def close(self, stopped: bool) -> None:
-        """End the thread; of a job that was stopped, write what is complete before."""
+        """End the thread; if the job was `stopped`, write complete parts before that."""
         self.thread.wait(self.write if stopped else lambda: None)
         self.thread.close()
 
@@ -84,7 +84,7 @@ class Parts:
         self.busy = False
 
     def read(self) -> None:
-        """Take in what the journal has got since the last look."""
+        """Read what the journal has got since the last look."""
         entries = self.journal.entries_of(self.input.ids, self.read_to)
         for index, entry, where in entries:
             if index < 0 or (self.length[index] and "figures" not in entry):
@@ -99,7 +99,7 @@ class Parts:
                 )  # fmt: skip
 
     def lines(self, first: int, last: int) -> Iterator[dict[str, Any]]:
-        """Yield the lines of results of some requests."""
+        """Yield the result lines of the requests from `first` to before `last`."""
         for index in range(first, last):
             line = self.input.rejection(index)
             if line is None:
@@ -109,7 +109,7 @@ class Parts:
             yield line_of(line, self.input.carried(index), index)
 
     def write_part(self, number: int, lines: list[dict[str, Any]]) -> None:
-        """Write a part."""
+        """Write part `number`, which has these result lines."""
         with to_be_written(part_name(self.out, number), KEY) as file:
             if self.out.endswith(".jsonl"):
                 file.write_text("".join(map(json_line, lines)), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""From a task's items to token ids, or to the reason why an item cannot run."""
+"""Encodes a task's items as token ids, or finds the reason why an item cannot run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Text(NamedTuple):
 
 
 class Refusal(Exception):
-    """The reason why an item cannot run."""
+    """An error with the reason why an item cannot run."""
 
 
 @dataclass(frozen=True)
@@ -64,26 +64,26 @@ class Encoder:
         check_template(config.model.template, str(tokenizer.chat_template or ""))
         self.templated = partial(tokenizer.apply_chat_template, tokenize=False, **config.model.template)
         self.cuts = cuts_prefix(config.decode, config.engine.prefix_cache)
-        self.words = tokenizer.backend_tokenizer  # without what transformers makes of each text besides its tokens
+        self.words = tokenizer.backend_tokenizer  # finds tokens and nothing else; transformers makes more of each text
         self.words.no_truncation()
         self.words.no_padding()
-        # a model of the package knows a few hundred words, and spells all others in bytes that say nothing to it
+        # the package's models know a few hundred words, and spell all others in bytes that mean nothing to them
         shipped = config.model.path in SHIPPED
         self.bytes = {i for word, i in tokenizer.get_vocab().items() if shipped and BYTE.fullmatch(word)}
-        self.strange: list[str] = []  # the first words that the model does not know, one of a prompt
+        self.strange: list[str] = []  # the first words that the model does not know, one per prompt
         self.strange_prompts = 0
         self.bounded = False  # whether the model's positions bound an answer below `decode.max_new_tokens`
         self.cut = set[int]()  # indices of prompts that were too long, by `task.truncate`
-        self.left_out = set[str]()  # what of chats the chat template left out
-        self.odd_roles = set[str]()  # that templates seldom know
-        self.greedy_formats = 0  # answers of a format, of which another try would be the same text
-        self.draws = False  # whether some request draws its tokens
-        self.scores = False  # whether some texts are scored, of which a masked model's masks are drawn by the seed
-        self.greedy_samples = 0  # further answers to a prompt, which are the first one again
+        self.left_out = set[str]()  # what the chat template left out of chats
+        self.odd_roles = set[str]()  # roles that templates seldom know
+        self.greedy_formats = 0  # requests with a format for which another try would give the same text
+        self.draws = False  # whether any request draws its tokens
+        self.scores = False  # whether texts are scored: a masked model's masks are drawn by the seed
+        self.greedy_samples = 0  # further answers to a prompt, which will equal the first one
         self.tokens = lru_cache(8)(lambda text, special: tokenizer(text, add_special_tokens=special).input_ids)
 
     def choose(self, item: Item) -> Item:
-        """An item in one form; of both, messages if prompts are wrapped in the chat template, else the prompt."""
+        """Return an item in one form: of both, messages if prompts go through the chat template, else the prompt."""
         if item.prompt is None or item.messages is None:
             return item
         return replace(item, prompt=None) if self.wrap else replace(item, messages=None, answer_prefix="")
@@ -93,7 +93,7 @@ class Encoder:
         return self.encode_all(index, [item])[0]
 
     def encode_all(self, first: int, items: Sequence[Item]) -> list[Request | Rejection]:
-        """Items as requests; the first has the index `first`. Many together are tokenized several times as fast."""
+        """Return items as requests, the first with index `first`. Many together are tokenized several times as fast."""
         requests: dict[int, Request | Rejection] = {}
         texts: dict[int, list[Text]] = {}
         for index, item in enumerate(items, first):
@@ -113,7 +113,7 @@ class Encoder:
         return [requests[index] for index in sorted(requests)]
 
     def texts(self, item: Item) -> list[Text]:
-        """Return the prompt of an item; or for each of its continuations, what it stands behind, and both together."""
+        """Return the prompt of an item or, for each of its continuations, the text before it and both together."""
         if item.error:
             raise Refusal(item.error)
         if not item.continuations:
@@ -133,7 +133,7 @@ class Encoder:
         return texts
 
     def tokenized(self, texts: Iterable[Text]) -> dict[Text, list[int]]:
-        """Return the tokens of texts."""
+        """Return the tokens of each text."""
         tokens: dict[Text, list[int]] = {}
         distinct = dict.fromkeys(texts)
         for special in (False, True):
@@ -145,13 +145,13 @@ class Encoder:
     def truncated(
         self, index: int, item: Item, texts: list[Text], tokens: dict[Text, list[int]]
     ) -> tuple[Item, list[Text]]:
-        """The item with its prompt, or its last message, cut until it fits the model, and its text, now in `tokens`.
+        """Return the item, its prompt or last message cut until it fits the model, and its text, added to `tokens`.
 
-        What is left of a text may have more tokens than it had there, so it may be cut again.
+        The rest of a text may have more tokens by itself than within the whole, so it may be cut again.
         """
         most = self.config.decode.max_new_tokens if item.max_new_tokens is None else item.max_new_tokens
         room = self.model.max_positions - most
-        if room <= 0:  # no prompt leaves as many; half of the positions are the answer's then
+        if room <= 0:  # no prompt leaves room for so many: half of the positions are then the answer's
             room = self.model.max_positions // 2
         if item.suffix is not None:
             room -= len(self.words.encode(item.suffix, add_special_tokens=False).ids)
@@ -183,7 +183,7 @@ class Encoder:
             whole = tokens[both]
             if self.model.mask_id in whole:
                 raise Refusal("the text contains the mask token; remove it")
-            # both are tokenized together, where a token may reach over their border
+            # the two are tokenized together, so a token may reach across their border
             cut = max(0, min(len(tokens[before]), len(whole) - 1)) if before.text else 0
             if not before.text:
                 parts = list(windows(whole, first, most - 1))
@@ -200,7 +200,7 @@ class Encoder:
         return Request(index, prompt, count, self.key(item), scored=tuple(scored))
 
     def is_chat(self, item: Item) -> bool:
-        """Return whether the item goes through the chat template: a text that is to go on to another one does not."""
+        """Return whether the item goes through the chat template: a plain text with a suffix does not."""
         return item.messages is not None or (self.wrap and item.suffix is None)
 
     def render(self, item: Item) -> Text:
@@ -229,7 +229,7 @@ class Encoder:
             raise Refusal(f"the chat template refused these messages: {error}") from error
 
     def note_roles(self, messages: Sequence[Mapping[str, Any]], text: str) -> None:
-        """Note the roles that templates seldom know, and what the template left out of a chat's `text`."""
+        """Record the roles that templates seldom know, and what the template left out of a chat's `text`."""
         for message in messages:
             role = str(message["role"])
             if message["content"].strip() not in text and role not in REWRITTEN:
@@ -252,7 +252,7 @@ class Encoder:
             end = common_prefix(before, text)
         else:
             end = text.find(item.prefix) + len(item.prefix) if item.prefix in text else 0
-        # a token may reach over the end: then the prefix ends before it
+        # a token may reach across the end; then the prefix ends before it
         return common_prefix(self.tokens(text[:end], not self.is_chat(item)), ids) if end else 0
 
     def request(self, index: int, item: Item, texts: Sequence[Text], tokens: Mapping[Text, list[int]]) -> Request:
@@ -270,7 +270,7 @@ class Encoder:
         suffix = self.suffix(item)
         given = len(ids) + len(suffix)
         room = self.model.max_positions - given
-        if most == decode.max_new_tokens >= self.model.max_positions and room > 0:  # no prompt could have as many
+        if most == decode.max_new_tokens >= self.model.max_positions and room > 0:  # no prompt leaves room for so many
             most, self.bounded = room, True
         size = f"the prompt has {given} tokens and {most} are to be generated, but"
         shorter = "task.truncate does"
@@ -293,7 +293,7 @@ class Encoder:
             self.greedy_formats += item.response_format is not None and item.response_format.tries > 1
         return Request(
             index,
-            array("i", ids),  # 4 bytes a token, where a list takes 8 and its numbers more: a job may have a million
+            array("i", ids),  # 4 bytes per token; a list takes 8, and its numbers more: a job may have a million
             most,
             self.key(item),
             sampling,
@@ -304,7 +304,7 @@ class Encoder:
         )
 
     def suffix(self, item: Item) -> Sequence[int]:
-        """Return the tokens behind an item's answer."""
+        """Return the tokens after an item's answer."""
         if item.suffix is None:
             return ()
         decode = self.config.decode
@@ -330,7 +330,7 @@ class Encoder:
             self.strange.append(next(unknown, "white space"))
 
     def warnings(self) -> list[str]:
-        """Return what to say of the requests so far: words that a model of the package does not know, equal answers."""
+        """Return warnings about the model and the requests so far, such as unknown words or cut prompts."""
         messages = []
         if not self.tokenizer.chat_template and self.config.model.chat_template != "never":
             messages.append(
@@ -390,7 +390,7 @@ class Encoder:
         return messages
 
     def sampling(self, item: Item) -> Sampling | None:
-        """Return how the item's tokens are drawn; null where that is as for the whole job."""
+        """Return how the item's tokens are drawn; None if that is as for the whole job."""
         if item.sampling is DEFAULT:
             return None
         decode = self.config.decode
@@ -400,7 +400,7 @@ class Encoder:
         return None if own == given else Sampling(decode.confidence, **own)
 
     def key(self, item: Item) -> int:
-        """Return what seeds the item's random numbers. A seed of its own means the same text under any custom_id."""
+        """Return what seeds the item's random numbers. With its own seed, its text is the same under any custom_id."""
         seed = item.sampling.seed
         if seed is None:
             return request_key(self.config.seed, item.custom_id)
@@ -418,7 +418,7 @@ def rejected(index: int, item: Item, refusal: Refusal) -> Rejection:
 
 
 def check_template(given: Mapping[str, Any], template: str) -> None:
-    """Raise a ValueError where values are given that a chat template does not read."""
+    """Raise a ValueError if there are `given` values that the chat template does not read."""
     if not given:
         return
     jinja = Environment(extensions=["jinja2.ext.loopcontrols"])
@@ -436,12 +436,12 @@ def check_template(given: Mapping[str, Any], template: str) -> None:
 
 
 def windows(tokens: Sequence[int], first: int, length: int) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield a document's tokens in parts of at most `length`, each behind as many of the tokens before it as fit.
+    """Yield a document's tokens in parts of at most `length`, each after as many of the tokens before it as fit.
 
     Args:
         tokens: of the document.
-        first: the token that it stands behind.
-        length: tokens that the model predicts in a text that is as long as it allows.
+        first: the token before the document.
+        length: the most tokens that the model can predict in one text.
     """
     text = [first, *tokens]
     for begin in range(1, len(text), length):
@@ -455,6 +455,6 @@ def common_prefix(a: Sequence[Any], b: Sequence[Any]) -> int:
 
 
 def name_of_call(call: Any) -> str:
-    """Return the name of the function that a message calls; empty where it is not of OpenAI's form."""
+    """Return the name of the function that a message calls; empty if `call` does not have OpenAI's form."""
     function = call.get("function") if isinstance(call, Mapping) else None
     return str(function.get("name", "")) if isinstance(function, Mapping) else ""

@@ -1,4 +1,4 @@
-"""Finished answers are judged again where `task.score`, its file, or the fields of their line have changed since."""
+"""Finished answers are judged again if `task.score`, its file, or the fields of their line have changed since."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from lopa_dist.jobs.folder.journal import VERDICT_SETTINGS, Journal, Writer, att
 from lopa_dist.jobs.run.job_input import JobInput
 from lopa_dist.tasks.task import CannotJudge, Item, Task, score_of
 
-OF_A_VERDICT = ("correct", "extracted", "expected", "unjudged")  # fields of a line
+OF_A_VERDICT = ("correct", "extracted", "expected", "unjudged")  # fields of a result line
 
 
 def verdict_rule(settings: Mapping[str, Any], item: Item) -> str | None:
-    """Return a hash of the rule and of what it is given besides the text: a verdict counts as long as this is the same.
+    """Return a hash of the rule and of what it is given besides the text: a verdict counts while this is the same.
 
     Args:
         settings: of the journal.
@@ -29,16 +29,16 @@ def verdict_rule(settings: Mapping[str, Any], item: Item) -> str | None:
 
 
 def rejudge(journal: Journal, writer: Callable[[], Writer], job_input: JobInput, task: Task, settings: Any) -> int:
-    """Judge all finished answers without a verdict of today's rule; returns how many have one now.
+    """Judge all finished answers without a verdict by today's rule; return how many new entries were written.
 
-    Nothing is generated: the texts are in the journal. Where the rule still fails, an answer stays without a verdict.
+    Nothing is generated: the texts are in the journal. If the rule still fails, an answer stays without a verdict.
 
     Args:
         writer: opens the file that takes the new entries.
-        settings: today's, of the journal.
+        settings: the journal's settings as they are today.
 
     Raises:
-        CannotJudge: the rule returns what is no verdict.
+        CannotJudge: the rule returns something that is no verdict.
     """
     has_verdict = bytearray(len(job_input))
     for index, entry, _ in journal.entries_of(job_input.ids):
@@ -53,7 +53,7 @@ def rejudge(journal: Journal, writer: Callable[[], Writer], job_input: JobInput,
             item = job_input.items[index]
             again = with_new_verdict(entry, item, task) | {"judged_by": verdict_rule(settings, item)}
             if again.get("unjudged") and entry.get("unjudged") and again["judged_by"] == entry.get("judged_by"):
-                continue  # as before
+                continue  # it fails as before
             yield again | {"attempt": entry.get("attempt", attempt_of(where.part))}
 
     count, out, entries = 0, None, new_entries()
@@ -67,7 +67,7 @@ def rejudge(journal: Journal, writer: Callable[[], Writer], job_input: JobInput,
 
 
 def with_new_verdict(entry: dict[str, Any], item: Item, task: Task) -> dict[str, Any]:
-    """Return an entry of the journal with the verdict that its text has now."""
+    """Return an entry of the journal with the verdict that its text gets now."""
     judged = {key: value for key, value in entry.items() if key != "unjudged"}
     line = {key: value for key, value in entry["line"].items() if key not in OF_A_VERDICT}
     correct = None

@@ -9,16 +9,16 @@ from lopa_dist.engine.request import Request
 
 
 class RequestSource:
-    """Hands out requests, as `Engine.generate` asks for them: those that are tried again, then those of the queue.
+    """Hands out requests as `Engine.generate` asks for them: first those that are tried again, then those of the queue.
 
-    Suspects, during which a process has ended, are the last requests. They are held back until `next_suspect` asks for
-    them, and each runs alone: if it ends the process again, it was the reason.
+    The last requests may be suspects, during which a process has ended. They are held back until `next_suspect` asks
+    for them, and each runs alone: if it ends the process again, it was the reason.
 
     Args:
         requests: all that there are.
-        take: takes a limit and hands out numbers of requests, in ascending order.
-        suspects: how many of the requests run alone.
-        begin: is told of requests that begin for the first time.
+        take: called with a limit; returns at most this many numbers of requests, in ascending order.
+        suspects: how many of the requests are suspects.
+        begin: called with requests that begin for the first time.
     """
 
     def __init__(
@@ -30,12 +30,12 @@ class RequestSource:
     ) -> None:
         self.requests, self.take, self.begin = requests, take, begin
         self.first_suspect = len(requests) - suspects
-        self.again: deque[Request] = deque()  # that are tried again
-        self.held: deque[int] = deque()  # numbers of suspects that were handed out
+        self.again: deque[Request] = deque()  # to be tried again
+        self.held: deque[int] = deque()  # numbers of suspects that `take` handed out
         self.alone = False  # whether a suspect runs, and no other request begins
 
     def __call__(self, most: int) -> list[Request]:
-        """Return the next requests, at most `most`; empty when there are no more for now."""
+        """Return the next requests, at most `most`; empty if there are no more for now."""
         again = [self.again.popleft() for _ in range(min(most, len(self.again)))]
         if self.alone or len(again) == most:
             return again
@@ -46,7 +46,7 @@ class RequestSource:
         return again + ready
 
     def next_suspect(self) -> bool:
-        """Let the next suspect be handed out, and no other request; return False when there is none."""
+        """Let the next suspect be handed out, and no other request; return False if there is none."""
         self.alone = True
         self.held.extend([] if self.held else self.take(1))
         if not self.held:

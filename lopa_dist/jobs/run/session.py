@@ -26,7 +26,7 @@ class Session:
         group: the ranks.
         items: what the requests were made of.
         requests: the same on all ranks.
-        masks: of a text, if texts are scored; None: they are generated.
+        masks: how many are drawn for a text, if texts are scored; None: texts are generated.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Session:
         self.tries = Tries(self.engine, items, builder.tokenizer)
 
     def prepare(self) -> None:
-        """Wait until all ranks have come so far, and make what generation needs."""
+        """Wait until all ranks are ready, and allocate what generation needs."""
         self.group.ready()
         if self.requests:
             self.engine.prepare(self.requests)
@@ -64,8 +64,8 @@ class Session:
         """Yield what this rank's replica finishes of the requests, which all replicas share.
 
         Args:
-            end: number of the first request that is not begun; None: all are.
-            suspects, begin: as of `RequestSource`.
+            end: the number of the first request that is not begun; None: all are.
+            suspects, begin: as for `RequestSource`.
         """
         if self.engine.workspace is None and self.requests:  # it was freed for a lesson
             self.engine.prepare(self.requests)

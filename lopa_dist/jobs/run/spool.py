@@ -1,4 +1,4 @@
-"""Lists on disk: of a job's requests, only those that are needed next are in memory."""
+"""Lists on disk, so that only those of a job's requests that are needed next are in memory."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from typing import Any, BinaryIO, TypeVar
 from lopa_dist.atomic import naming
 
 Value = TypeVar("Value")
-BLOCK = 16  # values that are written and read together: requests that run by their length lie far apart
+BLOCK = 16  # values written and read together; few, because requests that run in order of length lie far apart
 KEPT = 128  # blocks in memory: most values are read soon after their neighbours
 
 
 class Packer(pickle.Pickler):
-    """Writes objects of some dataclasses as calls of their class: a third of the usual time, there and back."""
+    """Pickles objects of some dataclasses as calls of their class: writing and reading take a third of the time."""
 
     def __init__(self, file: BinaryIO, kinds: Mapping[type, Callable[[Any], tuple[Any, ...]]]) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
         self.kinds = kinds
 
     def reducer_override(self, value: Any) -> Any:
-        """Return how a value is written."""
+        """Return how `value` is written."""
         kind = type(value)
         return (kind, self.kinds[kind](value)) if kind in self.kinds else NotImplemented
 
@@ -40,13 +40,13 @@ class Spool(Sequence[Value]):
     ends.
 
     Args:
-        kinds: dataclasses of two fields or more that values consist of, for speed.
+        kinds: dataclasses of which values consist, each with two or more fields, to read and write these faster.
     """
 
     def __init__(self, *kinds: type) -> None:
         self.kinds = {kind: attrgetter(*(field.name for field in fields(kind))) for kind in kinds}
         self.file = TemporaryFile()  # noqa: SIM115 - it stays open as long as this is
-        self.ends = array("q", [0])  # of the blocks in the file, after the beginning of the first
+        self.ends = array("q", [0])  # where the first block begins, and where each block in the file ends
         self.last: list[Value] = []  # the block that is not full
         self.block = lru_cache(KEPT)(self.read)
 
@@ -70,7 +70,7 @@ class Spool(Sequence[Value]):
         return (self.last if number == len(self.ends) - 1 else self.block(number))[offset]
 
     def read(self, number: int) -> list[Value]:
-        """Return a block from the file."""
+        """Return block `number` from the file."""
         begin, end = self.ends[number], self.ends[number + 1]
         block: list[Value] = pickle.loads(os.pread(self.file.fileno(), end - begin, begin))
         return block
@@ -89,5 +89,5 @@ class Chosen(Sequence[Value]):
         return self.values[self.numbers[index]]
 
     def in_any_order(self) -> Iterator[Value]:
-        """Yield all values in their order in the other sequence, which reads each block of a `Spool` once."""
+        """Yield all values in the order of the other sequence: each block of a `Spool` is then read only once."""
         return (self.values[number] for number in sorted(self.numbers))

@@ -1,4 +1,4 @@
-"""Answers that must be of a format: those that are not are generated again, with other random numbers."""
+"""Answers that must have a format: those that do not are generated again, with other random numbers."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from lopa_dist.tasks.task import Item
 from lopa_dist.tasks.worker import Lost, TooLong, Workers
 
 SCHEMA_WORKER = "lopa_dist.tasks.schema_worker"
-CHECK_S = 5.0  # that checking an answer by its schema may take
-SLOW_CHECKS = 3  # after so many that took longer, a schema's answers are not checked any more
+CHECK_S = 5.0  # seconds that checking an answer against its schema may take
+SLOW_CHECKS = 3  # after this many checks that took longer, a schema's answers are not checked any more
 TOO_SLOW = f"not checked: that takes more than {CHECK_S:g} s by its schema; simplify the schema and its patterns"
+SLOW, FAULT, VALID = range(3)  # how the check of an answer ended; of several ranks' the least counts
 
 
 class Tries:
-    """Generates with an engine; all ranks of a replica make the same calls, and check every answer.
+    """Generates answers, with further tries; all ranks of a replica make the same calls, and check every answer.
 
     Args:
         engine: of this rank.
@@ -36,10 +37,10 @@ class Tries:
     def __init__(self, engine: Engine, items: Sequence[Item], tokenizer: PreTrainedTokenizerFast) -> None:
         self.engine, self.items, self.tokenizer = engine, items, tokenizer
         self.checks = Workers(SCHEMA_WORKER, CHECK_S)
-        self.too_slow: Counter[str] = Counter()  # checks by a schema that took too long
+        self.too_slow: Counter[str] = Counter()  # by schema: how many checks took too long
 
     def failure(self, generation: Generation) -> str:
-        """Return why an answer is not of the format that it must have; empty where it is, or any text will do."""
+        """Return why an answer does not have the format that it must have; empty if it does, or if any text will do."""
         item = self.items[generation.request.index]
         if (wanted := item.response_format) is None or generation.finish_reason == "error":
             return ""
@@ -47,9 +48,10 @@ class Tries:
         return wanted.failure(text) if wanted.schema is None else self.failure_of_schema(wanted.schema, text)
 
     def failure_of_schema(self, schema: str, text: str) -> str:
-        """Return what is wrong with a text; a schema may take for ever, so a child process checks it, for a while.
+        """Return why a text does not match a schema; empty if it does.
 
-        Ranks of a replica may differ in how long that takes: where one finds a fault, all do.
+        A child process checks it for up to `CHECK_S`, because a schema may take forever. Ranks of a replica may differ
+        in how long that takes: if one finds a fault, all do.
         """
         if self.too_slow[schema] >= SLOW_CHECKS:
             return TOO_SLOW
@@ -60,13 +62,13 @@ class Tries:
             failure = TOO_SLOW
         except Lost as lost:
             failure = f"not checked: the process that checks schemas {lost}"
-        valid = self.engine.lockstep.least(not failure, self.engine.device)
-        failure = "" if valid else failure or TOO_SLOW
-        self.too_slow[schema] += failure == TOO_SLOW
-        return failure
+        found = SLOW if failure == TOO_SLOW else FAULT if failure else VALID
+        agreed = self.engine.lockstep.least(found, self.engine.device)
+        self.too_slow[schema] += agreed == SLOW  # on all ranks alike: they must ask each other, or none
+        return "" if agreed == VALID else failure or TOO_SLOW
 
     def is_last(self, generation: Generation) -> bool:
-        """Return whether a request is not tried again: not without a temperature, for it would be the same again."""
+        """Return whether a request is not tried again; at temperature 0 it never is: the text would be the same."""
         wanted = self.items[generation.request.index].response_format
         sampling = generation.request.sampling or self.engine.sampling
         return wanted is None or generation.tries >= wanted.tries or not sampling.temperature
@@ -74,10 +76,10 @@ class Tries:
     def generate(self, source: RequestSource) -> Iterator[Generation]:
         """Yield finished requests as `Engine.generate` does; suspects come last.
 
-        Answers that are not of their format are thrown away, and what they took is counted with the next one's. If the
+        Answers that do not have their format are thrown away, and their cost is counted with the next try's. If the
         last try fails, too, its answer is yielded, with the reason.
         """
-        tried: dict[int, Generation] = {}  # by index: all tries so far of what is tried again
+        tried: dict[int, Generation] = {}  # by index: the tries so far of a request that is tried again, joined
         with ExitStack() as ending:
             self.checks = Workers(SCHEMA_WORKER, CHECK_S)
             ending.callback(self.checks.end)
@@ -101,7 +103,7 @@ def of_try(request: Request, number: int) -> Request:
 
 
 def joined(before: Generation, latest: Generation) -> Generation:
-    """Return the answer of a try, with what it and those before took."""
+    """Return the answer of the latest try, with the cost of all tries so far."""
     work = Work()
     work.add(before.work.totals())
     work.add(latest.work.totals())

@@ -1,4 +1,4 @@
-"""The one way to an engine: a checkpoint found and read, loaded on this rank's device, and run with any decode options.
+"""The one way to an engine: find and read a checkpoint, load it on this rank's device, run it with any decode options.
 
 Jobs, traces, profiles, benchmarks and `lopa_dist.LLM` all build their engines here.
 """
@@ -37,10 +37,10 @@ class EngineBuilder:
 
     Attributes:
         folder: where the checkpoint is.
-        shape: its configuration.
+        shape: the model's configuration.
         pattern: how it was trained to see text, which decode options set to ``auto`` follow.
         dtype: the name of the weights' precision.
-        tokenizer: its own.
+        tokenizer: the checkpoint's own.
 
     Raises:
         CheckpointError: there is no such checkpoint, or it cannot be used.
@@ -68,7 +68,7 @@ class EngineBuilder:
 
     @cached_property
     def adapter_revision(self) -> str | None:
-        """The same for its LoRA adapter; None if there is none."""
+        """A hash of the content of the LoRA adapter; None if there is none."""
         lora = self.options.lora
         return None if lora is None else revision(find(lora, "model.lora"))
 
@@ -76,7 +76,8 @@ class EngineBuilder:
         """Return the model, adapted, split and quantised as the options say.
 
         The first call loads the weights; a later one only gives them another `tensor` group, whose size and this rank's
-        place in it must stay as they were. `warn` of an adapter for another model, and of fp8 where it is emulated.
+        place in it must stay as they were. With `warn`, warn of an adapter for another model, and of fp8 if it is
+        emulated.
         """
         self._tensor.connect(tensor or Solo())
         if self.model is not None:
@@ -107,7 +108,7 @@ class EngineBuilder:
         Args:
             decode: what rows see, without any ``auto``.
             options: how the model is run.
-            masks: of a text, where the model is a masked one.
+            masks: how many are drawn for a text, if the model is a masked one.
             group: the ranks that make the same call.
         """
         model = self.load(tensor=group.tensor)

@@ -16,7 +16,7 @@ from lopa_dist.parallel.launcher import World
 
 OTHERS = "other programs keep"
 BEYOND = "parallel.threads is more than"
-LOOKS = 5  # at how busy the cores are
+LOOKS = 5  # how many times to look at how busy the cores are
 LOOK_S = 0.2
 SHORTEST_S = 1.0  # of which it is worth to say how busy other programs were: the system counts in hundredths
 MUCH = 0.4  # cores that other programs keep busy
@@ -38,17 +38,17 @@ def choose_device(config: Config, world: World) -> torch.device:
 
 
 def gpu(name: str, world: World) -> torch.device:
-    """Return the GPU that a rank computes on, where `model.device` is ``cuda``, ``cuda:N`` or ``auto``."""
+    """Return the GPU that a rank computes on if `model.device` is ``cuda``, ``cuda:N`` or ``auto``."""
     return torch.device(name if ":" in name else f"cuda:{world.local_rank % torch.cuda.device_count()}")
 
 
 def threads(config: Config, world: World) -> tuple[int, str]:
     """Return how many threads this rank computes with on a CPU, and what decides that.
 
-    What the user says, or else the least of what torch has in this process (by `OMP_NUM_THREADS` or
-    `torch.set_num_threads`, for example) and of this rank's share of the cores: both may be meant to leave room for
-    others. A rank that is alone leaves the cores that other programs keep busy, except in a job of Slurm's, whose cores
-    are its own.
+    It is the number that the user gives (`parallel.threads`), or else the smaller of the number that torch has in this
+    process (by `OMP_NUM_THREADS` or `torch.set_num_threads`, for example) and this rank's share of the cores: both may
+    be meant to leave room for others. A rank that is alone leaves out cores that other programs keep busy, except in a
+    Slurm job, whose cores are its own.
     """
     number, why = cores(world)
     if asked := config.parallel.threads:
@@ -110,8 +110,8 @@ def busy_cores() -> int:
     """Return how many of the cores of this process other programs keep busy; measured once, in a second at most.
 
     A thread that waits for a core keeps all the others waiting: two threads on two busy cores take many times as long
-    as one. The least of several looks counts, for a job keeps its threads, and a program may be busy for a moment only.
-    0 where the system does not tell.
+    as one. The least of several looks counts, because a job keeps its threads, and a program may be busy only for a
+    moment. It is 0 if the system does not tell.
     """
     least = len(idle_seconds())
     for _ in range(LOOKS):
@@ -122,7 +122,7 @@ def busy_cores() -> int:
 
 
 def busy_now() -> int:
-    """Return how many of the cores of this process are busy for a fifth of a second in which it waits."""
+    """Return how many of the cores of this process are busy during a fifth of a second in which the process waits."""
     before = idle_seconds()
     began = time.perf_counter()
     time.sleep(LOOK_S)
@@ -133,7 +133,7 @@ def busy_now() -> int:
 
 
 def idle_seconds(file: Path = Path("/proc/stat")) -> dict[int, float]:
-    """Return for how long each core of this process has been idle; empty where the system does not tell."""
+    """Return for how many seconds each core of this process has been idle; empty if the system does not tell."""
     try:
         lines = file.read_text(encoding="ascii").splitlines()
         own = os.sched_getaffinity(0)
@@ -145,7 +145,7 @@ def idle_seconds(file: Path = Path("/proc/stat")) -> dict[int, float]:
 
 
 def cores(world: World, environment: Mapping[str, str] = os.environ) -> tuple[int, str]:
-    """Return the share of this rank in the cores that its process may run on, and what decides that."""
+    """Return this rank's share of the cores that its process may run on, and what decides that."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     share = max(1, usable // world.local_size)
     why = "the cores of this machine" if world.local_size == 1 else f"the share of a rank in {usable} cores"

@@ -1,4 +1,4 @@
-"""What ``auto`` stands for: turns options as users write them into a job's options, and says where each comes from."""
+"""What ``auto`` stands for: how options as users write them become a job's options, and what each follows from."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.families import FAMILIES, TrainingPattern, check_drafts, training_pattern
 
 Resolved = dict[str, tuple[Any, str]]
-"""By the key of an option that is ``auto``: what it stands for, and what that follows, in words."""
+"""By the key of an option that is ``auto``: what it stands for, and what that follows from, in words."""
 
 
 def resolve(config: Config, shape: ModelConfig, device: torch.device, typed: Collection[str] | None = None) -> Config:
@@ -27,9 +27,9 @@ def resolve(config: Config, shape: ModelConfig, device: torch.device, typed: Col
 
     Args:
         config: as given.
-        shape: of the model.
-        device: that computes.
-        typed: keys that a person typed (`check_read`).
+        shape: the model's configuration.
+        device: the device that computes.
+        typed: keys that the user typed (`check_read`).
     """
     values = by_model(config, shape, device, typed)
     decode = DecodeConfig(**vars(config.decode) | values_of(values, "decode"))
@@ -49,8 +49,9 @@ def resolve_decode(
     """Return the options with every ``auto`` replaced by the value of `pattern`, or of the context that was chosen.
 
     Raises:
-        ValueError: a context for causal models and another kind of model, or the other way round; an option that
-            nothing reads there; editing, where the model was not trained for it or in another context than `blocks`.
+        ValueError: the context is for causal models and the model is of another kind, or the other way round; an option
+            is not read there; or editing is asked for, but the model was not trained for it, the context is not
+            `blocks`, or several blocks may be active.
     """
     values = {f.name: getattr(decode, f.name) for f in fields(DecodeConfig)}
     context = pattern.context if values["context"] == "auto" else values["context"]
@@ -78,7 +79,7 @@ def resolve_decode(
 
 
 def check_decided(decode: DecodeConfig, typed: Collection[str]) -> None:
-    """Raise a ValueError for a setting that was typed, and in whose place another one decides."""
+    """Raise a ValueError for a typed setting that has no effect because another one decides."""
     deciding = {
         "tau_conf": [
             f"decode.{key}={value}" for key in ("fill", "tau_entropy") if (value := getattr(decode, key)) is not None
@@ -93,7 +94,7 @@ def check_decided(decode: DecodeConfig, typed: Collection[str]) -> None:
 
 
 def by_device(config: Config, device: torch.device) -> Resolved:
-    """Return what follows from the device of `model.device` alone."""
+    """Return the options that follow from the device alone."""
     values: Resolved = {}
     if config.model.device == "auto":
         values["model.device"] = device.type, "what this machine has"
@@ -105,7 +106,7 @@ def by_device(config: Config, device: torch.device) -> Resolved:
 def by_model(
     config: Config, shape: ModelConfig, device: torch.device, typed: Collection[str] | None = None
 ) -> Resolved:
-    """Return what follows the model, whose configuration is `shape`: how it was trained, and the size of its heads."""
+    """Return the options that follow from the model with configuration `shape`: its training, and its heads' size."""
     values: Resolved = {}
     pattern, reason = config.model.pattern, f"model.pattern={config.model.pattern}"
     if pattern == "auto":

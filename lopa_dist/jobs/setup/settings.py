@@ -1,4 +1,4 @@
-"""What is said of each setting: its default, its meaning, and the values that it takes."""
+"""The description of each setting: its default, its meaning, and the values that it takes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Setting:
     default: Any
     meaning: str
     allowed: str  # its choices, or what kind of value it takes
-    details: str  # what its section's docstring says of it besides; often nothing
+    details: str  # what else its section's docstring says of it; often nothing
 
 
 def settings_of(section: Any = Config, prefix: str = "") -> Iterator[Setting]:
@@ -45,7 +45,7 @@ def settings_of(section: Any = Config, prefix: str = "") -> Iterator[Setting]:
 
 
 def documented_field(entry: Field[Any], section: Any) -> Field[Any]:
-    """Return the field that says what a setting means: `DecodeOptions` only widens some of `DecodeConfig`."""
+    """Return the field that says what a setting means: `DecodeOptions` only widens some fields of `DecodeConfig`."""
     return DecodeConfig.__dataclass_fields__[entry.name] if section is DecodeOptions else entry
 
 
@@ -64,7 +64,7 @@ def allowed(entry: Field[Any], section: Any) -> str:
 
 
 def details(name: str, section: Any) -> str:
-    """The paragraphs of a section's description that begin with a setting's name, and what is listed below them."""
+    """Return the paragraphs of a section's description that begin with a setting's name, and the lists below them."""
     its_own, inside = [], False
     for paragraph in description(section).split("\n\n"):
         inside = paragraph.startswith(f"`{name}`") or (inside and paragraph.startswith("- "))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -44,6 +47,34 @@ def job(folder: Path, given: list[dict[str, Any]], sequences: int = 8, **task: A
     made = config(TaskConfig("batch", limit=None, input=str(folder / "in.jsonl"), **task))
     made = replace(made, model=ModelOptions(chat_template="never"), engine=EngineConfig(max_sequences=sequences))
     return made, run(made, folder / "run", World("python"))
+
+
+def test_ranks_agree_on_when_a_schema_is_too_slow() -> None:
+    """One rank's check takes too long where another's finds the fault: both count that, so neither waits in vain."""
+    met, told = threading.Barrier(2, timeout=20), [0, 0]
+
+    def rank(number: int, end: str) -> list[str]:
+        def least(value: int, device: Any) -> int:
+            told[number] = value
+            met.wait()
+            agreed = min(told)
+            met.wait()
+            return agreed
+
+        def ask(question: Any) -> str:
+            if not end:
+                raise tries.TooLong
+            return end
+
+        own = tries.Tries(cast(Any, None), [], cast(Any, None))
+        own.engine = cast(Any, SimpleNamespace(lockstep=SimpleNamespace(least=least), device=None))
+        own.checks = cast(Any, SimpleNamespace(ask=ask))
+        return [own.failure_of_schema("{}", "x") for _ in range(tries.SLOW_CHECKS + 2)]
+
+    with ThreadPoolExecutor(2) as pool:
+        slow, faulty = pool.map(rank, (0, 1), ("", "no number"))
+    assert slow == [tries.TOO_SLOW] * 5
+    assert faulty == ["no number"] * 3 + [tries.TOO_SLOW] * 2
 
 
 def test_tries_are_what_single_requests_give(tmp_path: Path) -> None:
