@@ -28,8 +28,8 @@ PUBLISHED: dict[str, Any] = {
 
 COLUMNS = {
     "accuracy": "{accuracy:.1%}",
-    "tokens a forward": "{tpf:.2f}",
-    "rows a token": "{rows_per_token:.1f}",
+    "tokens per forward": "{tpf:.2f}",
+    "rows per token": "{rows_per_token:.1f}",
     "tokens/s": "{tokens_per_s:.0f}",
 }
 
@@ -69,7 +69,7 @@ class Answers:
 
     @property
     def figures(self) -> dict[str, Any]:
-        """What does not depend on the machine, and tokens a second by the clock."""
+        """What does not depend on the machine, and tokens per second by the clock."""
         return {
             "accuracy": self.accuracy,
             "tpf": self.total / self.engine.statistics.forwards,

@@ -7,7 +7,7 @@
 Results are in benchmarks/results/cluster.json; a part that is not asked for stays as it was.
 
 The projection is NOT a measurement: no GPU was used. A forward takes what a roofline of data-sheet figures says
-(`latency_model.py`); tokens a forward and rows a step are the embedded model's, whose answers end at 60 tokens.
+(`latency_model.py`); tokens per forward and rows per step are the embedded model's, whose answers end at 60 tokens.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def project(settings: dict[str, Measured]) -> dict[str, Any]:
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         policies = pool.map(run_policy, list(product((settings,), IN_FLIGHT, REPLICAS, POLICIES)), 1)
     return {
-        "label": "PROJECTION, not measured: Dream-7B on H200s by data sheets; tokens a forward of the embedded model",
+        "label": "PROJECTION, not measured: Dream-7B on H200s by data sheets; tokens per forward of the embedded model",
         "assumed": {"model": asdict(MODEL), "link": asdict(ASSUMED), "prompt": PROMPT, "answer": ANSWER},
         "one_prompt": one_prompt(settings),
         "policies": policies,
@@ -166,7 +166,7 @@ def main() -> None:
         content["settings"] = {name: asdict(one) for name, one in measured.items()}
         write("cluster", content)
     settings = {name: Measured(**one) for name, one in content["settings"].items()}
-    columns = {"tokens a forward": "{tokens_per_forward:.2f}", "rows a token": "{rows_per_token:.1f}"}
+    columns = {"tokens per forward": "{tokens_per_forward:.2f}", "rows per token": "{rows_per_token:.1f}"}
     rows = [{"name": name, **one} for name, one in content["settings"].items()]
     show("gains of the embedded model", rows, {"setting": "{name}", **columns})
     if options.validate:

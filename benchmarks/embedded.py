@@ -6,7 +6,7 @@
     python -m benchmarks.embedded --part verified --problems 2000    # verified lookahead and what it is compared with
     python -m benchmarks.embedded --part depths   # branches x drafts
     python -m benchmarks.embedded --part temperatures # sampled answers
-    python -m benchmarks.embedded --part blocks       # one or two blocks at a time: fewer rows a token
+    python -m benchmarks.embedded --part blocks       # one or two blocks at a time: fewer rows per token
     python -m benchmarks.embedded --part final    # the chosen settings on the final test seed
     python -m benchmarks.embedded --part eight_bits    # fp8 and int8 weights
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.host_time
 
-Prints medians over steps, in milliseconds and as a share of the forward, with the tokens a second that many in flight
+Prints medians over steps, in milliseconds and as a share of the forward, with the tokens per second that many in flight
 give, for one thread and for all cores, and writes benchmarks/results/host_time.json. The ways of decoding take turns,
 run by run, so that they share whatever else the machine does meanwhile.
 Host time is all of a step but the model's forward, the preparation of its attention included. Exposed is what of it a
@@ -120,7 +120,7 @@ def main() -> None:
             about = {"threads": threads, "decoding": name, "sequences": sequences, "steps": len(steps[name])}
             rate = statistics.median(rates[name])
             rows.append({**about, "tokens_per_s": rate, "host_ms": host, **median})
-    table = Table(title="Milliseconds a step (median of steps), and tokens a second (median of runs)")
+    table = Table(title="Milliseconds per step (median of steps), and tokens per second (median of runs)")
     for column in (
         "threads",
         "decoding",

@@ -1,4 +1,4 @@
-"""What a large job takes besides the model: start, memory, requests a second, resume after a kill, end, merged shards.
+"""What a large job takes besides the model: start, memory, requests per second, resume after a kill, end, shards.
 
     python -m benchmarks.large_job                          # 100,000 requests on 1 rank, then on 2 data ranks
     python -m benchmarks.large_job --requests 1000000 --ranks 1
@@ -289,7 +289,7 @@ def main() -> None:
     replace_rows("large_job", rows, ("requests", "ranks"))
     seconds = {"start": "{start_s:.1f} s", "resume": "{resume_s:.1f} s", "end": "{end_s:.1f} s"}
     columns = {"requests": "{requests:,}", "ranks": "{ranks}", **seconds, "requests/s": "{requests_per_s:.0f}"}
-    show("Large jobs, with a stub model", rows, columns | {"bytes a request": "{bytes_a_request}"})
+    show("Large jobs, with a stub model", rows, columns | {"bytes per request": "{bytes_a_request}"})
     print(f"merge of {SHARDS} shards: {merge['seconds']:.1f} s, {merge['peak_mib']} MiB")
 
 

@@ -41,8 +41,8 @@ class Model:
     weight_bytes: float = 14.14e9  # read by every forward: all but the embedding table
     parameters: float = 7.07e9
     kv_bytes: float = 57_344  # of one token
-    bandwidth: float = 4.8e12  # bytes a second
-    rate: float = 0.5 * 989e12  # arithmetic operations a second: half the peak
+    bandwidth: float = 4.8e12  # bytes per second
+    rate: float = 0.5 * 989e12  # arithmetic operations per second: half the peak
 
     def forward(self, rows: float) -> float:
         """Seconds: weights are read, or rows computed, whichever takes longer."""

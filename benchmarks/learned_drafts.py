@@ -6,7 +6,7 @@
     python -m benchmarks.learned_drafts --part rows                         # processor time of a trained row
 
 Learns from one model's own answers to the first `--answers` prompts of a kind (`benchmarks.text_drafts`), and measures
-on the next `--held-out` ones: tokens a forward with drafts from masks, from text (whose table holds the answers that
+on the next `--held-out` ones: tokens per forward with drafts from masks, from text (whose table holds the answers that
 were learned from) and from both. Every text is compared with that of one token at a time. `--part rows` takes the
 processor time of a trained mask by the way of `lopa_dist.learn` and by the plain one: dense attention over prompt,
 answer and masks together, gradients for all rows, 192 rows a text. Results go to
@@ -47,8 +47,9 @@ SOURCES = ("masks", "text", "auto")
 PLAIN_ROWS = 192  # of a text with its groups, by the plain way
 KEYS = ("part", "model", "kind", "temperature", "drafts", "draft_from")  # of a row in the file
 SHOWN = {
-    "drafts": "{drafts}", "from": "{draft_from}", "tokens a forward": "{tpf:.2f}",
-    "rows a token": "{rows_per_token:.2f}", "processor s": "{processor_s:.1f}", "equal": "{equal}", "of": "{problems}",
+    "drafts": "{drafts}", "from": "{draft_from}", "tokens per forward": "{tpf:.2f}",
+    "rows per token": "{rows_per_token:.2f}", "processor s": "{processor_s:.1f}",
+    "equal": "{equal}", "of": "{problems}",
 }  # fmt: skip
 
 

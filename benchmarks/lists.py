@@ -111,7 +111,7 @@ def mean(families: Result, figure: str) -> float:
 
 
 def means(results: dict[str, Result]) -> list[Result]:
-    """Return means over the families, and the points above plain decoding with as many tokens a forward."""
+    """Return means over the families, and the points above plain decoding with as many tokens per forward."""
     rows: list[Result] = [
         {"name": name, **{figure: mean(families, figure) for figure in ("accuracy", "tpf", "rows_per_token")}}
         for name, families in results.items()

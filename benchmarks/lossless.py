@@ -50,8 +50,9 @@ COMPARED = (8, "auto")  # drafts of sampled texts
 SPEEDS = ("tokens_per_s", "wall_tokens_per_s")
 KEYS = ("part", "seed", "in_flight", "decoding", "temperature", "dtype")  # of a row in the file; fp32 is not told
 SHOWN = {
-    "decoding": "{decoding}", "in flight": "{in_flight}", **COLUMNS, "accepted a forward": "{accepted_per_forward:.2f}",
-    "against transformers": "{against_peer:.2f}", "equal": "{equal}",
+    "decoding": "{decoding}", "in flight": "{in_flight}", **COLUMNS,
+    "accepted per forward": "{accepted_per_forward:.2f}", "against transformers": "{against_peer:.2f}",
+    "equal": "{equal}",
 }  # fmt: skip
 Texts = list[list[int]]
 

@@ -1,14 +1,14 @@
 """What drafts from text bring a causal model, on prompts of its own kind and on foreign ones.
 
     python -m benchmarks.text_drafts                                        # all kinds of prompts, 2,048 of each
-    python -m benchmarks.text_drafts --kind shuffled --drafts 8             # tokens a forward with 8 drafts
+    python -m benchmarks.text_drafts --kind shuffled --drafts 8             # tokens per forward with 8 drafts
     python -m benchmarks.text_drafts --kind own --in-flight 1 --problems 512 --rounds 3
     python -m benchmarks.text_drafts --model my/autoregressive/checkpoint   # text is all that it drafts from
 
 On one thread. Kinds of prompts: *own* word problems, of the kind that the package's model was trained on; *shuffled*,
 the same with the words of each question in random order; *samples*, eight sampled answers to each problem at
 temperature 0.7; *random*, tokens drawn at random, sampled at temperature 1.5: nothing repeats. Every text is compared
-with that of one token at a time. `later` is the tokens a forward of the second half of the prompts, when the table
+with that of one token at a time. `later` is the tokens per forward of the second half of the prompts, when the table
 holds the first half's answers. Seconds are the processor's, medians of the rounds, in which the ways take turns.
 Results go to benchmarks/results/text_drafts.json.
 """
@@ -40,7 +40,7 @@ TEMPERATURES = {"samples": 0.7, "random": 1.5}
 KEYS = ("model", "kind", "in_flight", "drafts", "draft_from", "problems")  # of a row in the file
 SHOWN = {
     "kind": "{kind}", "in flight": "{in_flight}", "drafts": "{drafts}", "from": "{draft_from}",
-    "tokens a forward": "{tpf:.2f}", "later": "{later:.2f}", "rows a token": "{rows_per_token:.2f}",
+    "tokens per forward": "{tpf:.2f}", "later": "{later:.2f}", "rows per token": "{rows_per_token:.2f}",
     "processor s": "{processor_s:.1f}", "against one at a time": "{against:.2f}", "equal": "{equal}",
 }  # fmt: skip
 

@@ -23,7 +23,7 @@ def show(title: str, outputs: Sequence[Output]) -> None:
         print(title)
         for output in outputs:
             share = "" if output.acceptance is None else f", {output.acceptance:.0%} of {output.drafts} drafts accepted"
-            print(f"  {output.text.strip()}\n    {output.tokens_per_forward:.1f} tokens a forward{share}")
+            print(f"  {output.text.strip()}\n    {output.tokens_per_forward:.1f} tokens per forward{share}")
 
 
 def main() -> None:

@@ -174,7 +174,7 @@ def fast_dllm_v2(comparison: Comparison, folder: Path) -> tuple[torch.nn.Module,
 
 
 def a2d(comparison: Comparison, folder: Path) -> tuple[torch.nn.Module, Generate]:
-    """DLLM's sampler for models that see everything, one token a step."""
+    """DLLM's sampler for models that see everything, one token per step."""
     sys.path.insert(0, str(folder))
     for name in ("dllm", "dllm.core", "dllm.pipelines", "dllm.pipelines.a2d"):  # without what they import
         package(name, folder / name.replace(".", "/"))
@@ -196,7 +196,7 @@ def a2d(comparison: Comparison, folder: Path) -> tuple[torch.nn.Module, Generate
 
 
 def a2d_blocks(comparison: Comparison, folder: Path) -> tuple[torch.nn.Module, Generate]:
-    """The sampler of dLLM for models that see blocks, one token a step."""
+    """The sampler of dLLM for models that see blocks, one token per step."""
     model, _ = a2d(comparison, folder)
     sampler = importlib.import_module("dllm.core.samplers.bd3lm")
     tokenizer = types.SimpleNamespace(mask_token_id=MASK, eos_token_id=EOS, bos_token_id=None, pad_token_id=-1)
@@ -285,7 +285,7 @@ def d3llm(comparison: Comparison, folder: Path, copy: Path) -> tuple[torch.nn.Mo
 
 
 def llada(comparison: Comparison, folder: Path, copy: Path | None = None) -> tuple[torch.nn.Module, Generate]:
-    """LLaDA's `generate`, one token a step; for iLLaDA, too, whose model is Llama that sees everything."""
+    """LLaDA's `generate`, one token per step; for iLLaDA, too, whose model is Llama that sees everything."""
     model = SeesAll(comparison) if copy is None else llada_model(comparison, copy)
     sys.path.insert(0, str(folder))
     decode = importlib.import_module("generate")

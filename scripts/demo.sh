@@ -1,6 +1,6 @@
 #!/bin/sh
 # The main job over the same held-out problems, and one table. The masked model: plain decoding, the control (one more
-# token a step, unverified), LoPA as its paper describes it, and verified lookahead, which is its own setting. The
+# token per step, unverified), LoPA as its paper describes it, and verified lookahead, which is its own setting. The
 # causal model: one token at a time, and lossless lookahead, whose texts are compared.
 set -eu
 : "${BIN:=.venv/bin}" "${RANKS:=2}"
@@ -24,7 +24,7 @@ echo
 echo
 "$BIN/python" scripts/same_texts.py "$folder/one_token" "$folder/lossless"
 echo
-echo "TPF: tokens a forward pass. rows/token: rows of the model computed for a token of the answer; a CPU pays for rows,"
+echo "TPF: tokens per forward pass. rows/token: rows of the model computed for a token of the answer; a CPU pays for rows,"
 echo "a GPU with few sequences for forwards. Verified lookahead keeps lookahead tokens that the next forward predicts again,"
 echo "so it loses about a point of accuracy, less than 100 problems can show, in a third of the forwards and half"
 echo "of the rows. The control and LoPA keep tokens that nothing verified. On the causal model lookahead is exact:"

@@ -62,7 +62,7 @@ def texts_of(model: Any, setting: llada2.Setting) -> list[dict[str, Any]]:
     draw, found = np.random.RandomState(5), []
     while len(found) < setting.prompts:
         prompt = draw.randint(0, 77, draw.randint(1, 80)).tolist()
-        most = int(draw.randint(BLOCK, 3 * BLOCK))  # of less than a block, they fill several masks a step
+        most = int(draw.randint(BLOCK, 3 * BLOCK))  # of less than a block, they fill several masks per step
         forwards, near = 0, False
         options = {"gen_length": most, "block_length": BLOCK, "threshold": setting.tau_conf}
         if setting.tau_edit is not None:

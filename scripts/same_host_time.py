@@ -37,7 +37,7 @@ print(json.dumps(found))
 
 
 def measured(checkout: Path) -> dict[str, float]:
-    """Return the milliseconds a step of each way of decoding, by a checkout's own code."""
+    """Return the milliseconds per step of each way of decoding, by a checkout's own code."""
     environment = os.environ | {"PYTHONPATH": str(checkout.resolve())}
     command = [sys.executable, "-c", MEASURE]
     done = subprocess.run(command, env=environment, cwd=checkout, stdout=subprocess.PIPE, text=True, check=True)

@@ -8,7 +8,7 @@ from lopa_dist.engine.lookahead import Acceptance, LookaheadPolicy
 
 
 def gain(policy: LookaheadPolicy, shares: list[float], chains: float) -> float:
-    """Return the most tokens a second to expect with other masks, as a multiple of the present ones.
+    """Return the most tokens per second to expect with other masks, as a multiple of the present ones.
 
     With ``drafts=auto`` the times of this job's own steps decide. With a fixed number of drafts, all forwards count as
     equally long.

@@ -1,7 +1,7 @@
 """How far a causal model looks ahead in each step: how many masks stand behind which drafts.
 
 No text depends on it, so the choice may follow the load. On a device with time to spare, rows cost little, and many
-drafts bring many tokens a forward. On a busy one, a row that brings no token is wasted, and few drafts are best.
+drafts bring many tokens per forward. On a busy one, a row that brings no token is wasted, and few drafts are best.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DECAY = 0.998  # counts of drafts are multiplied by this in each step
 REMEMBERED = 9  # last steps of a size class whose median time counts
 TRIAL = 1024  # rows of masks that are run before masks may be found useless
 EXPLORE = 64  # every 64th step makes another choice, so that the times of other choices are known, too
-FAR = 0.8  # a choice with fewer tokens a second than this share of the best one's is explored less often:
+FAR = 0.8  # a choice with fewer tokens per second than this share of the best one's is explored less often:
 SELDOM = 8  # in one of this many exploring steps
 RECONSIDER = 8  # steps after which all choices are compared again, which takes the host half a millisecond
 HOLD = 0.03  # another choice must be faster by this share to replace the best one so far
@@ -167,7 +167,7 @@ class LookaheadPolicy:
     If `drafts` is a number, a group has this many masks. There is one group, and a second one where a chain is likely
     enough to end at a second depth (`SECOND`). While masks are `useless` beside text, most steps have no masks.
 
-    With ``drafts=auto`` the policy makes the choice with the most tokens a second, judged by the acceptance and the
+    With ``drafts=auto`` the policy makes the choice with the most tokens per second, judged by the acceptance and the
     times of this job's own steps. The times differ from rank to rank, so each rank makes a proposal, and all follow the
     first rank's (`Lockstep`).
 
@@ -203,7 +203,7 @@ class LookaheadPolicy:
         self.mask_rows = self.from_masks = 0  # rows of masks, at most, and how many drafts from masks were accepted
         self.steps = 0
         self.ranked: list[Choice] = []  # the best first
-        self.speed: dict[Choice, float] = {}  # expected tokens a second of each choice
+        self.speed: dict[Choice, float] = {}  # expected tokens per second of each choice
         self.began: float | None = None  # when the last step began
         self.rows = 0  # of that step
         self.sequences = 1  # how many the last ranking was for
@@ -351,7 +351,7 @@ class LookaheadPolicy:
         ]
 
     def tokens_a_second(self, choice: Choice, sequences: int) -> float:
-        """Return the expected tokens a second of `sequences` sequences if every step followed `choice`.
+        """Return the expected tokens per second of `sequences` sequences if every step followed `choice`.
 
         In some steps, masks helped to draft the chain. In the others, the *bare* steps, the chain is from text alone,
         or empty. Masks help if the chain of the step before ended at a token with a group. The first step of an answer

@@ -25,7 +25,7 @@ def requests(answers: Sequence[int], prompt: int = 10) -> Requests:
 def cluster(
     replicas: int, slots: int, order: str = "input", gain: int = 2, seconds: float = 1.0, a_row: float = 0.0
 ) -> Cluster:
-    """Always so many tokens a step, as long as so many are missing; a sequence has four rows."""
+    """Always so many tokens per step, as long as so many are missing; a sequence has four rows."""
     most = np.minimum(np.arange(1, 101), gain)[:, None]
     gains = Gains(np.stack([most, most]), np.full((2, 100), 4.0))
     return Cluster(replicas, gains, lambda rows, sequences: seconds + a_row * rows, slots, order)

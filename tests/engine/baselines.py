@@ -116,7 +116,7 @@ class Decoder:
 
 
 def vanilla(model: Transformer, prompt: list[int], count: int, entropy: bool) -> tuple[list[int], int]:
-    """One token a step: where the model is surest, by probability or (Dream) by entropy."""
+    """One token per step: where the model is surest, by probability or (Dream) by entropy."""
     at = Decoder(model, prompt, count)
     while masked := at.masked(at.prompt, at.end):
         found, _ = at.forward(0, at.end, lambda p: range(at.end))

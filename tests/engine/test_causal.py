@@ -178,7 +178,7 @@ def test_ranks(small_model: Transformer, drafts: int | str) -> None:
 
 
 def test_what_is_counted(small_model: Transformer) -> None:
-    """One token at a time is a row and a forward a token; groups behind every draft leave no step without drafts."""
+    """One token at a time is a row and a forward per token; groups behind every draft leave no step without drafts."""
     requests = [replace(one, max_new_tokens=24) for one in requests_of(3, 4)]
 
     def run(groups: int = 1, **options: Any) -> Engine:

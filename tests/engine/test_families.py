@@ -53,7 +53,7 @@ def test_alone_and_together(model: Transformer, branches: int, context: str) -> 
     assert len({tuple(tokens) for tokens, _ in alone.values()}) == 5
     mask = model.config.mask_id
     assert all(mask not in tokens for tokens, _ in alone.values())
-    assert any(len(tokens) > forwards for tokens, forwards in alone.values())  # several tokens a forward
+    assert any(len(tokens) > forwards for tokens, forwards in alone.values())  # several tokens per forward
 
 
 @pytest.mark.parametrize("preset", [["lopa"], ["threshold", "context=dual"]])

@@ -82,6 +82,6 @@ def test_figures_are_the_undisturbed_run_s(
         for name in ("text", "finish_reason", "usage", "correct"):
             assert [line[name] for line in lines(parts)] == [line[name] for line in lines(folder)]
     said = (parts / "report.html").read_text()
-    assert "Attempts: 4. What is counted, and tokens a second, is of all of them; times of steps, bytes and" in said
+    assert "Attempts: 4. What is counted, and tokens per second, is of all of them; times of steps, bytes and" in said
     assert "in the last of 4 attempts; decoding took" in said
     assert json.loads((parts / "report.json").read_text()) == report

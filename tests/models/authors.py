@@ -116,7 +116,7 @@ A2D_BLOCK = ONE_BLOCK._replace(authors={"block": 512})
 COMPARISONS = {
     "rnd1": Comparison(
         "RadicalNumerics/RND1 87d5f46", "rnd1", MOE_KINDS["rnd1"],
-        # other lengths make their number of tokens a step come out wrong by one, in rounding
+        # other lengths make their number of tokens per step come out wrong by one, in rounding
         (Setting(("decode=vanilla_entropy",), {}, 50, block=16),), suffix=(PAD,),
     ),
     "sdar": Comparison(

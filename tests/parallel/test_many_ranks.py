@@ -103,7 +103,7 @@ def test_requests_do_not_grow_with_the_square_of_the_ranks() -> None:
     waiting, seconds = (now - before for now, before in zip(at["summed"], at["agreed"], strict=True))
     assert joining < 60 * RANKS, requests
     assert waiting / RANKS < 20 + 60 * seconds, "requests of a rank: those of the end, and those of waiting"
-    assert sum(store.bytes.values()) < 2 * SETTINGS + 64 * RANKS, "one statement for all, and a few bytes a rank"
+    assert sum(store.bytes.values()) < 2 * SETTINGS + 64 * RANKS, "one statement for all, and a few bytes per rank"
     assert of_others[0] < 4096 + 24 * RANKS
 
 

@@ -120,6 +120,6 @@ def test_a_rule_says_how_it_looks_ahead() -> None:
     windows = {"context": "d2f", "block_size": 32}
     assert (
         words(**windows, drafts=2, branches=3)
-        == "3 lookahead branches and 2 drafts a branch, context d2f in blocks of 32"
+        == "3 lookahead branches and 2 drafts per branch, context d2f in blocks of 32"
     )
     assert words(**windows, verify="confidence", drafts=0) == "no lookahead, context d2f in blocks of 32"

@@ -38,7 +38,7 @@ from lopa_dist.parallel.stop import Stop
 from lopa_dist.tasks.registry import make_task
 
 SECTIONS = ("learn", "parallel", "model.device", "model.path", "task.input")
-DRAFTS = (2, 4, 8, 16)  # for which tokens a forward are measured
+DRAFTS = (2, 4, 8, 16)  # for which tokens per forward are measured
 TRIED = 200  # held-out requests, at most, with which they are
 FEW = 20  # held-out answers, with fewer of which figures say little
 SAVE_EVERY_S = 60.0
@@ -176,7 +176,7 @@ class Student:
             return learning.lesson(answers, 60 * self.config.learn.minutes, self.group.stopped, on_step)
 
     def measured(self, name: str, held_out: list[Answered], own: list[Answered]) -> dict[str, dict[str, float]]:
-        """Return tokens a forward and seconds an answer on held-out requests, by drafts, over all ranks.
+        """Return tokens per forward and seconds per answer on held-out requests, by drafts, over all ranks.
 
         Text drafts, too, from the answers that were learned from, as it does in a job.
         """

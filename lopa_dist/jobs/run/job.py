@@ -266,7 +266,7 @@ class Job:
             how = f"scores texts{masks}, context {decode.context}"
         else:
             cached, prompt = CONTEXTS[decode.context].summary, "its prompt and " if decode.scope.cache == "none" else ""
-            rows = f"{prompt}{usual_rows(decode)} rows a sequence in a step"
+            rows = f"{prompt}{usual_rows(decode)} rows per sequence in a step"
             how = f"{rule_for(decode).words(decode)} (cached: {cached}; {rows})"
         log.info(
             "%s: %d requests, model %s (%s, %.1fM parameters%s, %s on %s), %s, "
@@ -302,7 +302,7 @@ class Job:
         if contended(busy, number, usable):
             message = (
                 f"other programs kept {busy:.1f} of {usable} cores busy while this job generated with {number} "
-                f"thread{'s' * (number > 1)}: its times, and tokens a second, say little"
+                f"thread{'s' * (number > 1)}: its times, and tokens per second, say little"
             )
             log.warning("WARNING: %s", message)
             self.input.warnings.append(message)

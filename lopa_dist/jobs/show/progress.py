@@ -122,7 +122,7 @@ class ProgressDisplay:
             parts.append(f"{now['right'] / now['judged']:.1%} right")
         choices = sum(self.statistics.wins.values())
         if self.statistics.accepted:
-            parts.append(f"{self.statistics.accepted_per_forward():.1f} drafts accepted a forward")
+            parts.append(f"{self.statistics.accepted_per_forward():.1f} drafts accepted per forward")
         elif choices:
             parts.append(f"lookahead won {1 - self.statistics.wins[0] / choices:.0%}")
         return ", ".join(parts)

@@ -171,7 +171,7 @@ def attempts_sentence(report: dict[str, Any]) -> str:
     if report.get("attempts", 1) < 2:
         return ""
     return (
-        f"Attempts: {report['attempts']}. What is counted, and tokens a second, is of all of them; times of steps, "
+        f"Attempts: {report['attempts']}. What is counted, and tokens per second, is of all of them; times of steps, "
         "bytes and the wall time are of the last one."
     )
 
@@ -197,7 +197,7 @@ def drafts_sentence(report: dict[str, Any]) -> str:
     )
     came = f" Accepted by source: {sources}." if sources else ""
     return (
-        f"Drafts: {number}; {drafts['accepted_per_forward']:.2f} accepted a forward{share}.{came} A draft is accepted "
-        f"if the model, in the context of the drafts before it, predicts the same token.{tree} "
+        f"Drafts: {number}; {drafts['accepted_per_forward']:.2f} accepted per forward{share}.{came} A draft is "
+        f"accepted if the model, in the context of the drafts before it, predicts the same token.{tree} "
         "Accepted with all before it, by depth:"
     )

@@ -163,7 +163,7 @@ def headline(report: dict[str, Any]) -> str:
         if report.get("rows_per_token"):
             words += f" and {report['rows_per_token']:.1f} rows of the model computed per token"
         words += ". "
-    words += f"{report['tokens_per_s']['job']:.0f} tokens a second, "
+    words += f"{report['tokens_per_s']['job']:.0f} tokens per second, "
     if report.get("attempts", 1) > 1:
         words += f"{duration(job_s(report))} of generation in {report['attempts']} attempts"
     else:
@@ -187,7 +187,7 @@ def way(report: dict[str, Any]) -> str:
         return f"decoded with exact lookahead ({many}): the same text as one token at a time"
     if decode["verify"] == "agreement":
         beside = f", {branches}" if decode["branches"] else ""
-        return f"decoded with verified lookahead ({decode['drafts']} drafts a branch{beside})"
+        return f"decoded with verified lookahead ({decode['drafts']} drafts per branch{beside})"
     return f"decoded with {branches}" if decode["branches"] else "decoded without lookahead"
 
 
@@ -208,13 +208,13 @@ def tiles(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "failed", f"{report['errors']:,}"
         if invalid := report.get("tries", {}).get("invalid"):
             yield "not of their format", f"{invalid:,}"
-        yield "requests an hour", f"{done / max(seconds, 1e-9) * 3600:,.0f}"
+        yield "requests per hour", f"{done / max(seconds, 1e-9) * 3600:,.0f}"
     else:
         if "masks" not in report:
             yield "tokens per forward", f"{report['tpf']:.2f}"
         if report.get("rows_per_token"):
             yield "rows per token", f"{report['rows_per_token']:.1f}"
-    yield "tokens a second", f"{report['tokens_per_s']['job']:.0f}"
+    yield "tokens per second", f"{report['tokens_per_s']['job']:.0f}"
     yield "time" if report.get("attempts", 1) == 1 else f"time of {report['attempts']} attempts", duration(seconds)
 
 
@@ -251,11 +251,13 @@ def charts(folder: Path, report: dict[str, Any]) -> Iterator[Bars]:
     if accepted := report.get("branch", {}).get("accepted_with"):
         axis = "branches beside the anchor, in the forwards of this run that had a choice"
         names = [str(j) for j in range(len(accepted))]
-        yield bars("Drafts accepted a forward, had only so many branches run", axis, names, accepted, ".2f")
+        yield bars("Drafts accepted per forward, had only so many branches run", axis, names, accepted, ".2f")
     if "step_ms" in report:
         phases = {phase: ms for phase, ms in report["step_ms"].items() if phase != "total"}
         last = " in the last attempt" if report.get("attempts", 1) > 1 else ""
-        yield bars(f"Where a step's time goes{last}", "milliseconds a step", list(phases), list(phases.values()), ".2f")
+        yield bars(
+            f"Where a step's time goes{last}", "milliseconds per step", list(phases), list(phases.values()), ".2f"
+        )
 
 
 def some_answers(folder: Path, questions: dict[str, str]) -> list[dict[str, str]]:

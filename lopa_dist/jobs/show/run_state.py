@@ -122,7 +122,7 @@ def finished_since(journal: Journal, attempt: int) -> tuple[float, float, float,
         attempt: the first one whose requests are counted.
 
     Returns:
-        The tokens a second of the last one, its seconds, its requests a second; requests that were finished, how many
+        Of the last one the tokens per second, seconds and requests per second; requests that were finished, how many
         of them with an error, and how many with an answer that is not of its format.
     """
     last = journal.next_attempt() - 1

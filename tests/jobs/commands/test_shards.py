@@ -56,7 +56,7 @@ def test_merged_is_what_one_job_gives(folder: Path) -> None:
 
 
 def test_shards_that_did_not_run_at_once_are_told(folder: Path) -> None:
-    """For tokens a second are as if they had."""
+    """For tokens per second are as if they had."""
     reports = [json.loads(file.read_text()) for file in sorted((folder / "array").glob("?/report.json"))]
     for minute, report in enumerate(reports):
         report |= {"wall_s": 60.0, "decode_s": 50.0}

@@ -158,7 +158,7 @@ def test_report_says_what_became_of_the_drafts(tmp_path: Path) -> None:
     assert 0 < drafts["accepted_per_forward"] <= 6
     assert report["rows_per_token"] == report["rows"] / report["completion_tokens"]
     page = Page(tmp_path / "report.html").text
-    assert f"{drafts['accepted_per_forward']:.2f} accepted a forward" in page
+    assert f"{drafts['accepted_per_forward']:.2f} accepted per forward" in page
     assert "Drafts accepted with all before them" in page
 
 
@@ -260,7 +260,7 @@ def test_own_prompts_bad_lines_and_gzip(tmp_path: Path) -> None:
     [
         (
             "vanilla",
-            "10 drafts, context vanilla in blocks of 16 (cached: nothing; its prompt and 82 rows a sequence in a step)",
+            "10 drafts, context vanilla in blocks of 16 (cached: nothing; its prompt and 82 rows per sequence in a st",
         ),
         (
             "dual",

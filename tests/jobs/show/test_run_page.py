@@ -57,7 +57,7 @@ def test_a_job_leaves_a_page_with_its_figures(judged: Path) -> None:
     for name, value in figures(report):
         assert name in page.text
         assert value in page.text
-    assert "4 requests, decoded with verified lookahead (6 drafts a branch)" in page.text
+    assert "4 requests, decoded with verified lookahead (6 drafts per branch)" in page.text
     assert f"{report['accuracy']:.1%} of the answers are right" in page.text
     lines = [json.loads(line) for line in (judged / "results.jsonl").read_text().splitlines()]
     shown = [line for verdict in (True, False) for line in lines if line["correct"] is verdict][:3]
@@ -78,7 +78,7 @@ def test_few_answers_that_are_all_right_prove_little() -> None:
 def test_acceptance_is_shown_where_drafts_were_verified(judged: Path, hostile: Path) -> None:
     page, report = Page(judged / "report.html"), read_report(judged / "report.json")
     assert [attributes["id"] for tag, attributes in page.tags if tag == "section"] == ["drafts"]
-    assert f"{report['drafts']['accepted_per_forward']:.2f} accepted a forward" in page.text
+    assert f"{report['drafts']['accepted_per_forward']:.2f} accepted per forward" in page.text
     for depth, share in enumerate(report["drafts"]["acceptance"], 1):
         assert f"{depth}: {share:.0%}" in page.titles
     assert Page(hostile / "report.html").count("section") == 0
@@ -182,7 +182,7 @@ def test_a_stopped_batch_says_so_first(hostile: Path, tmp_path: Path) -> None:
     assert page.text.index("STOPPED") < page.text.index("226 requests (34 with errors)")
     tiles = dict(run_page.tiles(report))
     assert (tiles["done"], tiles["failed"]) == ("192 of 3,000", "34")
-    assert (tiles["requests an hour"], tiles["time of 5 attempts"]) == ("1,000", "12 min")
+    assert (tiles["requests per hour"], tiles["time of 5 attempts"]) == ("1,000", "12 min")
     assert "3.6 s of wall time" not in page.text
     for words in ("prompt must be a non-empty string", "too long", report["made"]["host"], report["made"]["date"][:10]):
         assert words in page.text
