@@ -80,6 +80,8 @@ class Encoder:
         self.draws = False  # whether any request draws its tokens
         self.scores = False  # whether texts are scored: a masked model's masks are drawn by the seed
         self.greedy_samples = 0  # further answers to a prompt, which will equal the first one
+        self.greedy_filters = 0  # requests with a top_p or top_k that draw no token
+        self.sharpened = 0  # requests of a masked model whose sampling changes the probabilities that fill tokens
         self.tokens = lru_cache(8)(lambda text, special: tokenizer(text, add_special_tokens=special).input_ids)
 
     def choose(self, item: Item) -> Item:
@@ -287,8 +289,13 @@ class Encoder:
         sampling = self.sampling(item)
         if self.bytes and not self.bytes.isdisjoint(ids):
             self.note_strange(ids)
-        self.draws |= (sampling or decode).temperature > 0
-        if not (sampling or decode).temperature:
+        way = sampling or decode
+        self.draws |= way.temperature > 0
+        own_thresholds = not decode.causal and decode.fill is None and decode.rule is None
+        if own_thresholds and way.temperature and (way.temperature != 1 or way.top_p < 1 or way.top_k):
+            self.sharpened += 1
+        if not way.temperature:
+            self.greedy_filters += sampling is not None and (sampling.top_p < 1 or sampling.top_k > 0)
             self.greedy_samples += bool(item.origin and item.origin.sample)
             self.greedy_formats += item.response_format is not None and item.response_format.tries > 1
         return Request(
@@ -376,6 +383,18 @@ class Encoder:
             messages.append(
                 f"{' and '.join(filters)}: without effect, for at temperature 0 no token is drawn; set "
                 "decode.temperature"
+            )
+        if self.greedy_filters:
+            messages.append(
+                f"requests with a top_p or top_k of their own at temperature 0: {self.greedy_filters}. These have no "
+                "effect: at temperature 0 no token is drawn"
+            )
+        if self.sharpened:
+            threshold = "decode.tau_conf" if decode.tau_entropy is None else "decode.tau_entropy"
+            messages.append(
+                f"requests with a temperature other than 1, a top_p or a top_k: {self.sharpened}. {threshold} and the "
+                "order of positions are of the probabilities after these (as in Dream's own program): the sharper they "
+                "are, the more tokens are filled at once, and unverified ones may be worse; compare with temperature 1"
             )
         if self.greedy_samples:
             messages.append(

@@ -35,6 +35,7 @@ from lopa_dist.jobs.show.seed_groups import (
     find_baseline,
     grouped,
     in_words,
+    inputs_of,
     load_reports,
     same_texts,
     settings_by_name,
@@ -42,7 +43,14 @@ from lopa_dist.jobs.show.seed_groups import (
 )
 
 FAILED = "not finished"
-UNTOLD = ("task.shard", "hydra.run.dir", "hydra.sweep.dir", *SEEDS)  # settings that tell no points apart
+UNTOLD = (
+    "task.shard",
+    "hydra.run.dir",
+    "hydra.sweep.dir",
+    "launcher",
+    "hydra/launcher",
+    *SEEDS,
+)  # settings that tell no points apart
 FEW = 60  # characters of settings behind a name
 MOST_MADE = 8  # machines and times that a page tells
 WIDE, COLUMN = 7.0, 3.3  # inches: the page and one column of most papers
@@ -90,6 +98,9 @@ def compare(folder: Path, console: Console | None = None, baseline: str | None =
             print({"latex": latex, "markdown": markdown}[form](part.title, part.head, part.rows, part.methods(), notes))
         else:
             part.print_table(console)
+    if baseline is not None and len(parts) > 1:
+        without = ", ".join(part.title for part in parts if part.base is None)
+        console.print(escape(f"Not compared with {baseline}, for it is of another task or model: {without}"))
     for name, _ in failed:
         console.print(escape(f"{FAILED}: {folder / name} (cli.log there says more)"))
     file = folder / "comparison.csv"
@@ -437,7 +448,8 @@ def curves_of(groups: Sequence[SeedGroup]) -> dict[str, list[tuple[str, int]]]:
     names, along = short_names([group.name for group in groups]), growing(words)
     points = []
     for index, (name, of) in enumerate(zip(names, words, strict=True)):
-        value = of.get(along, "null") if along else "null"
+        usual = in_words(groups[index].report).get(along or "", "null")
+        value = of.get(along, usual) if along else "null"
         others = ", ".join(f"{key}={text}" for key, text in of.items() if key != along)
         if all("=" not in group.name for group in groups):
             label, others = "", name
@@ -483,11 +495,12 @@ def busy_at(report: dict[str, Any]) -> list[tuple[float, int]]:
     return [(load, int(cores[1]))] if cores and load > BUSY * int(cores[1]) else []
 
 
-def unlike(groups: Sequence[SeedGroup], compared: bool) -> list[str]:
+def unlike(groups: Sequence[SeedGroup], called: Sequence[str], compared: bool) -> list[str]:
     """Return what makes runs differ besides their decoding: how they were judged, by what code, on which input.
 
     Args:
         groups: the points.
+        called: how each point is called.
         compared: whether some are compared with a baseline problem by problem.
     """
     notes = []
@@ -510,6 +523,10 @@ def unlike(groups: Sequence[SeedGroup], compared: bool) -> list[str]:
     if any(len(inputs - {"None"}) > 1 for inputs in tasks.values()):
         words = "differences are of those alone that have the baseline's" if compared else "compare them with care"
         notes.append(f"Not all runs had the same input: {words}.")
+    asked = [inputs_of(report).keys() for report in reports]
+    if any(streams != asked[0] for streams in asked):
+        which = ", ".join(f"{name}: {', '.join(streams)}" for name, streams in zip(called, asked, strict=True))
+        notes.append(f"Not all runs were asked the same problems, by their task.problem_seed ({which}).")
     codes = {code for report in reports for code in (report.get("made") or {}).get("code", "").split(", ")} - {""}
     if len(codes) > 1:
         notes.append("Not all runs were made by the same code: files of lopa_dist changed between them.")
@@ -562,7 +579,7 @@ def notes_of(groups: Sequence[SeedGroup], pairs: Sequence[Paired | None], called
         )
     if busy := [f"{number} (load {load:g}, {cores} cores)" for number, r in numbered for load, cores in busy_at(r)]:
         notes.append(f"Other programs ran when these runs began, so their times say little: {', '.join(busy)}.")
-    notes += unlike(groups, bool(counts))
+    notes += unlike(groups, called, bool(counts))
     warned: dict[str, list[str]] = {}
     for number, report in numbered:
         for warning in report.get("warnings", []):

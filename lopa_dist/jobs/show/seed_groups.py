@@ -131,7 +131,8 @@ def pooled_report(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
     pooled["tokens_per_s"] = first["tokens_per_s"] | {"job": job}
     pooled["tokens_per_s_range"] = min(speeds), max(speeds)
     pooled["warnings"] = list(dict.fromkeys(warning for report in reports for warning in report.get("warnings", [])))
-    pooled |= {"seed": ", ".join(dict.fromkeys(str(r.get("seed")) for r in reports)), "streams": len(streams)}
+    used = list(dict.fromkeys(r.get("seed") for r in reports))
+    pooled |= {"seed": ", ".join(map(str, used)) if len(used) > 1 else used[0], "streams": len(streams)}
     pooled["seeds"] = len(reports) // len(streams)
     if len(streams) > 1:
         pooled["whole_input"] = {stream_of(runs[0]): runs[0].get("whole_input") for runs in streams.values()}

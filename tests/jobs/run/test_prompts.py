@@ -91,11 +91,11 @@ def test_words_that_the_embedded_model_does_not_know_are_told(
 def test_answers_that_repeat_one_another_are_told(
     tmp_path: Path, embedded_model: Any, embedded_tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    problem, warm = "Sam has 3 books .", {"temperature": 0.7}
+    problem, warm = "Sam has 3 books .", {"temperature": 1}
     lines = [{"prompt": problem, "n": 3}, {"prompt": problem, "n": 2} | warm, {"prompt": problem}]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     items = list(Batch(str(tmp_path / "in.jsonl")).items())
-    for temperature, told in ((0.0, "2 answers repeat another one to their prompt"), (0.7, "")):
+    for temperature, told in ((0.0, "2 answers repeat another one to their prompt"), (1.0, "")):
         decode = DecodeConfig(max_new_tokens=64, temperature=temperature)
         encoder = Encoder(Config(decode=decode), embedded_model.config, embedded_tokenizer)
         encoder.encode_all(0, items)
@@ -121,6 +121,36 @@ def test_filters_of_a_job_that_draws_nothing_are_told(
     assert len(said) == told
 
 
+@pytest.mark.parametrize(
+    ("decode", "own", "told"),
+    [
+        ({"temperature": 1.0}, {}, ""),
+        ({"temperature": 0.7}, {}, "a top_p or a top_k: 1. decode.tau_conf and the order"),
+        ({"temperature": 1.0, "top_k": 1}, {}, "a top_p or a top_k: 1. decode.tau_conf"),
+        ({"temperature": 0.7, "tau_entropy": 0.5}, {}, "a top_p or a top_k: 1. decode.tau_entropy"),
+        ({"temperature": 0.7, "context": "causal", "drafts": 2}, {}, ""),
+        ({}, {"temperature": 0.5}, "a top_p or a top_k: 1. decode.tau_conf"),
+        ({}, {"top_p": 0.5}, "requests with a top_p or top_k of their own at temperature 0: 1."),
+    ],
+)
+def test_what_sampling_does_to_thresholds_is_said(
+    tmp_path: Path,
+    embedded_model: Any,
+    embedded_tokenizer: PreTrainedTokenizerFast,
+    decode: dict[str, Any],
+    own: dict[str, Any],
+    told: str,
+) -> None:
+    """A masked model fills what is above a threshold, of the probabilities after temperature and filters."""
+    (tmp_path / "in.jsonl").write_text(json.dumps({"prompt": "Sam has 3 books ."} | own))
+    config = Config(decode=DecodeConfig(max_new_tokens=64, **({"verify": "confidence", "drafts": 0} | decode)))
+    encoder = Encoder(config, embedded_model.config, embedded_tokenizer)
+    encoder.encode_all(0, list(Batch(str(tmp_path / "in.jsonl")).items()))
+    said = [warning for warning in encoder.warnings() if warning.startswith("requests with a ")]
+    assert len(said) == bool(told)
+    assert told in "".join(said)
+
+
 @pytest.mark.parametrize("pattern", ["vanilla", "d2f", "block_diffusion"])
 @pytest.mark.parametrize("context", ["d2f_causal", "vanilla", "dual", "d2f", "blocks"])
 def test_masks_that_training_did_not_show_are_told(
@@ -137,7 +167,7 @@ def test_a_format_without_a_temperature_is_told(
     tmp_path: Path, embedded_model: Any, embedded_tokenizer: PreTrainedTokenizerFast
 ) -> None:
     """Before the job spends an hour on answers that cannot be tried again; not where one try is what was asked for."""
-    line, warm = {"prompt": "Sam has 3 books ."}, {"temperature": 0.7}
+    line, warm = {"prompt": "Sam has 3 books ."}, {"temperature": 1}
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(one) + "\n" for one in (line, line | warm, line)))
     for tries, formats, told in ((3, "json_object", "at temperature 0: 2. An"), (1, "json_object", ""), (3, None, "")):
         items = list(Batch(str(tmp_path / "in.jsonl"), response_format=formats, tries=tries).items())

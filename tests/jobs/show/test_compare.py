@@ -414,7 +414,10 @@ def test_more_problems_of_one_setting_do_not_part_it_from_another(tmp_path: Path
         compare(tmp_path, Console(quiet=True), baseline="temperature=0.7")
     shutil.rmtree(tmp_path / "again")
     for baseline in ("plain1", "plain0 + plain1", "decode.temperature=0", "temperature=0.0"):
-        compare(tmp_path, Console(quiet=True), baseline=baseline)
+        console = Console(width=200, record=True)
+        compare(tmp_path, console, baseline=baseline)
+        told = "Not all runs were asked the same problems, by their task.problem_seed (1: 0, 1, 2: 0)."
+        assert told in " ".join(console.export_text().split())
         with (tmp_path / "comparison.csv").open(newline="") as file:
             rows = {row["temperature"]: row for row in csv.DictReader(file)}
         assert (rows["0.0"]["difference"], rows["0.7"]["difference"]) == ("", "-0.25")
