@@ -132,7 +132,7 @@ class LLM:
                 raise ValueError(f"{setting}: has no effect on LLM, which takes settings of {', '.join(SECTIONS)}")
         self.config = composed(self.settings)
         self.world = detect()
-        self.warned = False  # whether the encoder's warnings were logged; once is enough
+        self.warned: set[str] = set()  # warnings that were logged; once is enough
         self.engine: Engine | None = None  # of the last call that generated
         self.builder = EngineBuilder(self.config.model, choose_device(self.config, self.world))
         if self.config.parallel.tensor in ("auto", 1):  # else this rank's share is known when the ranks have met
@@ -241,10 +241,11 @@ class LLM:
             if not items:
                 return list(refused.values())
             requests = encoded(encoder, items)
-        if self.world.rank == 0 and (warnings := encoder.warnings()) and not self.warned:
-            self.warned = True
-            for warning in warnings:
-                log.warning(warning)
+        if self.world.rank == 0:
+            for warning in encoder.warnings():
+                if warning not in self.warned:
+                    log.warning(warning)
+                self.warned.add(warning)
         with self.joined(config, len(items), config.decode.max_branches) as group:
             config = resolve(config, builder.shape, builder.device)
             own = {"LLM's method": "generate", "the hash of the prompts": hash_of(requests, items)}

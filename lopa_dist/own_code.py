@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib
 import importlib.util
 import inspect
+import sys
+import sysconfig
 from collections.abc import Callable
 from functools import cache
 from importlib.machinery import SourceFileLoader
@@ -86,6 +89,40 @@ def module_of(text: str, key: str) -> ModuleType:
 
 
 def digest(text: str, key: str) -> str:
-    """Return a hash of the file that has what `text` names, so that results of different versions are not mixed."""
+    """Return a hash of the file that has what `text` names, so that results of different versions are not mixed.
+
+    Other files of the user's own that it imports count, too, and what these import.
+    """
     file = inspect.getsourcefile(module_of(text, key))
-    return hashlib.sha256(Path(file).read_bytes() if file else b"").hexdigest()[:16]
+    found = hashlib.sha256()
+    for source in own_files(Path(file)) if file else ():
+        found.update(source.read_bytes())
+    return found.hexdigest()[:16]
+
+
+def own_files(file: Path) -> list[Path]:
+    """Return `file`, which is imported, and all that it imports but what is installed."""
+    installed = [Path(folder).resolve() for folder in {*sysconfig.get_paths().values(), Path(__file__).parent}]
+    found: dict[Path, None] = {}
+    left = [file.resolve()]
+    while left:
+        source = left.pop(0)
+        if source in found:
+            continue
+        found[source] = None
+        for name in imported(source):
+            path = Path(str(getattr(sys.modules.get(name), "__file__", None) or "")).resolve()
+            if path.suffix == ".py" and not any(one in path.parents for one in installed):
+                left.append(path)
+    return list(found)
+
+
+def imported(source: Path) -> list[str]:
+    """Return the names of modules that a file may import, by its text, in that order."""
+    names: list[str] = []
+    for node in ast.walk(ast.parse(source.read_bytes())):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return names

@@ -235,6 +235,16 @@ def test_a_call_goes_on_from_what_the_calls_before_have_made_and_written() -> No
     assert [one.text for one in causal.generate(chats)] == [one.text for one in fresh]
 
 
+def test_each_warning_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    llm = LLM("embedded", "parallel.threads=1")
+    for _ in range(2):
+        llm.generate(PROBLEMS[:1], progress=False)
+        llm.generate(PROBLEMS[:1], sampling=SamplingParams(n=2, top_p=0.5), progress=False)
+    said = [record.message for record in caplog.records if record.name == "lopa_dist"]
+    assert sum("answers repeat another one" in message for message in said) == 1
+    assert sum("a top_p or top_k of their own at temperature 0: 2" in message for message in said) == 1
+
+
 def test_decode_options_are_presets_configs_or_overrides(llm: LLM) -> None:
     assert llm.configured(None, {}) is llm.config
     assert llm.configured("embedded_plain", {"tau_conf": 0.8}).decode.tau_conf == 0.8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from lopa_dist.config import Config, TaskConfig, as_hydra_reads, check_files, co
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.jobs.run.job import run
-from lopa_dist.own_code import load, module_of
+from lopa_dist.own_code import digest, load, module_of
 from lopa_dist.parallel.launcher import World
 from lopa_dist.tasks.batch import Batch
 from lopa_dist.tasks.embedded import Arithmetic
@@ -299,3 +300,26 @@ def test_items_of_one_name_are_refused(tmp_path: Path) -> None:
     job = config(TaskConfig(f"{tmp_path}/twins.py:Twins"))
     with pytest.raises(ValueError, match="same: two requests of this task have this name; make it unique"):
         run(job, tmp_path / "run", World("python"))
+
+
+def test_a_hash_is_also_of_the_files_that_one_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But not of what is installed."""
+    files = {
+        "reader_of_mine": "import json\nimport numbers_of_mine as n\ndef read(text): return n.ONE",
+        "numbers_of_mine": "ONE = 1",
+        "judge_of_mine": "import torch\nfrom reader_of_mine import read\ndef judge(text, fields): return read(text)",
+    }
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def hashed(**changed: str) -> str:
+        for name, text in (files | changed).items():
+            (tmp_path / f"{name}.py").write_text(text)
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        module_of.cache_clear()
+        return digest(f"{tmp_path / 'judge_of_mine.py'}:judge", "task.score")
+
+    first = hashed()
+    assert hashed() == first
+    assert hashed(numbers_of_mine="ONE = 2") != first
+    assert hashed(reader_of_mine=files["reader_of_mine"] + " ") != first
+    assert hashed() == first

@@ -63,7 +63,9 @@ class DecodeConfig:
         reader=DRAFTING,
     )
     block_size: int = option(32, "tokens per block", reader=FILLING)
-    max_new_tokens: int = option(512, "maximum number of tokens per answer")
+    max_new_tokens: int = option(
+        512, "maximum number of tokens per answer; a masked model sees as many masks, so its texts depend on it"
+    )
     max_active_blocks: int | None = option(
         None,
         "maximum number of blocks filled at the same time; 1 is block diffusion, null lets only tau_add decide",

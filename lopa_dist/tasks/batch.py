@@ -179,6 +179,9 @@ class Batch:
             else:
                 reason = f"task.score=exact needs a field reference; besides the prompt there is {there}"
             return replace(item, error=f"line {number}: {reason}")
+        if self.rule == "exact" and isinstance(fields.get("reference"), list | dict) and not item.error:
+            reason = "task.score=exact compares an answer with a text or a number, and reference is a list or an object"
+            return replace(item, error=f"line {number}: {reason}; task.score=FILE.py:FUNCTION may judge by it")
         return item
 
     def unique(self, items: list[Item], number: int, seen: dict[str, int]) -> list[Item]:

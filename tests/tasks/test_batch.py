@@ -448,6 +448,8 @@ def test_a_reference_without_a_value_is_called_that(tmp_path: Path) -> None:
     one, two = read(tmp_path, {"prompt": "x", "reference": None}, {"prompt": "x"}, score="exact")
     assert str(one.error).startswith("line 1: reference is empty, and task.score=exact judges by it")
     assert str(two.error).startswith("line 2: task.score=exact needs a field reference")
+    [several] = read(tmp_path, {"prompt": "x", "reference": ["a"]}, score="exact")
+    assert str(several.error).startswith("line 1: task.score=exact compares an answer with a text or a number")
 
 
 def test_an_empty_text_is_one_in_every_table(tmp_path: Path) -> None:

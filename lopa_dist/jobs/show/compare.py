@@ -551,9 +551,7 @@ def notes_of(groups: Sequence[SeedGroup], pairs: Sequence[Paired | None], called
                 f"The accuracy of run {number} leaves out {missing} of its {report['requests']} requests{failed}."
             )
     counts = {number: pair.problems for number, pair in zip(called, pairs, strict=True) if pair}
-    if len(set(counts.values())) > 1 or any(
-        problems(r) != counts.get(n, problems(r)) for n, r in numbered if "accuracy" in r
-    ):
+    if counts and len({*counts.values(), *(problems(r) for _, r in numbered if "accuracy" in r)}) > 1:
         words = ", ".join(f"run {number}: {count}" for number, count in counts.items())
         notes.append(f"Differences are over the problems that both have judged ({words}).")
     if any(samples_of(report) > 1 and "accuracy" in report for _, report in numbered):
