@@ -102,7 +102,7 @@ def digest(text: str, key: str) -> str:
 
 def own_files(file: Path) -> list[Path]:
     """Return `file`, which is imported, and all that it imports but what is installed."""
-    installed = [Path(folder).resolve() for folder in {*sysconfig.get_paths().values(), Path(__file__).parent}]
+    installed = [Path(folder).resolve() for folder in (*sysconfig.get_paths().values(), str(Path(__file__).parent))]
     found: dict[Path, None] = {}
     left = [file.resolve()]
     while left:
