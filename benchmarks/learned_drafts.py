@@ -59,7 +59,7 @@ def written(builder: EngineBuilder, config: DecodeConfig, requests: list[Request
     engine.take_adapter()
     if engine.drafter and config.draft_from != "masks":
         for one in known.learned:
-            engine.drafter.table.add(one.tokens, 0)
+            engine.drafter.remember(one.tokens)
     processor = time.process_time()
     done = sorted(engine.generate(requests), key=lambda one: one.request.index)
     seconds, tokens = time.process_time() - processor, sum(len(one.tokens) for one in done)

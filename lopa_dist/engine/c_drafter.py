@@ -94,6 +94,7 @@ class CDrafter(Drafter):
 
     def __init__(self, eos_ids: Sequence[int], most: int, masks: bool, entries: int = MOST) -> None:
         super().__init__(eos_ids, most, masks)
+        del self.table  # C has its own
         self.entries = entries
         self.works: dict[int, Work] = {}  # by slot
         self.left: list[Work] = []  # of the texts that have left since the last `learn`
