@@ -38,7 +38,7 @@ def texts(folder: Path) -> list[str]:
 def test_a_job_that_goes_on_drafts_from_its_answers(tmp_path: Path) -> None:
     one = World("python")
     plain = tmp_path / "plain"
-    run(config(tmp_path, QUESTIONS, drafts=0), plain, one)
+    run(config(tmp_path, QUESTIONS, drafts=0, draft_from="auto"), plain, one)
 
     first, second, fresh = (tmp_path / name for name in ("first", "second", "fresh"))
     run(config(tmp_path, QUESTIONS[:8]), first, one)
