@@ -241,11 +241,7 @@ class LLM:
             if not items:
                 return list(refused.values())
             requests = encoded(encoder, items)
-        if self.world.rank == 0:
-            for warning in encoder.warnings():
-                if warning not in self.warned:
-                    log.warning(warning)
-                self.warned.add(warning)
+        self.warn(encoder)
         with self.joined(config, len(items), config.decode.max_branches) as group:
             config = resolve(config, builder.shape, builder.device)
             own = {"LLM's method": "generate", "the hash of the prompts": hash_of(requests, items)}
@@ -303,6 +299,7 @@ class LLM:
             pairs = zip(items, continuations, strict=True)
             items = [replace(item, continuations=(Continuation(text, text, item),)) for item, text in pairs]
             requests = [asking(request, top_logprobs) for request in encoded(encoder, items)]
+            self.warn(encoder)
         everywhere = replace(config, parallel=replace(config.parallel, data="auto", branch=1))
         with self.joined(everywhere, max(len(requests), self.world.size), 1) as group:
             own = {"LLM's method": "score", "samples": samples, "the hash of the prompts": hash_of(requests, items)}
@@ -315,6 +312,13 @@ class LLM:
                 return list(generation.likelihoods[0])
 
             return [likelihood_of(found) for found in self.collected(session, False, values)]
+
+    def warn(self, encoder: Encoder) -> None:
+        """Log what is odd about the prompts of a call, each warning once."""
+        for warning in encoder.warnings() if self.world.rank == 0 else ():
+            if warning not in self.warned:
+                log.warning(warning)
+            self.warned.add(warning)
 
     @contextmanager
     def refusing(self) -> Iterator[None]:

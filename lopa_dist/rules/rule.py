@@ -24,7 +24,7 @@ def anchor_only(state: State, winner: Winner, window: Window | None) -> None:
 def in_words(config: DecodeConfig) -> str:
     """Return in words how far windows look ahead, and in which context."""
     branches = f"{config.branches} lookahead branches" if config.branches else ""
-    drafts = f"{config.drafts} drafts{' a branch' if branches else ''}" if config.drafts else ""
+    drafts = f"{config.drafts} drafts{' per branch' if branches else ''}" if config.drafts else ""
     ahead = " and ".join(filter(None, [branches, drafts])) or "no lookahead"
     return f"{ahead}, context {config.context} in blocks of {config.block_size}"
 

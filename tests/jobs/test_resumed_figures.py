@@ -46,6 +46,7 @@ def figures(report: dict[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in report.items() if key not in OF_THE_ATTEMPT | TIMES}
     kept["reference_counting"] = {k: v for k, v in kept["reference_counting"].items() if k != "tokens_per_s"}
     kept["prompt_tokens"] = kept["prompt_tokens"]["total"]
+    kept["warnings"] = [text for text in report.get("warnings", []) if not text.startswith("other programs kept")]
     return kept
 
 

@@ -115,6 +115,7 @@ def run(
                 job_input = JobInput(encoder, chain(first, items), named=world.rank == 0)
                 if world.rank == 0:
                     job_input.warnings += warnings_of(config.task, not (folder / "journal").exists())
+                    job_input.warnings += idle_in_scoring(task, given or ())
                     for warning in job_input.warnings:
                         log.warning(warning)
                 input_hash = whole_input.digest()
@@ -474,6 +475,18 @@ def parameters(model: Transformer) -> int:
     """Return how many parameters a model has here; those that the head shares with the embeddings count once."""
     shared = {tensor.data_ptr(): tensor.numel() for tensor in model.state_dict().values()}
     return sum(shared.values())
+
+
+def idle_in_scoring(task: Task, given: Collection[str]) -> list[str]:
+    """Return a warning of the typed keys that are about generating, if the task's texts are scored."""
+    read = "decode.context", "decode.block_size"
+    idle = ["decode=" if key == "decode" else key for key in given if key.split(".")[0] == "decode" and key not in read]
+    if not scored_masks(task) or not idle:
+        return []
+    return [
+        f"{', '.join(sorted(idle))}: without effect, for this task's texts are scored and not generated: only "
+        "decode.context and decode.block_size say what rows see"
+    ]
 
 
 def check_learning(config: Config, task: Task) -> None:

@@ -376,10 +376,10 @@ class Encoder:
             )
         if self.cut:
             messages.append(f"prompts that were too long for the model, and were cut (task.truncate): {len(self.cut)}")
-        filters = [f"seed={self.config.seed}"] if self.config.seed and not self.scores else []
+        filters = [f"seed={self.config.seed}"] if self.config.seed else []
         filters += [f"decode.top_p={decode.top_p}"] if decode.top_p < 1 else []
         filters += [f"decode.top_k={decode.top_k}"] if decode.top_k else []
-        if filters and not self.draws:
+        if filters and not self.draws and not self.scores:
             messages.append(
                 f"{' and '.join(filters)}: without effect, for at temperature 0 no token is drawn; set "
                 "decode.temperature"

@@ -84,7 +84,7 @@ def check_decided(decode: DecodeConfig, typed: Collection[str]) -> None:
         "tau_conf": [
             f"decode.{key}={value}" for key in ("fill", "tau_entropy") if (value := getattr(decode, key)) is not None
         ],
-        "tau_add": ["decode.max_active_blocks=1"] * (decode.max_active_blocks == 1),
+        **dict.fromkeys(("tau_add", "tau_act"), ["decode.max_active_blocks=1"] * (decode.max_active_blocks == 1)),
     }
     for name, others in deciding.items():
         if others and f"decode.{name}" in typed:

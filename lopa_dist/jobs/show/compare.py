@@ -131,6 +131,10 @@ def compare(folder: Path, console: Console | None = None, baseline: str | None =
         )
     files = [file.name, *(name for part in parts for name in part.drawn)]
     console.print(escape(f"In {folder}: {', '.join(files)}\nTo pass on: {page}"))
+    for part in parts:
+        unjudged = [name for name, report in zip(part.names, part.reports, strict=True) if "accuracy" not in report]
+        if len(part.groups) > 1 and 0 < len(unjudged) < len(part.groups):
+            console.print(escape(f"No figure of {part.title}, for not all was judged: {'; '.join(unjudged)}"))
     if older := sorted({figure.name for figure in folder.glob("pareto*.pdf")} - set(files)):
         console.print(escape(f"Of an earlier report of this folder, and not of this one: {', '.join(older)}"))
 

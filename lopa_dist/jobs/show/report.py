@@ -187,7 +187,9 @@ def drafts_sentence(report: dict[str, Any]) -> str:
     drafts, wins = report["drafts"], report.get("branch", {}).get("wins", [])  # forwards by the branch that won
     chains = {int(length): count for length, count in drafts.get("chains", {}).items()}
     verified = sum(length * count for length, count in chains.items()) / max(1, sum(chains.values()))
-    number = f"chosen in every step, {verified:.1f} on average" if drafts["m"] == "auto" else f"{drafts['m']} a branch"
+    number = (
+        f"chosen in every step, {verified:.1f} on average" if drafts["m"] == "auto" else f"{drafts['m']} per branch"
+    )
     share = f" ({drafts['accepted_share']:.0%} of those verified)" if "accepted_share" in drafts else ""
     others = sum(wins[1:]) / max(1, sum(wins))
     tree = f" In {others:.0%} of the forwards with branches, one that holds second choices won." if sum(wins) else ""

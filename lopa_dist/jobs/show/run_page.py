@@ -252,8 +252,8 @@ def charts(folder: Path, report: dict[str, Any]) -> Iterator[Bars]:
         axis = "branches beside the anchor, in the forwards of this run that had a choice"
         names = [str(j) for j in range(len(accepted))]
         yield bars("Drafts accepted per forward, had only so many branches run", axis, names, accepted, ".2f")
-    if "step_ms" in report:
-        phases = {phase: ms for phase, ms in report["step_ms"].items() if phase != "total"}
+    phases = {phase: ms for phase, ms in report.get("step_ms", {}).items() if phase != "total"}
+    if any(phases.values()):  # an attempt that only judges answers again makes no step
         last = " in the last attempt" if report.get("attempts", 1) > 1 else ""
         yield bars(
             f"Where a step's time goes{last}", "milliseconds per step", list(phases), list(phases.values()), ".2f"

@@ -277,4 +277,4 @@ def test_tokens_a_forward_are_those_of_the_results(folder: Path, found: Trace) -
     console = Console(record=True, width=200)
     show(found, console)
     count, forwards = line["usage"]["completion_tokens"], line["usage"]["forwards"]
-    assert f"{count} tokens of text in {forwards} forwards: {line['tpf']:.2f} a forward" in console.export_text()
+    assert f"{count} tokens of text in {forwards} forwards: {line['tpf']:.2f} per forward" in console.export_text()

@@ -14,7 +14,7 @@ import signal
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.jobs.run.answers import NOT_NUMBERS
-from lopa_dist.jobs.run.job import Job, parameters, run
+from lopa_dist.jobs.run.job import Job, idle_in_scoring, parameters, run
 from lopa_dist.jobs.show import wandb_log
 from lopa_dist.jobs.show.compare import compare, names_of, words_of
 from lopa_dist.jobs.show.seed_groups import SeedGroup
@@ -560,3 +560,13 @@ def test_how_far_reading_is_is_told(
     with caplog.at_level("INFO", "lopa_dist"):
         run(config(TaskConfig(limit=1)), tmp_path, World("python"))
     assert "reading the input: 1 requests so far" in caplog.text
+
+
+def test_ways_of_generating_are_told_where_texts_are_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = cast(Any, None)
+    given = ["task", "decode", "decode.drafts", "decode.context", "model.path"]
+    assert idle_in_scoring(task, given) == []
+    monkeypatch.setattr("lopa_dist.jobs.run.job.scored_masks", lambda task: 8)
+    [warning] = idle_in_scoring(task, given)
+    assert warning.startswith("decode.drafts, decode=: without effect, for this task's texts are scored")
+    assert idle_in_scoring(task, ["decode.context", "seed"]) == []

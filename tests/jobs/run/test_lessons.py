@@ -39,7 +39,7 @@ def never(tmp_path: Path, questions: list[str] = QUESTIONS) -> Config:
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     folder = tmp_path_factory.mktemp("plain")
-    run(config(folder, QUESTIONS, drafts=0), folder / "run", ONE)
+    run(config(folder, QUESTIONS, drafts=0, draft_from="auto"), folder / "run", ONE)
     return texts(folder / "run")
 
 

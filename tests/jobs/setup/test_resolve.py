@@ -74,7 +74,7 @@ def test_what_was_typed_is_told_from_what_a_preset_says(value: str) -> None:
     ("typed", "other"),
     [
         ("tau_conf=0.7", "fill=rule.py:mine"), ("tau_conf=0.9", "tau_entropy=0.3"),
-        ("tau_add=0.5", "max_active_blocks=1"),
+        ("tau_add=0.5", "max_active_blocks=1"), ("tau_act=0.5", "max_active_blocks=1"),
     ],
 )  # fmt: skip
 def test_what_was_typed_beside_what_decides_is_refused(typed: str, other: str) -> None:

@@ -453,6 +453,17 @@ def test_samples_are_told_from_prompts_and_what_auto_does_is_said(tmp_path: Path
     assert any("(run drafts=auto)" in note for note in part.named_notes), "a paper's table has no numbers"
 
 
+def test_why_there_is_no_figure_is_said(tmp_path: Path, report: dict[str, Any]) -> None:
+    make(tmp_path, "decode.drafts=0", report, "++--", drafts=0)
+    unjudged = {key: value for key, value in report.items() if not key.startswith("accuracy")}
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / "report.json").write_text(json.dumps(unjudged))
+    console = Console(width=200, record=True)
+    compare(tmp_path, console)
+    assert not list(tmp_path.glob("*.pdf"))
+    assert "No figure of arithmetic with embedded, for not all was judged: plain" in console.export_text()
+
+
 def test_equal_runs_are_no_spread(tmp_path: Path, report: dict[str, Any]) -> None:
     for seed in (0, 1, 2):
         make(tmp_path, f"seed={seed}", report, "++--")
