@@ -1,4 +1,4 @@
-"""`lopa-dist explain [KEY ...]`: every setting with its value, where that came from, its meaning and its choices."""
+"""`lopa-dist explain [KEY ...]`: every setting with its value, where that comes from, its meaning and its choices."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from lopa_dist.parallel.launcher import World
 
 
 def sources(overrides: list[str]) -> dict[str, str]:
-    """For each key that is not at its default, what set it last: a file of `conf`, or the command line."""
+    """Return what set each key last, a file of `conf` or the command line; keys that neither sets are left out."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
         chosen = loader.compute_defaults_list("config", overrides, RunMode.RUN)
@@ -42,7 +42,7 @@ def sources(overrides: list[str]) -> dict[str, str]:
 
 
 def keys_in(tree: Mapping[str, Any], prefix: str) -> Iterator[str]:
-    """Dotted names of the keys that a file sets."""
+    """Yield the dotted names of the keys that `tree`, a file's content, sets."""
     for key, value in tree.items():
         if isinstance(value, dict):
             yield from keys_in(value, f"{prefix}{key}.")
@@ -51,7 +51,7 @@ def keys_in(tree: Mapping[str, Any], prefix: str) -> Iterator[str]:
 
 
 def resolved(config: Config) -> Resolved:
-    """Return what each ``auto`` resolves to in a job of one process here, and why; unknown ones are left out."""
+    """Return what each ``auto`` resolves to in a job of one process here, and why; what is unknown is left out."""
     device, shape = choose_device(config, World("python")), shape_of(config)
     values = by_device(config, device)
     if shape is None:
@@ -60,7 +60,7 @@ def resolved(config: Config) -> Resolved:
 
 
 def shape_of(config: Config) -> ModelConfig | None:
-    """Return the model's configuration, if its files are on this machine."""
+    """Return the model's configuration; None if its files are not on this machine."""
     model = config.model
     path = find(model.path) if local(model.path) is not None else in_cache(model.path, "config.json")
     if path is None:
@@ -74,7 +74,7 @@ def shape_of(config: Config) -> ModelConfig | None:
 
 
 def by_pattern(config: Config) -> Resolved:
-    """Return what decode options set to ``auto`` come to where the model's files are not on this machine."""
+    """Return what decode options set to ``auto`` resolve to, and why, without the model's files on this machine."""
     given = config.model.pattern
     found: Resolved = {}
     for name in ("context", "max_active_blocks"):
@@ -82,7 +82,7 @@ def by_pattern(config: Config) -> Resolved:
             continue
         values: dict[str, list[str]] = {}
         for pattern in PATTERNS if given == "auto" else (given,):
-            with contextlib.suppress(ValueError):  # this pattern does not go with the other options
+            with contextlib.suppress(ValueError):  # the other options exclude this pattern
                 unknown = replace(PATTERNS[pattern], edits=True)  # whether the model edits is not known either
                 value = getattr(resolve_decode(config.decode, unknown), name)
                 values.setdefault(shown(value), []).append(pattern)
@@ -96,10 +96,10 @@ def by_pattern(config: Config) -> Resolved:
 
 
 def explanations(overrides: list[str]) -> Iterator[tuple[Setting, str, str]]:
-    """Each setting, its value, and where the value came from, for a job with these overrides."""
+    """Yield each setting, its value, and where the value comes from, for a job with these overrides."""
     missing: list[str] = []
     if "task=batch" in overrides and not any(a.startswith("task.input=") for a in overrides):
-        missing = ["task.input=FILE"]  # which a job needs, and an explanation does not
+        missing = ["task.input=FILE"]  # a job needs it, an explanation does not
     config, set_by = composed([*overrides, *missing]), sources(overrides)
     if missing:
         set_by["task.input"] = "you, when you start the job"
@@ -113,7 +113,11 @@ def explanations(overrides: list[str]) -> Iterator[tuple[Setting, str, str]]:
 
 
 def explain(arguments: list[str]) -> str:
-    """What `lopa-dist explain` prints: of the keys and sections that are named, else of all; UserError: no such key."""
+    """Return what `lopa-dist explain` prints: on the keys and sections in `arguments`, or on all if it has none.
+
+    Raises:
+        UserError: there is no such key.
+    """
     wanted, overrides = [a for a in arguments if "=" not in a], [a for a in arguments if "=" in a]
     check_keys(overrides)
     known = [setting.key for setting in settings_of()]

@@ -1,4 +1,4 @@
-"""The commands that run what is missing, from what was typed before."""
+"""The commands that run what is missing, made from what was typed before."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from lopa_dist.jobs.show.report import typed_words
 from lopa_dist.jobs.show.run_page import LAUNCHERS
 from lopa_dist.jobs.show.run_state import RunState
 
-ITS_OWN = ("task.shard", "task.shards", "hydra.run.dir", "job.resume")  # settings of one run of a job
+ITS_OWN = ("task.shard", "task.shards", "hydra.run.dir", "job.resume")  # settings of a single run of a job
 SCRIPT = Path("launch") / "job.sh"  # a batch script for any job, given its settings
 
 
 def go_on(run: RunState) -> str:
-    """Return the command that goes on with a run of a whole input."""
+    """Return the command that continues a run of a whole input."""
     record = run.record
     if record is None:
         return f"the same command again, with {typed('hydra.run.dir', run.folder)}"
@@ -27,11 +27,11 @@ def go_on(run: RunState) -> str:
 
 
 def shards_again(runs: Sequence[RunState], numbers: Sequence[int]) -> str:
-    """Return the command, or a line each, that run some shards of an array.
+    """Return the command that runs some shards of an array, or one line per shard where a single command cannot.
 
     Args:
-        runs: the array's runs that there are, at least one.
-        numbers: of the shards.
+        runs: the array's existing runs, at least one.
+        numbers: of the shards to run.
     """
     first = next((run for run in runs if run.record), None)
     if first is None or first.record is None:
@@ -55,17 +55,20 @@ def shards_again(runs: Sequence[RunState], numbers: Sequence[int]) -> str:
 
 
 def words(run: RunState) -> list[str]:
-    """Return the settings that were typed, without those of a single run (`ITS_OWN`)."""
+    """Return the settings that were typed for a run, without those of a single run (`ITS_OWN`)."""
     return [word for word in typed_words(run.folder) if word.lstrip("+").partition("=")[0] not in ITS_OWN]
 
 
 def direct(record: AttemptRecord) -> str:
-    """Return how a launcher starts a job as the last attempt was started."""
+    """Return the beginning of a command that starts a job, without the batch script, as the attempt was started."""
     return LAUNCHERS[record.launcher].format(record.ranks)
 
 
 def batch(record: AttemptRecord, options: str = "") -> str:
-    """The command that submits the job with the batch script; empty if the script did not start it, or is gone."""
+    """Return the beginning of a command that submits the job with the batch script.
+
+    Empty if the script did not start the attempt, or is gone.
+    """
     asked = record.submission
     if asked is None or record.launcher == "python" or not (Path(record.folder) / SCRIPT).exists():
         return ""
@@ -80,18 +83,18 @@ def batch(record: AttemptRecord, options: str = "") -> str:
 
 
 def enter(record: AttemptRecord) -> str:
-    """``cd`` to the folder that relative paths refer to; empty if this is the current one."""
+    """Return a ``cd`` to the folder that relative paths begin in; empty if that is the current folder."""
     return "" if Path(record.folder) == Path.cwd() else f"cd {shlex.quote(record.folder)} && "
 
 
 def place(record: AttemptRecord, folder: Path) -> str:
-    """Return the run folder as a setting."""
+    """Return the setting that names the run folder `folder`, relative to the job's folder if it is inside."""
     inside = os.path.relpath(folder.resolve(), record.folder)
     return typed("hydra.run.dir", folder.resolve() if inside.startswith("..") else inside)
 
 
 def spans(numbers: Sequence[int]) -> str:
-    """Numbers as Slurm writes an array's: ``1,3-5``."""
+    """Return numbers as Slurm writes those of an array: ``1,3-5``."""
     ranges: list[list[int]] = []
     for number in sorted(numbers):
         if ranges and number == ranges[-1][1] + 1:

@@ -1,4 +1,4 @@
-"""`lopa-dist learn RUN [KEY=VALUE ...]`: an adapter that drafts, learned from the answers of a run.
+"""`lopa-dist learn RUN [KEY=VALUE ...]`: learn an adapter for drafting from the answers of a run.
 
 Under torchrun, mpirun or srun all ranks learn together, each from a share of the answers.
 """
@@ -38,26 +38,26 @@ from lopa_dist.parallel.stop import Stop
 from lopa_dist.tasks.registry import make_task
 
 SECTIONS = ("learn", "parallel", "model.device", "model.path", "task.input")
-DRAFTS = (2, 4, 8, 16)  # for which tokens per forward are measured
-TRIED = 200  # held-out requests, at most, with which they are
-FEW = 20  # held-out answers, with fewer of which figures say little
+DRAFTS = (2, 4, 8, 16)  # numbers of drafts for which tokens per forward are measured
+TRIED = 200  # the most held-out requests with which they are measured, over all ranks (rounded up on each)
+FEW = 20  # with fewer held-out answers, figures say little
 SAVE_EVERY_S = 60.0
 PAGE = "learn.html"
 
 
 @dataclass
 class Answered:
-    """A request of a run, and the tokens of its answer with an end-of-text behind it."""
+    """A request of a run, and the tokens of its answer (`with_end`)."""
 
     request: Request
     tokens: list[int]
 
 
 def learn(folder: Path, settings: Sequence[str]) -> dict[str, Any]:
-    """Learn from a run, on this rank; write `RUN/drafts` on rank 0. Returns what `learn.json` has.
+    """Learn from a run, on this rank; rank 0 writes `RUN/drafts`. Return the content of `learn.json`.
 
     Raises:
-        ValueError: no such run, or one whose drafts cannot be learned.
+        ValueError: there is no such run, or its drafts cannot be learned.
     """
     world = detect()
     config = settings_of(folder, settings)
@@ -79,7 +79,7 @@ def learn(folder: Path, settings: Sequence[str]) -> dict[str, Any]:
 
 
 def settings_of(folder: Path, settings: Sequence[str]) -> Config:
-    """Return a run's configuration with other settings of `SECTIONS`."""
+    """Return a run's configuration, changed by `settings`, which must be of `SECTIONS`."""
     file = folder / "report.json"
     if not file.exists():
         raise ValueError(why_no_results(folder, "no report.json; name the folder of a finished or stopped run"))
@@ -96,10 +96,10 @@ def settings_of(folder: Path, settings: Sequence[str]) -> Config:
 
 
 def answered_requests(folder: Path, config: Config, builder: EngineBuilder) -> Iterator[Answered]:
-    """Yield the requests that a run has answered, and their answers.
+    """Yield the requests that a run has answered with two tokens or more, and their answers.
 
-    Tokens are those of the answer's text where the run did not keep them (`logging.token_ids`). Where the model wrote
-    others, the drafts learn a little worse, and no text changes.
+    Where the run did not keep the answer's tokens (`logging.token_ids`), its text is tokenized. If the model wrote
+    other tokens than these, drafting is learned a little worse, but no text changes.
     """
     if config.task.input == "-":
         raise ValueError(f"{folder}: standard input cannot be read again; learn from a run of a file")
@@ -121,7 +121,7 @@ def answered_requests(folder: Path, config: Config, builder: EngineBuilder) -> I
 
 @dataclass
 class Student:
-    """Learning from a run's answers on one of the ranks."""
+    """Learns from a run's answers, on one of the ranks."""
 
     folder: Path
     config: Config
@@ -130,7 +130,7 @@ class Student:
     answered: list[Answered]
 
     def learn(self) -> dict[str, Any]:
-        """Learn, measure, and write; returns what `learn.json` has."""
+        """Learn, measure, and write the files; return the content of `learn.json`."""
         group, world, builder = self.group, self.group.world, self.builder
         model = builder.load(tensor=group.tensor)
         own = self.answered[group.data_rank :: group.mesh.data]
@@ -160,7 +160,7 @@ class Student:
         return learned
 
     def lesson(self, learning: Learning, answers: Answers, drafts: Path) -> Lesson:
-        """Learn for `learn.minutes`, with a bar, and save now and then."""
+        """Learn for `learn.minutes`, with a progress bar; save now and then. Return the lesson's figures."""
         rank_0, saved = self.group.world.rank == 0, time.monotonic()
         columns = TextColumn("learning"), BarColumn(), TimeRemainingColumn(), TextColumn("{task.fields[status]}")
         with Progress(*columns, disable=not rank_0) as display:
@@ -176,9 +176,9 @@ class Student:
             return learning.lesson(answers, 60 * self.config.learn.minutes, self.group.stopped, on_step)
 
     def measured(self, name: str, held_out: list[Answered], own: list[Answered]) -> dict[str, dict[str, float]]:
-        """Return tokens per forward and seconds per answer on held-out requests, by drafts, over all ranks.
+        """Return tokens per forward and seconds per answer on held-out requests of all ranks, by number of drafts.
 
-        Text drafts, too, from the answers that were learned from, as it does in a job.
+        Drafts come from text, too, as in a job; at first, this is the text of the answers that this rank learned from.
         """
         found: dict[str, dict[str, float]] = {}
         requests = [replace(one.request, index=i) for i, one in enumerate(held_out)]
@@ -213,10 +213,10 @@ def figures(
     answers: int,
     measured: int,
 ) -> dict[str, Any]:
-    """Return what `learn.json` has.
+    """Return the content of `learn.json`.
 
-    `break_even_answers` are how many more answers pay for the learning, by the seconds of one with 8 drafts before and
-    after; None: they do not get faster.
+    `break_even_answers` is how many more answers pay for the learning, by the seconds per answer before and after, each
+    at its fastest number of drafts; None if answers do not get faster.
     """
     saved = min(entry["seconds"] for entry in before.values()) - min(entry["seconds"] for entry in after.values())
     return {
@@ -246,7 +246,7 @@ def figures(
 
 
 def in_words(learned: dict[str, Any], drafts: Path) -> str:
-    """Return what came out, in three lines."""
+    """Return the outcome in words, and the settings that draft with it."""
     held_out, speed = learned["held_out"], learned["tokens_a_forward"]
     by_drafts = ", ".join(f"{n}: {speed[n]['before']:.2f} -> {speed[n]['after']:.2f}" for n in speed if n != "0")
     pays = learned["break_even_answers"]
@@ -269,7 +269,7 @@ def in_words(learned: dict[str, Any], drafts: Path) -> str:
 
 
 def write_learn_page(file: Path, model: str, learned: dict[str, Any]) -> None:
-    """Write the page of a lesson."""
+    """Write the page of a lesson from the content of `learn.json`."""
     held_out, depths = learned["held_out"], [str(i + 1) for i in range(len(learned["held_out"]["acceptance"]))]
     write_page(
         file,

@@ -1,4 +1,4 @@
-"""`lopa-dist models`: the families that run, their presets, and what their numbers were compared with."""
+"""`lopa-dist models`: the families that can run, their presets, and what their numbers were compared with."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def presets(family: str) -> list[str]:
 
 
 def facts(family: str) -> dict[str, str]:
-    """Return what is said of a family, by heading."""
+    """Return what the table says of a family, by heading."""
     row = compared()[family]
     return {
         "checkpoints": row["checkpoints"],
@@ -46,7 +46,7 @@ def facts(family: str) -> dict[str, str]:
 
 
 def lines() -> Iterator[str]:
-    """Yield the table as text, family by family."""
+    """Yield the lines of the table as text, family by family."""
     for family in compared():
         yield family
         width = max(map(len, facts(family)))

@@ -1,4 +1,4 @@
-"""`lopa-dist merge FOLDER`: the shards of an array of jobs become one result in input order."""
+"""`lopa-dist merge FOLDER`: merge the shards of an array of jobs into one result, in input order."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from lopa_dist.jobs.show.run_state import runs_below
 from lopa_dist.tasks.registry import make_task
 from lopa_dist.tasks.task import TotallingTask
 
-AT_ONCE = 1.25  # how much longer than its longest shard an array may take whose shards ran at once
-MOST_NAMED = 8  # shards in a line
-CLOCK_S = 2.0  # by which clocks of nodes may differ, and jobs of an array start
+AT_ONCE = 1.25  # an array whose shards ran at once may take this many times as long as its longest shard
+MOST_NAMED = 8  # the most shards named in a line
+CLOCK_S = 2.0  # seconds by which clocks of nodes, and starts of an array's jobs, may differ
 
 
 def merge_shards(folder: Path) -> dict[str, Any]:
-    """Join the runs below `folder` into its `results.jsonl` and `report.json`; returns the report.
+    """Merge the shards in `folder` into its `results.jsonl` and `report.json`, and return the report.
 
     Raises:
         ValueError: `folder` is a run's, or shards are missing, unfinished, there twice, or of different settings or
-            inputs; the message names them, and nothing was written.
+            inputs. The message names them, and nothing is written.
     """
     if (folder / "journal").is_dir():  # beside it, journal.old has results that were set aside
         raise ValueError(f"{folder}: a run of its own, whose results are whole; name the folder of an array's runs")
@@ -69,8 +69,8 @@ def merge_shards(folder: Path) -> dict[str, Any]:
             raise ValueError(f"{part}: {count} result lines of {report['requests']}; run it again to finish it")
         if not (part / FIGURES).exists():
             raise ValueError(f"{part}: no {FIGURES}, which earlier versions did not write; {AGAIN}")
-    places = {part: array("q") for part in reports}  # of finished requests in the whole input
-    # each shard has its lines in order
+    places = {part: array("q") for part in reports}  # of finished requests, in the whole input
+    # each shard's lines are in order
     write_lines(folder / "results.jsonl", (line for _, line in merge(*(numbered(*shard) for shard in places.items()))))
     errors = sum(report["errors"] for report in reports.values())
     write_errors(folder, errors)
@@ -90,7 +90,7 @@ def merge_shards(folder: Path) -> dict[str, Any]:
 
 
 def numbered(part: Path, finished: array[int]) -> Iterator[tuple[int, str]]:
-    """Yield a shard's result lines, each with its place in the whole input; add to `finished` those of answers."""
+    """Yield a shard's result lines, each with its place in the whole input; add the places of answers to `finished`."""
     for text, line in result_lines(part / "results.jsonl"):
         place = int(line["index"])
         if line["finish_reason"] != "error":
@@ -99,15 +99,15 @@ def numbered(part: Path, finished: array[int]) -> Iterator[tuple[int, str]]:
 
 
 def in_turn(shards: list[Path]) -> Iterator[Line]:
-    """Return the input lines of all shards' requests, in input order: shard i of n has the requests i, i + n, ..."""
+    """Return the batch lines of all shards, in input order: shard i of n has the requests i, i + n, ..."""
     turns = zip_longest(*map(read_batch_lines, shards))
     return (line for line in chain.from_iterable(turns) if line is not None)
 
 
 def not_at_once(reports: list[dict[str, Any]]) -> str:
-    """Return a warning that shards did not run side by side, as the figures of all have it; empty where they did.
+    """Return a warning that shards did not run at the same time, as their common figures assume; empty where they did.
 
-    Of a shard with several attempts, only the last one's times are known.
+    Of a shard with several attempts, only the times of the last one are known.
     """
     if not all("made" in report for report in reports):
         return ""
@@ -124,7 +124,7 @@ def not_at_once(reports: list[dict[str, Any]]) -> str:
 
 
 def warning_of(said: list[tuple[str, int]]) -> str:
-    """Return a warning of several shards, whose numbers may differ, as one line: each number is of one shard alone."""
+    """Return in one line a warning of several shards; if its numbers differ, it is quoted from the first shard."""
     shards = "shard " + ", ".join(str(shard) for _, shard in said[:MOST_NAMED])
     more = f" and {len(said) - MOST_NAMED} more" * (len(said) > MOST_NAMED)
     if len({warning for warning, _ in said}) == 1:
@@ -133,12 +133,12 @@ def warning_of(said: list[tuple[str, int]]) -> str:
 
 
 def report_of(reports: list[dict[str, Any]], merged: Merged, errors: int) -> dict[str, Any]:
-    """Return the report of all shards together; speed is as if they had run side by side, and a warning says if not.
+    """Return the report of all shards together; speed is as if they ran at once, and a warning says if they did not.
 
     Args:
         reports: of the shards.
-        merged: what they have finished.
-        errors: requests that could not run, or failed.
+        merged: the requests that they have finished.
+        errors: how many requests could not run, or failed.
     """
     first = reports[0]
     decode_s, wall_s = (max(report[key] for report in reports) for key in ("decode_s", "wall_s"))
@@ -148,7 +148,7 @@ def report_of(reports: list[dict[str, Any]], merged: Merged, errors: int) -> dic
         for key in ("masks", "whole_input", "chat_template", "weights", "own_code", "parallel")
         if key in first
     }
-    said: dict[str, list[tuple[str, int]]] = {}  # by the warning without its numbers: as each shard says it
+    said: dict[str, list[tuple[str, int]]] = {}  # by warning without numbers: each shard's warning, and the shard
     for one in reports:
         for warning in one.get("warnings", []):
             said.setdefault(re.sub(r"\d+", "", warning), []).append((warning, one["task"]["shard"]))
@@ -165,7 +165,7 @@ def report_of(reports: list[dict[str, Any]], merged: Merged, errors: int) -> dic
     own = {
         "shards": len(reports),
         "expected": sum(one["expected"] for one in reports),
-        "attempts": max(one.get("attempts", 1) for one in reports),  # of several, the time is that of generation
+        "attempts": max(one.get("attempts", 1) for one in reports),  # if several, the time is that of generation
         "versions": versions,
     }
     return report | own | kept | settings(first)

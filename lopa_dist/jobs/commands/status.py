@@ -1,4 +1,4 @@
-"""`lopa-dist status FOLDER...`: how far runs and arrays of them are, and what to type for the rest."""
+"""`lopa-dist status FOLDER...`: how far runs and arrays of runs are, and what to type to run the rest."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from lopa_dist.jobs.show.report import duration, read_report
 from lopa_dist.jobs.show.run_state import LOGS, RunState, runs_below
 from lopa_dist.jobs.show.table import output_again
 
-LONGEST = 10_000  # characters of a line
-LONGEST_WORDS = 500  # characters of a log's line
-INVALID = 5  # the column of answers that are not of their format
-MOST = 20  # runs that are all shown; of more, those that are not complete
+LONGEST = 10_000  # the most characters of a line
+LONGEST_WORDS = 500  # the most characters of a log's line
+INVALID = 5  # number of the column of answers that do not have their format
+MOST = 20  # the most rows that are all shown; if there are more, only those that are not complete
 
 
 def status(folders: Sequence[Path], console: Console) -> None:
-    """Print a table of the runs in `folders`, and below it what is missing and the commands that run it.
+    """Print a table of the runs in `folders`, then what is missing and the commands that run it.
 
     Raises:
-        ValueError: a folder has no run; what the others have is printed first.
+        ValueError: a folder has no run, or is damaged; the runs of the other folders are printed first.
     """
     runs, wrong = list[RunState](), list[str]()
     for folder in folders:
@@ -49,7 +49,7 @@ def status(folders: Sequence[Path], console: Console) -> None:
             table.add_column(name, justify="left" if name in ("run", "state") else "right", overflow="fold")
         for row in rows:
             table.add_row(*map(escape, row))
-        if not console.is_terminal:  # lines of a file are as long as they need to be
+        if not console.is_terminal:  # in a file, lines are as long as they need to be
             wide = console.measure(table, options=console.options.update(max_width=LONGEST))
             console.width = max(console.width, wide.maximum)
         console.print(table)
@@ -61,12 +61,12 @@ def status(folders: Sequence[Path], console: Console) -> None:
 
 
 def missing(runs: Sequence[RunState]) -> list[int]:
-    """Return the shards of an array of which there is no run."""
+    """Return the numbers of an array's shards that have no run."""
     return sorted(set(range(runs[0].shard[1])) - {run.shard[0] for run in runs})
 
 
 def rows_of(runs: Sequence[RunState], absent: Sequence[int]) -> list[tuple[str, ...]]:
-    """Return a row for each run, and one for each shard of which there is none."""
+    """Return a row for each run, and one for each shard in `absent`, which has no run."""
     rows: list[tuple[str, ...]] = []
     for run in runs:
         numbers = (run.done, run.open, run.errors, run.invalid)
@@ -80,7 +80,7 @@ def rows_of(runs: Sequence[RunState], absent: Sequence[int]) -> list[tuple[str, 
 
 
 def runs_in_words(runs: Sequence[RunState]) -> list[str]:
-    """Runs of whole inputs in words: what to type for those that were stopped."""
+    """Return lines on runs of whole inputs: how many are complete, and what to type for the others."""
     stopped = [run for run in runs if run.state in ("stopped", "open")]
     complete = sum(run.state == "complete" for run in runs)
     lines = [f"{complete} of {len(runs)} runs are complete"] if len(runs) > 1 else []
@@ -97,7 +97,7 @@ def runs_in_words(runs: Sequence[RunState]) -> list[str]:
 
 
 def not_repeated(runs: Sequence[RunState]) -> str:
-    """Return what a command for Slurm does not repeat; empty for other launchers."""
+    """Return a note on what a command for Slurm repeats and what it does not; empty for jobs without Slurm."""
     if not any(run.record and run.record.submission and run.record.submission.options for run in runs):
         return ""
     return (
@@ -107,7 +107,7 @@ def not_repeated(runs: Sequence[RunState]) -> str:
 
 
 def last_line(folder: Path) -> str:
-    """Return the last line of the newest log that a run wrote itself, where it says why it ended; empty without one."""
+    """Return the last line of the newest log that a run wrote itself, which may say why it ended; empty without one."""
     logs = {*folder.glob("*.log")} - {*folder.glob(LOGS)}
     if not logs:
         return ""
@@ -116,12 +116,12 @@ def last_line(folder: Path) -> str:
 
 
 def unless_queued(runs: Sequence[RunState]) -> str:
-    """Return a warning before a command that starts a job anew: what waits in Slurm's queue needs none."""
+    """Return a warning not to start a job that still waits in Slurm's queue; empty for jobs without Slurm."""
     return ", unless squeue lists it," if any(run.record and run.record.submission for run in runs) else ""
 
 
 def array_in_words(folder: Path, runs: Sequence[RunState]) -> list[str]:
-    """Return an array in words: how much is done, and what to type next."""
+    """Return lines on an array: how much is done, and what to type next."""
     done, errors = sum(run.done for run in runs), sum(run.errors for run in runs)
     known = [run.expected for run in runs if run.expected is not None]
     expected = f" of {sum(known):,}" if len(known) == runs[0].shard[1] else ""
@@ -141,14 +141,14 @@ def array_in_words(folder: Path, runs: Sequence[RunState]) -> list[str]:
 
 
 def settings(report: dict[str, Any]) -> dict[str, Any]:
-    """Return what shards of one job have in common."""
+    """Return the settings that all shards of a job have in common."""
     task = {k: v for k, v in report["task"].items() if k != "shard"}
-    # at one path there may be other weights, and dtype=auto means another precision on another device
+    # the same path may have other weights, and dtype=auto means another precision on another device
     return {key: report.get(key) for key in ("decode", "model", "weights", "seed")} | {"task": task}
 
 
 def other_settings(runs: Sequence[RunState]) -> str:
-    """Return which complete shards of an array have not the settings of the one made last, and how they differ."""
+    """Return in words which shards of a complete array differ in settings from the one made last, and how."""
     reports = {run.shard[0]: read_report(run.folder / "report.json") for run in runs}
     last = max(reports.values(), key=lambda report: report.get("made", {}).get("date", ""))
     changes = {n: difference(settings(report), settings(last)) for n, report in reports.items()}
@@ -157,14 +157,14 @@ def other_settings(runs: Sequence[RunState]) -> str:
 
 
 def of_another_input(runs: Sequence[RunState]) -> list[int]:
-    """Return the complete shards of an array whose input is not that of the shard that was made last."""
+    """Return the shards of a complete array whose input differs from that of the shard made last."""
     reports = {run.shard[0]: read_report(run.folder / "report.json") for run in runs}
     last = max(reports.values(), key=lambda report: report.get("made", {}).get("date", ""))
     return sorted(n for n, report in reports.items() if report.get("whole_input") != last.get("whole_input"))
 
 
 def shards_in_words(runs: Sequence[RunState]) -> list[str]:
-    """How many shards of an array are complete, and where some are not, which ones, with the command that runs them."""
+    """Return lines on an array's shards: how many are complete, which are not, and the command that runs the rest."""
     shards, left = runs[0].shard[1], set(range(runs[0].shard[1]))
     by_state: dict[str, set[int]] = {}
     for states in (("complete",), ("running",), ("not begun",), ("stopped", "open")):  # of several runs, the first
@@ -185,12 +185,12 @@ def shards_in_words(runs: Sequence[RunState]) -> list[str]:
 
 
 def in_words(shards: Collection[int], one: str, more: str) -> str:
-    """Shards as the subject of a sentence whose end is `one` or `more`: ``shards 1,3-5 are missing``."""
+    """Return the shards as the subject of a sentence that ends in `one` or `more`: ``shards 1,3-5 are missing``."""
     return f"shard {spans([*shards])} {one}" if len(shards) == 1 else f"shards {spans([*shards])} {more}"
 
 
 def merged(folder: Path, runs: Sequence[RunState]) -> bool:
-    """Return whether the merged results are newer than those of the shards."""
+    """Return whether `folder` has merged results that are no older than those of the shards."""
     report = folder / "report.json"
     if not report.exists() or read_report(report).get("shards") != len(runs):
         return False

@@ -1,7 +1,7 @@
-"""`lopa-dist trace RUN ID`: how one request was filled, step by step.
+"""`lopa-dist trace RUN ID`: how the answer to one request was filled in, step by step.
 
-The request is generated once more with the run's settings: that gives the same text, whatever it was batched with, and
-costs a run nothing.
+The request is generated again with the run's settings. That gives the same text, whatever it was batched with, and so
+runs need not record their steps.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from lopa_dist.tasks.registry import make_task
 from lopa_dist.tasks.task import Item
 
 LOOKAHEAD, BONUS, RECORD, EDIT = "lookahead", "bonus", "record", "edit"
-"""How a token came to be written: brought by the winner; predicted instead of a rejected draft; from the records, at a
-mask or instead of what was there."""
+"""How a token came to be written: LOOKAHEAD as a guess or an accepted draft of the winning branch; BONUS where its
+first rejected draft was; RECORD in any other way at a mask, and EDIT in any other way in place of another token."""
 COLOURS = {LOOKAHEAD: "green", BONUS: "cyan", RECORD: "yellow", EDIT: "magenta"}
 OTHER = (
     "This is not the text of the run: another version, machine or device made it, or a rule of your own looks at the "
@@ -53,30 +53,30 @@ class TraceStep:
 
     branches: int
     winner: int
-    end: int  # of the last appended block
+    end: int  # of the last appended block, as a position of the answer
     filled: dict[int, str] = field(default_factory=dict)  # by position: LOOKAHEAD, BONUS, RECORD or EDIT
-    drafts: int = 0  # that could be accepted, along the deepest branch
+    drafts: int = 0  # how many could be accepted, along the deepest branch
     accepted: int = 0
-    rejected: tuple[int, str] | None = None  # position and text of the draft that failed
-    sources: str = ""  # of the accepted drafts, where there are several
+    rejected: tuple[int, str] | None = None  # position and text of the first rejected draft
+    sources: str = ""  # how many accepted drafts came from which source; empty without a drafter
 
 
 @dataclass
 class Trace:
-    """The filling order of one request."""
+    """The order in which the answer to one request was filled in."""
 
     custom_id: str
     prompt: str
-    texts: list[str]  # of each generated position
+    texts: list[str]  # of the token at each position of the answer
     steps: list[TraceStep]
-    same: bool  # as the run's own text
-    verdict: str = ""  # in words
-    forwards: int = 0  # that the run took
+    same: bool  # whether the text is the run's own
+    verdict: str = ""  # in words; empty where nothing was judged
+    forwards: int = 0  # how many the run took for it
     by_load: bool = False  # whether drafts, and so the steps, depend on the other requests
 
     @property
     def order(self) -> dict[int, int]:
-        """The step in which each position's token was written, from 1."""
+        """Return the number of the step, from 1, in which each position's token was last written."""
         return {position: number for number, step in enumerate(self.steps, 1) for position in step.filled}
 
 
@@ -84,26 +84,26 @@ Tokens = list[tuple[int, int]]
 
 
 class Recorder:
-    """Watches an engine that runs one request."""
+    """Records the steps of an engine that runs one request."""
 
     def __init__(self, decode: Callable[[int], str] = str) -> None:
-        self.decode = decode  # of one token
+        self.decode = decode  # returns the text of one token
         self.steps: list[TraceStep] = []
         self.tokens: list[int] = []
         self._branches, self._drafts = 1, 0
-        # of each branch, positions and tokens: those that it holds, and the drafts that it verifies
+        # positions and tokens by branch: those that the branch holds, and the drafts that it verifies
         self._paths: list[Tokens] = [[]]
         self._chains: list[Tokens] = [[]]
 
     def __call__(self, engine: Engine) -> None:
-        """After a step."""
+        """Record the step that `engine` has just done, and keep what its next step will try."""
         assert engine.batch
         state, mask = engine.batch.state, engine.vocabulary.mask_id
         end, winner = min(int(state.end[0]), int(state.limit[0])), int(state.winner[0])
         now = state.generated([0], [end])[0]
-        end = len(now)  # of the answer, which may begin behind position 0
+        end = len(now)  # in the answer, which may begin after position 0 of the sequence
         before = self.tokens + [mask] * (end - len(self.tokens))
-        if engine.drafter is not None:  # it has drafted since this was called last
+        if engine.drafter is not None:  # it has drafted since the last call
             [drafts] = engine.drafter.verifying()
             chain_of_all = list(enumerate((token for token, _ in drafts), len(self.tokens)))
             self._drafts, self._chains = len(drafts), [chain_of_all] * state.config.max_branches
@@ -123,7 +123,7 @@ class Recorder:
         self.steps.append(TraceStep(self._branches, winner, end, filled, self._drafts, accepted, rejected, sources))
         self.tokens, self._branches, self._drafts = now, int(state.branches[0]), int(state.drafts[0])
         known, config = int(state.known[0]), state.config
-        if config.causal:  # drafts stand in the canvas
+        if config.causal:  # drafts are in the canvas
             drafted = range(int(state.complete[0]), int(state.complete[0]) + self._drafts)
             self._chains = [[(position - known, int(state.answers[0, position])) for position in drafted]]
             return
@@ -137,19 +137,19 @@ class Recorder:
 
 
 def told(sources: Counter[int]) -> str:
-    """Return how many drafts came from which source, in words."""
+    """Return in words how many drafts came from which source."""
     return ", ".join(f"{count} from {OF_SOURCE[SOURCES[source]]}" for source, count in sources.items())
 
 
 def trace(folder: Path, which: str) -> Trace:
-    """Generate one request of a finished run again and watch.
+    """Generate the answer to one request of a finished run again, and return how it was filled in.
 
     Args:
         folder: the run folder.
-        which: the request's custom_id, or its index where no request is called so.
+        which: the request's custom_id, or its index where no request has this custom_id.
 
     Raises:
-        ValueError: no such run or request, or one that ended in an error.
+        ValueError: there is no such run or request, the request has no generated answer, or it cannot be repeated.
     """
     file = folder / "report.json"
     if not file.exists():
@@ -184,7 +184,7 @@ def trace(folder: Path, which: str) -> Trace:
     engine = builder.engine(config.decode, alone, on_step=recorder)
     [generation] = engine.generate([of_try(request, line["usage"].get("tries", 1))])
     text = answer_of(tokenizer, generation, item.stop)[2]
-    # of a prompt that was cut, only its tokens are known
+    # where a prompt was cut, only its tokens show what is left
     cut = str(tokenizer.decode(request.prompt, skip_special_tokens=True)) if encoder.cut else ""
     shown = zip(recorder.tokens, pieces(tokenizer, recorder.tokens), strict=True)
     texts = [END if token in builder.shape.eos_ids else piece for token, piece in shown]
@@ -203,7 +203,7 @@ def trace(folder: Path, which: str) -> Trace:
 
 
 def words(item: Item) -> str:
-    """Return what a request asks, as its user wrote it: without a chat template's tokens and few-shot examples."""
+    """Return what a request asks, as its user wrote it, without few-shot examples and a chat template's tokens."""
     if item.messages is None or len(item.messages) == 1:
         return question(item)
     *before, last = [{"role": message["role"], "content": message["content"]} for message in item.messages]
@@ -212,7 +212,7 @@ def words(item: Item) -> str:
 
 
 def verdict_of(line: dict[str, Any]) -> str:
-    """Return what a line of results says of its answer; empty where nothing was judged."""
+    """Return in words how a line of results judges its answer; empty where nothing was judged."""
     if line.get("correct") is None:
         return ""
     read = f", read as {line['extracted']!r}" if line.get("extracted") is not None else ""
@@ -221,7 +221,7 @@ def verdict_of(line: dict[str, Any]) -> str:
 
 
 def result(folder: Path, which: str) -> dict[str, Any]:
-    """Return the line of a request in `results.jsonl`, by custom_id, or by index where no request is called so."""
+    """Return the line of a request in `results.jsonl`, by custom_id, or by index where no request has that id."""
     by_index, samples = None, []
     for _, line in result_lines(folder / "results.jsonl"):
         if line["custom_id"] == which:
@@ -238,10 +238,10 @@ def result(folder: Path, which: str) -> dict[str, Any]:
 
 
 def pieces(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> list[str]:
-    """Return what each token adds to the text."""
+    """Return the text that each token adds."""
     shown = []
     for count in range(1, len(tokens) + 1):
-        # a few tokens of context decide about spaces and split characters; more would make long answers quadratic
+        # spaces and split characters need a few tokens of context; more would take quadratic time on long answers
         window = tokens[max(0, count - 8) : count]
         after = tokenizer.decode(window)
         before = tokenizer.decode(window[:-1])
@@ -250,7 +250,7 @@ def pieces(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> list[str]:
 
 
 def show(trace: Trace, console: Console) -> None:
-    """Print a trace: a line a step, with what the step filled in colour."""
+    """Print a trace: the text after each step, with the tokens that the step filled in colour."""
     console.print(Text(f"request {trace.custom_id}\n", style="bold"))
     console.print(Text(trace.prompt.strip(), style="dim"))
     legend = Text.assemble("\n", ("·", "dim"), " is a mask, ¶ an end of text.")
@@ -296,7 +296,7 @@ def show(trace: Trace, console: Console) -> None:
 
 
 def differs(trace: Trace) -> str:
-    """Return a sentence on how the run's own steps may differ from the shown ones; empty where they are the same."""
+    """Return a note that the run's own steps may differ from those shown; empty where they are the same."""
     if not trace.by_load:
         return ""
     return (
@@ -306,7 +306,7 @@ def differs(trace: Trace) -> str:
 
 
 def write_trace_page(trace: Trace, file: Path) -> None:
-    """Write a trace as a page of its own: the answer, coloured by the step that filled each token, and a slider."""
+    """Write a trace as a page: the answer, coloured by the step that filled each token, and a slider over steps."""
     order = trace.order
     kinds = {i: kind for step in trace.steps for i, kind in step.filled.items() if kind != RECORD}
     tokens = [{"text": text, "step": order.get(i, 0), "kind": kinds.get(i, "")} for i, text in enumerate(trace.texts)]

@@ -1,4 +1,4 @@
-"""`lopa-dist report FOLDER`: several runs in one table and one speed-accuracy picture, and as a page."""
+"""`lopa-dist report FOLDER`: several runs in one table, in one figure of speed and accuracy, and as a page."""
 
 from __future__ import annotations
 
@@ -50,37 +50,37 @@ UNTOLD = (
     "launcher",
     "hydra/launcher",
     *SEEDS,
-)  # settings that tell no points apart
-FEW = 60  # characters of settings behind a name
-MOST_MADE = 8  # machines and times that a page tells
-WIDE, COLUMN = 7.0, 3.3  # inches: the page and one column of most papers
-NARROW = ("rows/token", "seeds", "tokens/s", "p")  # columns that a narrow terminal does without, in this order
-LONGEST_WORD = 30  # characters of a name that stay together
-UNBOUNDED = 10_000  # characters of a line
-OF_JUDGES = ("the source of task", "the source of task.score")  # as reports call the user's own code
-BUSY = 1.5  # times as many programs as cores, from which on a run's times say little
-SCATTER = 1.2  # times as fast as another, from which on a run of a setting is told
+)  # settings by which points are not told apart
+FEW = 60  # the most characters of settings after a name
+MOST_MADE = 8  # the most machines and times that a page lists
+WIDE, COLUMN = 7.0, 3.3  # inches: the text and one column of most papers
+NARROW = ("rows/token", "seeds", "tokens/s", "p")  # columns left out on a narrow terminal, in this order
+LONGEST_WORD = 30  # the most characters of a name's word that are kept on one line
+UNBOUNDED = 10_000  # characters per line: more than any table needs
+OF_JUDGES = ("the source of task", "the source of task.score")  # what reports call the user's code that judges
+BUSY = 1.5  # load per core above which a run's times say little
+SCATTER = 1.2  # a note is added where the fastest run of a point is more than this many times as fast as the slowest
 SPEEDS: list[tuple[str, Callable[[dict[str, Any]], float | None], int]] = [
     ("Tokens per forward", lambda report: report["tpf"], 1),
     ("Rows of the model computed per token", lambda report: report.get("rows_per_token"), -1),
     ("Tokens a second of the job", lambda report: report["tokens_per_s"]["job"], 1),
 ]
-"""What accuracy is drawn against, how a report has it, and -1 where less is faster."""
+"""What accuracy is drawn against: its title, how to read it from a report, and -1 where less is faster."""
 
 Cells = dict[str, tuple[str, dict[str, Any]]]
-"""A run's row, by the columns of the table: the text of the cell, and the same as columns of `comparison.csv`."""
+"""A run's row. By column of the table: the text of its cell, and the same figures by column of `comparison.csv`."""
 
 
 def compare(folder: Path, console: Console | None = None, baseline: str | None = None, form: str = "") -> None:
-    """Print a table for each task and model; write `comparison.csv`, a page, and figures if all runs were judged.
+    """Print a table per task and model; write `comparison.csv`, a page, and figures if all runs were judged.
 
     The page is `comparison.html`, or for a single run its `report.html`.
 
     Args:
-        folder: has the runs.
+        folder: the folder with the runs.
         console: to print on.
         baseline: the run that all others are compared with, by its name or by settings that it alone has.
-        form: ``latex`` or ``markdown`` prints the tables in this form, and all else to standard error.
+        form: ``latex`` or ``markdown`` to print the tables in this form, and all else to standard error.
     """
     groups, failed = grouped(folder, load_reports(folder)), unfinished(folder)
     console = console or Console(stderr=bool(form))
@@ -140,7 +140,7 @@ def compare(folder: Path, console: Console | None = None, baseline: str | None =
 
 
 def sections_of(groups: Sequence[SeedGroup]) -> list[list[SeedGroup]]:
-    """Points by task and model: accuracies on other problems, and of other models, are no points of one front."""
+    """Return the points by task and model: accuracies on different problems or of different models share no front."""
     sections: dict[str, list[SeedGroup]] = {}
     for group in groups:
         sections.setdefault(title_of(group.report), []).append(group)
@@ -148,22 +148,22 @@ def sections_of(groups: Sequence[SeedGroup]) -> list[list[SeedGroup]]:
 
 
 def title_of(report: dict[str, Any]) -> str:
-    """Return a section's title."""
+    """Return the title of a report's section: its task and model."""
     task = report["task"]
     return f"{task.get('harness') or task['name']} with {report['model']['path']}"
 
 
 def has_baseline(groups: Sequence[SeedGroup], asked: str | None) -> bool:
-    """Return whether one of the points is the baseline that was asked for.
+    """Return whether one of the points is the baseline `asked`.
 
     Raises:
-        UserError: several are.
+        UserError: several of them are.
     """
     return asked is not None and bool(baselines(groups, asked)) and bool(find_baseline(groups, asked))
 
 
 def csv_text(groups: Sequence[SeedGroup], parts: Sequence[Comparison]) -> str:
-    """`comparison.csv`: a row a point, with numbers alone in its cells, for a program that plots."""
+    """Return the text of `comparison.csv`: a row per point, its figures as bare numbers, for a program that plots."""
     keys = differing([group.report for group in groups])
     rows = []
     for part in parts:
@@ -188,11 +188,11 @@ class Comparison:
         groups: the points.
         failed: names of runs without a report, each with what was typed.
         cells: a row for each point.
-        names: what tells the points apart, and nothing else (`names_of`).
-        head, rows: the table of texts.
-        notes, named_notes: what a reader must know, where points are called by their numbers, or by their names.
-        curves: points by all that tells them apart but one number, as `curves_of` returns them.
-        along: the setting that grows along curves; None where each has one point.
+        names: of the points: what tells them apart, and nothing else (`names_of`).
+        head, rows: the table as texts.
+        notes, named_notes: what a reader must know, with points called by their numbers, and by their names.
+        curves: the points of each curve, as `curves_of` returns them.
+        along: the setting that grows along the curves; None where each has one point.
     """
 
     def __init__(
@@ -219,12 +219,12 @@ class Comparison:
         self.rows = [[row[column][0] for column in self.head] for row in self.cells]
         self.curves = curves_of(groups)
         self.along = growing(words) if any(len(runs) > 1 for runs in self.curves.values()) else None
-        self.drawn: list[str] = []  # files of figures
+        self.drawn: list[str] = []  # names of the figures' files
         self.least_name = min(LONGEST_WORD, max(len(word) for name in self.names for word in name.split()))
         self.numbered = [[str(number), *row] for number, row in enumerate(self.rows, 1)]
 
     def methods(self) -> str:
-        """Return how accuracies, and their differences, are worked out; empty where nothing is judged."""
+        """Return how accuracies and their differences are worked out, in words; empty where nothing is judged."""
         if not any(name.startswith("accuracy") for name in self.head):
             return ""
         seeds = any(report.get("seeds", 1) > 1 for report in self.reports)
@@ -242,7 +242,7 @@ class Comparison:
         return f"{words}."
 
     def print_table(self, console: Console) -> None:
-        """Print the columns; a number of requests that all runs have stands in the title."""
+        """Print the table and its notes; if all runs have the same number of requests, the title has it."""
         title, hidden = self.title, []
         if len({row["requests"][0] for row in self.cells}) == 1:
             number, more = re.fullmatch(r"(\d+)(.*)", self.cells[0]["requests"][0]).groups()  # type: ignore[union-attr]
@@ -256,7 +256,7 @@ class Comparison:
             if least <= console.width or not narrow:
                 break
             hidden.append(narrow.pop(0))
-        console.width = max(console.width, least)  # a terminal breaks lines, but no figure
+        console.width = max(console.width, least)  # a terminal may break lines, but not figures
         console.print(table)
         for note in self.notes:
             console.print(escape(note))
@@ -264,11 +264,11 @@ class Comparison:
             console.print(f"left out for want of room, and in comparison.csv: {', '.join(left_out)}")
 
     def table(self, title: str, hidden: Collection[str]) -> Table:
-        """Return the columns that are not hidden."""
+        """Return the table of the columns that are not `hidden`."""
         columns = [i for i, name in enumerate(self.head) if name not in hidden]
         table = Table(title=escape(title), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for i in columns:
-            if self.head[i] != "run":  # figures stay whole, names are broken at their commas
+            if self.head[i] != "run":  # only names may be broken into lines
                 table.add_column(self.head[i], justify="right", no_wrap=True)
                 continue
             table.add_column("run", min_width=self.least_name, overflow="fold")
@@ -278,12 +278,12 @@ class Comparison:
         return table
 
     def failed_row(self, run: tuple[str, dict[str, str]]) -> list[str]:
-        """Return the row of a run without a report: its name, and that it is not finished."""
+        """Return the row of a run without a report, which says that it is not finished."""
         columns = {"run": run[0].replace("decode.", "").replace(",", ", "), self.head[1]: FAILED}
         return [columns.get(column, "-") for column in self.head]
 
     def charts(self) -> list[Scatter]:
-        """Accuracy against each speed, of the points that have both; points are numbered by their rows."""
+        """Return charts of accuracy against each speed, with the points that have both, numbered by their rows."""
         places = {index: (label, curve) for curve, runs in enumerate(self.curves.values()) for label, index in runs}
         charts = []
         for title, speed_of, sign in SPEEDS:
@@ -301,10 +301,10 @@ class Comparison:
         return charts
 
     def draw(self, which: str) -> None:
-        """Write the figures for a paper, if all runs were judged: two columns wide, and one.
+        """Write the figures for a paper if all runs were judged: one two columns wide, and one a single column wide.
 
         Args:
-            which: behind the files' names, where there are several sections.
+            which: the end of the files' names; empty if there is only one section.
         """
         charts = [chart for chart in self.charts() if len(chart.points) == len(self.groups)]
         if charts and len(self.groups) > 1:
@@ -317,14 +317,14 @@ class Comparison:
             draw_pareto(self.folder / self.drawn[1], charts[:1], curves, COLUMN)
 
     def commands(self) -> list[tuple[str, str]]:
-        """Return the number and folder of each run, and its command; without runs that Hydra did not start."""
+        """Return the number and folder of each run that Hydra started, as one text, and the run's command."""
         runs = [(number, run, group.report) for number, group in enumerate(self.groups, 1) for run in group.folders]
         lines = [(f"{number}. {run.relative_to(self.folder)}", command(run, report)) for number, run, report in runs]
         return [(name, line) for name, line in lines if line]
 
 
 def differing(reports: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the settings in which the runs differ."""
+    """Return the names of the settings in which the runs differ."""
     runs = [settings_by_name(report) for report in reports]
     return [k for k in runs[0] if len({json.dumps(settings.get(k)) for settings in runs}) > 1]
 
@@ -335,8 +335,8 @@ def cells_of(name: str, group: SeedGroup, pair: Paired | None, same: EqualTexts 
     Args:
         name: of the point.
         group: the point.
-        pair: compared with a baseline, if there is one.
-        same: how many texts are the baseline's.
+        pair: its comparison with a baseline, if there is one.
+        same: how many of its texts are equal to the baseline's.
     """
     report = group.report
     cells: Cells = {"run": (name, {"name": name})}
@@ -379,14 +379,14 @@ def cells_of(name: str, group: SeedGroup, pair: Paired | None, same: EqualTexts 
 
 
 def seeds_change_nothing(report: dict[str, Any]) -> bool:
-    """Return whether every seed writes the same texts; lines of a batch may have temperatures of their own."""
+    """Return whether every seed writes the same texts; not so for a batch, whose lines may set temperatures."""
     return "masks" not in report and report["task"]["name"] != "batch" and not report["decode"].get("temperature")
 
 
 def words_of(groups: Sequence[SeedGroup]) -> list[dict[str, str]]:
-    """What tells points apart, by setting: as it was typed, or else as reports have it. What all share is left out.
+    """Return what tells each point apart, by setting: as typed if that is enough, else as reports have it.
 
-    The names of decode settings go without their section.
+    Settings that all points share are left out. The names of decode settings have no section.
     """
     typed = [
         dict(word.partition("=")[::2] for folder in group.folders[:1] for word in typed_words(folder))
@@ -402,7 +402,7 @@ def words_of(groups: Sequence[SeedGroup]) -> list[dict[str, str]]:
 
 
 def names_of(groups: Sequence[SeedGroup], words: Sequence[dict[str, str]]) -> list[str]:
-    """Return what points are called: by what tells them apart, behind a folder's name that a person gave."""
+    """Return the points' names: what tells them apart, after the folder's name where a person chose that."""
     names = [", ".join(f"{key}={value}" for key, value in of.items()) for of in words]
     given = all("=" not in group.name for group in groups)
     folders = short_names([group.name for group in groups])
@@ -417,15 +417,15 @@ def names_of(groups: Sequence[SeedGroup], words: Sequence[dict[str, str]]) -> li
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """Names of a sweep's runs without the settings that all have."""
+    """Return the names of a sweep's runs without the settings that all have."""
     common = set.intersection(*(set(name.split(",")) for name in names))
     return [",".join(part for part in name.split(",") if part not in common) or name for name in names]
 
 
 def growing(words: Sequence[dict[str, str]]) -> str | None:
-    """The setting that grows along a curve: the branches (the paper's Figure 4), or the number with the most values.
+    """Return the setting that grows along a curve: the branches (the paper's Figure 4), or the one with most values.
 
-    Of equals the first; None where no number differs. A null comes behind all numbers.
+    Only settings whose values are numbers, or null, count; of equals, the first. None where no such setting differs.
     """
     numbers = {}
     for key in dict.fromkeys(key for of in words for key in of):
@@ -436,7 +436,7 @@ def growing(words: Sequence[dict[str, str]]) -> str | None:
 
 
 def is_number(text: str) -> bool:
-    """Return whether a setting is a number."""
+    """Return whether a setting's text is a finite number."""
     try:
         return isfinite(float(text))
     except ValueError:
@@ -444,9 +444,10 @@ def is_number(text: str) -> bool:
 
 
 def curves_of(groups: Sequence[SeedGroup]) -> dict[str, list[tuple[str, int]]]:
-    """Runs by all that tells them apart but one number, which grows along each curve: the label and the index of each.
+    """Return the points of each curve, as labels and indices, by what tells the curves apart.
 
-    Names that a person gave are curves of one point.
+    One setting grows along each curve (`growing`); null comes after all numbers. Where a person chose the folders'
+    names, each point is a curve of its own.
     """
     words = words_of(groups)
     names, along = short_names([group.name for group in groups]), growing(words)
@@ -467,12 +468,12 @@ def curves_of(groups: Sequence[SeedGroup]) -> dict[str, list[tuple[str, int]]]:
 
 
 def by_number(text: str) -> list[tuple[float, str]]:
-    """Return a key by which texts are sorted as people do: ``drafts=4`` before ``drafts=16``."""
+    """Return a key that sorts texts as people do: ``drafts=4`` before ``drafts=16``."""
     return [(float(part), "") if is_number(part) else (inf, part) for part in re.split(r"([=, ])", text)]
 
 
 def headline(groups: Sequence[SeedGroup]) -> str:
-    """Return what came out, in words; points are called by their numbers."""
+    """Return the outcome in words; points are called by their numbers."""
     reports, runs = [group.report for group in groups], sum(len(group.folders) for group in groups)
     many = f"{len(groups)} runs" if runs == len(groups) else f"{len(groups)} settings, {runs} runs"
     words = f"{many}, in the order of tokens per forward pass."
@@ -492,7 +493,7 @@ def headline(groups: Sequence[SeedGroup]) -> str:
 
 
 def busy_at(report: dict[str, Any]) -> list[tuple[float, int]]:
-    """Return the load and the cores of a CPU that was busy beyond them when a run began on it; else nothing."""
+    """Return the load and the number of cores if a run began on a CPU that was too busy (`BUSY`); else nothing."""
     made = report.get("made") or {}
     cores = re.search(r"(\d+) cores$", made.get("device") or "")
     load = made.get("load") or 0.0
@@ -500,7 +501,7 @@ def busy_at(report: dict[str, Any]) -> list[tuple[float, int]]:
 
 
 def unlike(groups: Sequence[SeedGroup], called: Sequence[str], compared: bool) -> list[str]:
-    """Return what makes runs differ besides their decoding: how they were judged, by what code, on which input.
+    """Return notes on how runs differ besides their decoding: in rules of judging, code, or input.
 
     Args:
         groups: the points.
@@ -538,11 +539,11 @@ def unlike(groups: Sequence[SeedGroup], called: Sequence[str], compared: bool) -
 
 
 def notes_of(groups: Sequence[SeedGroup], pairs: Sequence[Paired | None], called: Sequence[str]) -> list[str]:
-    """Return what a reader must know of some points before comparing them.
+    """Return notes that a reader must know before comparing the points.
 
     Args:
         groups: the points.
-        pairs: each compared with a baseline, if there is one.
+        pairs: each point's comparison with a baseline, if there is one.
         called: how each point is called.
     """
     notes, numbered = [], list(zip(called, (group.report for group in groups), strict=True))

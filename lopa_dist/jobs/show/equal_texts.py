@@ -1,4 +1,4 @@
-"""How many texts of two ways of decoding are the same, request by request: of lossless ones, all."""
+"""How many texts of two ways of decoding are the same, request by request; if decoding is lossless, all are."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from lopa_dist.jobs.show.report import read_report
 
 
 class EqualTexts(NamedTuple):
-    """How many of the requests that two points have in common have equal texts."""
+    """How many of the requests that two points have in common have equal texts, and how many there are."""
 
     equal: int
     requests: int
 
 
 def equal_texts(runs: Sequence[Path], baseline: Sequence[Path]) -> EqualTexts | None:
-    """Compare runs with those of a baseline, each with its `counterparts`; None where no request is in both.
+    """Return how many texts of runs equal those of their `counterparts` in a baseline; None if no request is in both.
 
-    Requests that ended with an error in both have no texts to compare.
+    Requests that ended with an error in both are left out, as they have no texts to compare.
     """
     equal = requests = 0
     for folder in runs:
@@ -35,16 +35,16 @@ def equal_texts(runs: Sequence[Path], baseline: Sequence[Path]) -> EqualTexts | 
 
 
 def seeds_of(folder: Path) -> tuple[int, int]:
-    """Return what a run's random numbers and its problems are drawn with."""
+    """Return the seeds of a run's random numbers and of its problems."""
     report = read_report(folder / "report.json")
     return report["seed"], report["task"].get("problem_seed", 0)
 
 
 def counterparts(folder: Path, baseline: Sequence[Path]) -> list[Path]:
-    """Return the runs of a baseline that a run is compared with: of the same problems and, where it is drawn by, seed.
+    """Return the runs of a baseline that a run is compared with: those on the same problems, with the same seed.
 
-    At temperature 0 nothing is drawn. Then any run that draws nothing either will do, and all runs that do count. Only
-    prompts of the user's own may each have another temperature.
+    At temperature 0 nothing is drawn. If neither the run nor the baseline draws, one run with another seed will do. If
+    only one of the two draws, all of the baseline's runs on these problems count.
     """
     seed, problems = seeds_of(folder)
     others = [other for other in baseline if seeds_of(other)[1] == problems]
@@ -56,6 +56,6 @@ def counterparts(folder: Path, baseline: Sequence[Path]) -> list[Path]:
 
 
 def draws(folder: Path) -> bool:
-    """Return whether a run's tokens may be drawn by its seed."""
+    """Return whether a run's tokens may be drawn by its seed; each prompt of a batch may set its own temperature."""
     report = read_report(folder / "report.json")
     return report["decode"]["temperature"] > 0 or report["task"]["name"] == "batch"

@@ -1,4 +1,4 @@
-"""What a job can do without (W&B, pages): none of it ends a job, or keeps it waiting longer than a limit."""
+"""What a job can do without (W&B, pages): it never ends a job, nor keeps it waiting longer than a limit."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from lopa_dist.checks import in_a_line
 
 log = logging.getLogger("lopa_dist")
 T = TypeVar("T")
-ABANDON_S = 5.0  # that letting go of something lost may take
+ABANDON_S = 5.0  # the longest that letting go of something lost may take
 
 
 class Extra:
-    """Acts of one kind, done one after the other by a thread of their own.
+    """Acts of one kind, which a thread of their own does one after another.
 
-    The first act that fails or takes too long is the last: a warning says so, and the job goes on without.
+    The first act that fails or takes too long is the last: a warning says so, and the job goes on without them.
 
     Args:
-        what: is lost then, as the warning calls it.
+        what: what the warning calls this loss.
         limit_s: seconds that an act may take.
         abandon: called when an act fails or takes too long, to let go of what it used.
     """
@@ -37,7 +37,7 @@ class Extra:
         self._thread.start()
 
     def post(self, act: Callable[[], Any]) -> None:
-        """Have `act` done soon; returns at once."""
+        """Have `act` done soon, without waiting for it."""
         began = self._since
         if began is not None and time.monotonic() - began > self.limit_s:
             self._lose(f"no answer for {self.limit_s:g} s")
@@ -45,10 +45,11 @@ class Extra:
             self._acts.put(act)
 
     def wait(self, act: Callable[[], T], limit_s: float | None = None) -> T | None:
-        """Return what `act` returns, when all acts before it are done too; None where it is lost.
+        """Wait until `act` and all acts before it are done, and return what it returns; None where they are lost.
 
         Args:
-            limit_s: seconds for all of them; None: the constructor's.
+            act: to be done.
+            limit_s: seconds for all of them; None for the constructor's.
         """
         limit_s = self.limit_s if limit_s is None else limit_s
         results: list[T] = []
@@ -70,9 +71,10 @@ class Extra:
         return results[0] if results and not self.lost else None
 
     def close(self) -> None:
-        """End the thread when what it was given is done.
+        """End the thread once it has done what it was given.
 
-        A thread that still runs when the interpreter ends may end the process with SIGABRT. So an idle one is awaited.
+        A thread that still runs when the interpreter ends may end the process with SIGABRT. So this waits for it,
+        `ABANDON_S` at most, unless the acts are lost.
         """
         self._acts.put(None)
         if not self.lost:

@@ -1,4 +1,4 @@
-"""What a job has learned on the way, in words."""
+"""What a job has learned while it ran, in words."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def lesson_sentence(lesson: dict[str, Any]) -> str:
-    """Return what came of a lesson of a job, as its report has it."""
+    """Return in words what came of a job's lesson, which is an entry of its report."""
     if not lesson["steps"]:
         return f"Drafts could not be learned: {lesson['problem']}."
     outcome = (

@@ -29,16 +29,16 @@ def made_on(device: torch.device) -> dict[str, Any]:
 
 
 def made_together(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the same of several jobs as of one: the first date, all hosts and devices, the highest load."""
+    """Return the results of `made_on` of several jobs as one: first date, all hosts, devices, codes, highest load."""
     loads = [part["load"] for part in parts if part["load"] is not None]
-    names = ("host", "device", "code")  # reports of earlier versions do not tell the code
+    names = ("host", "device", "code")  # reports of earlier versions do not have the code
     together = {key: ", ".join(dict.fromkeys(part.get(key, "") for part in parts)) for key in names}
     return {"date": min(part["date"] for part in parts), **together, "load": max(loads, default=None)}
 
 
 @cache
 def code_hash() -> str:
-    """Return a hash of the package's files of code: a version may be of a checkout that somebody has edited."""
+    """Return a hash of the package's code: its version does not tell whether somebody has edited the files."""
     package, found = Path(lopa_dist.__file__).parent, hashlib.sha256()
     for file in sorted(file for ending in ("*.py", "*.c") for file in package.rglob(ending)):
         found.update(str(file.relative_to(package)).encode() + b"\0" + file.read_bytes())
@@ -46,7 +46,7 @@ def code_hash() -> str:
 
 
 def device_name(device: torch.device) -> str:
-    """Return what a device is called, a CPU with the cores that the process may use."""
+    """Return the name of a device; for a CPU also how many cores the process may use."""
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -54,7 +54,7 @@ def device_name(device: torch.device) -> str:
 
 
 def cpu_name(file: Path = Path("/proc/cpuinfo")) -> str:
-    """Return what the CPU is called; its architecture where the system does not say."""
+    """Return the name of the CPU, or its architecture where the system does not say."""
     try:
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""The figures of a run, counted honestly, and the reference's way of counting beside them."""
+"""The figures of a run, counted honestly, and beside them the same as the reference counts them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from lopa_dist.jobs.folder.packed import Columns
 from lopa_dist.parallel.group import Group
 from lopa_dist.tasks.task import Item, Score
 
-PACKAGES = ("torch", "transformers", "hydra-core", "wandb")  # whose versions are told
-ALSO = "also."  # columns of `Figures.also`
-TRIES = ("tries", "failed_tokens", "invalid")  # of answers that must be of a format
-MOST_REASONS = 8  # of failures
-LONGEST_REASON = 160  # characters
-LEAST = 5  # answers of a group whose accuracy is told
+PACKAGES = ("torch", "transformers", "hydra-core", "wandb")  # whose versions are in the report
+ALSO = "also."  # prefix of the columns of `Figures.also`
+TRIES = ("tries", "failed_tokens", "invalid")  # counts for answers that must have a format
+MOST_REASONS = 8  # the most reasons of failures in a report
+LONGEST_REASON = 160  # the most characters of a reason
+LEAST = 5  # the fewest answers of a group whose accuracy is reported
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,14 @@ class Figures:
     first_step_seconds: float
     filled: int
     correct: bool | None
-    also: dict[str, bool] = field(default_factory=dict)  # right or not by other rules of reading
-    probability: float | None = None  # geometric mean of its tokens', where they were asked for
-    tries: dict[str, int] = field(default_factory=dict)  # of an answer that must be of a format
-    cut: bool | None = None  # whether the answer has as many tokens as it may; null where a text was scored
+    also: dict[str, bool] = field(default_factory=dict)  # whether it is right by other rules of reading it
+    probability: float | None = None  # geometric mean of its tokens' probabilities, where asked for
+    tries: dict[str, int] = field(default_factory=dict)  # of an answer that must have a format (`TRIES`)
+    cut: bool | None = None  # whether the answer ended at its limit of tokens; None where a text was scored
 
     @classmethod
     def of(cls, g: Generation, score: Score | None, item: Item) -> Figures:
-        """Of a finished request."""
+        """Return the figures of a finished request."""
         tries = {}
         if item.response_format is not None:
             tries = {"tries": g.tries, "failed_tokens": g.failed_tokens, "invalid": int(bool(g.invalid))}
@@ -75,9 +75,9 @@ def build_report(
     group: Group,
     wall_s: float,
 ) -> dict[str, Any]:
-    """Return `report.json` of a job: what is `counted`, and what only its last attempt knows.
+    """Return the `report.json` of a job: what `counted` returns, and what only the last attempt knows.
 
-    Times and steps are of the last attempt (`statistics`, `traffic`, `wall_s`), except `decode_s`.
+    Steps and times are of the last attempt (`statistics`, `traffic`, `wall_s`), but `decode_s` is of all attempts.
     """
     steps, world = max(1, statistics.steps), group.world
     own = {"python": platform.python_version(), "lopa_dist": __version__}
@@ -91,21 +91,21 @@ def build_report(
 
 
 def counted(config: Config, merged: Merged, errors: int, decode_s: float, wall_s: float) -> dict[str, Any]:
-    """Return the figures of `report.json` that follow from finished requests, and the settings.
+    """Return the figures of `report.json` that follow from the finished requests, and the settings.
 
-    Counts are of all attempts: for each finished request, the forwards of the attempt that finished it.
+    Requests of all attempts are counted; each has the forwards of the attempt that finished it.
 
-    `completion_tokens` end at the first EOS; a forward is every pass of a sequence through the model, prefill
-    included; `rows` are those computed for windows, with the rows of branches and drafts; time runs from admission to
-    finish. `reference_counting` counts as the LoPA code does: filler included, one more step a sample, the first
-    round's time left out.
+    `completion_tokens` end at the first EOS. Each pass of a sequence through the model is a forward, prefill included.
+    `rows` are those computed for windows, with the rows of branches and drafts. A request's time runs from admission
+    to finish. `reference_counting` counts as the LoPA code does: with filler, one more forward per sample, and without
+    the time of the first step.
 
     Args:
         config: of the job.
         merged: the finished requests.
-        errors: requests that could not run, or failed.
+        errors: how many requests could not run, or failed.
         decode_s: seconds of generation.
-        wall_s: seconds of all.
+        wall_s: seconds of wall time.
     """
     figures, work = merged.figures, merged.work
     tokens, forwards, seconds, filled = (figures[name] for name in ("tokens", "forwards", "seconds", "filled"))
@@ -158,7 +158,7 @@ def counted(config: Config, merged: Merged, errors: int, decode_s: float, wall_s
             "accepted_per_forward": work.accepted_per_forward(),
             "accepted_share": work.accepted_share(),
             "acceptance": work.acceptance(),  # shares, by depth
-            "chains": {str(length): count for length, count in sorted(work.proposed.items())},  # forwards by drafts
+            "chains": {str(length): count for length, count in sorted(work.proposed.items())},  # forwards, by drafts
         }
     if work.verified_from:
         report["drafts"]["sources"] = {
@@ -176,7 +176,10 @@ def counted(config: Config, merged: Merged, errors: int, decode_s: float, wall_s
 
 
 def failures(lines: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Return how many requests failed for which reason, the most frequent first; a reason is told without its line."""
+    """Return how many requests failed for each reason, the most frequent first.
+
+    Reasons lose their line numbers, and other numbers become N, so that alike ones are counted together.
+    """
     reasons = Counter(
         re.sub(r"\d+", "N", re.sub(r"^line \d+( \(.*?, line \d+\))?: ", "", str(line["error"])))[:LONGEST_REASON]
         for line in lines
@@ -186,7 +189,7 @@ def failures(lines: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def generation_s(merged: Merged) -> float:
-    """Return the seconds of generation in all attempts, each up to the last entry that it wrote."""
+    """Return the seconds of generation in all attempts together, each up to the last entry that it wrote."""
     figures, replicas = merged.figures, merged.replicas
     attempts = np.append(figures["attempt"], [replica["attempt"] for replica in replicas])
     seconds = np.append(figures["at"], [replica["at"] for replica in replicas])
@@ -194,22 +197,22 @@ def generation_s(merged: Merged) -> float:
 
 
 def num_problems(answers: int, samples: int) -> int:
-    """Return how many problems `answers` are of: several samples of a prompt are one."""
+    """Return how many problems `answers` belong to: several samples of a prompt are one problem."""
     return max(1, answers // samples)
 
 
 def wilson(share: float, count: int) -> tuple[float, float]:
-    """The 95 % confidence interval of a share of `count`: Wilson's, which also holds for few that are all right."""
+    """Return Wilson's 95 % confidence interval of a share of `count`; it also holds if all of a few are right."""
     z, count = 1.96, max(1, count)
     middle = share + z**2 / (2 * count)
     half = z * math.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2)
     scale = 1 + z**2 / count
     low, high = max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
-    return min(low, share), max(high, share)  # which rounding may leave out where all or none are right
+    return min(low, share), max(high, share)  # rounding may put it outside where all or none are right
 
 
 def reliability(figures: Columns) -> list[dict[str, float]]:
-    """Return how many answers are right, in up to ten equal groups by their probability; none where it is not known."""
+    """Return the share of right answers in up to ten equal groups by probability; empty where that is not known."""
     probability, correct = figures["probability"], figures["correct"]
     judged = np.flatnonzero(~np.isnan(probability + correct))
     ranked = judged[np.argsort(probability[judged], kind="stable")]

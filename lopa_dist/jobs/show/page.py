@@ -1,4 +1,4 @@
-"""HTML pages, each one file that needs nothing but a browser, so that people can pass it on, and their charts.
+"""HTML pages and their charts. Each page is one file that needs nothing but a browser, so people can pass it on.
 
 `pages/parts.html` draws the charts as SVG, in the colours of the page, light or dark.
 """
@@ -21,7 +21,7 @@ from lopa_dist.encodable import encodable
 
 TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).with_name("pages")),
-    autoescape=True,  # of texts that models and users wrote
+    autoescape=True,  # for texts that models and users wrote
     undefined=StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,
@@ -29,7 +29,7 @@ TEMPLATES = Environment(
 
 
 def write_page(file: Path, template: str, **data: Any) -> Path:
-    """Fill in a template of the folder `pages`; returns the file."""
+    """Fill in a template of the folder `pages` with `data`, write it to `file`, and return that."""
     text = TEMPLATES.get_template(template).render(data)
     with naming(file):
         file.write_text(encodable(text), encoding="utf-8")
@@ -42,7 +42,7 @@ class Bar:
 
     name: str
     value: str
-    height: float  # of the highest bar's
+    height: float  # as a share of the highest bar's
 
 
 @dataclass(frozen=True)
@@ -50,18 +50,18 @@ class Bars:
     """A bar chart."""
 
     title: str
-    axis: str  # what the names are
+    axis: str  # what the bars' names stand for
     bars: list[Bar]
 
 
 def bars(title: str, axis: str, names: Sequence[str], values: Sequence[float], form: str) -> Bars:
-    """Bars of these values, which are written in the format `form`."""
+    """Return a bar for each of `values`, which are shown in the format `form`."""
     highest = max(values) or 1.0
     return Bars(title, axis, [Bar(name, format(v, form), v / highest) for name, v in zip(names, values, strict=True)])
 
 
 def histogram(title: str, axis: str, values: ArrayLike) -> Bars:
-    """How values are spread: the share of them in each of up to 10 ranges, which are named by where they begin."""
+    """Return bars with the share of `values` in each of several equal ranges; a range's name is where it begins."""
     from matplotlib.ticker import MaxNLocator  # it takes a second to import, and few pages need it
 
     low, high = float(np.min(values)), float(np.max(values))
@@ -74,23 +74,23 @@ def histogram(title: str, axis: str, values: ArrayLike) -> Bars:
 class Point:
     """A run in a scatter chart."""
 
-    name: str  # short: it stands beside the point on a page
+    name: str  # shown beside the point on a page, so it is short
     tooltip: str
     speed: float
-    accuracy: float  # in percent, as its confidence interval
+    accuracy: float  # in percent, as is its confidence interval
     low: float
     high: float
-    label: str = ""  # beside the point in a figure for a paper
+    label: str = ""  # shown beside the point in a figure for a paper
     curve: int = 0  # points of one curve have one colour
 
 
 class Scatter:
-    """Accuracy against a speed, with the front of the points that no other beats in both.
+    """A chart of accuracy against a speed, with the front of the points that no other beats in both.
 
     `sign` is -1 where less is faster.
     """
 
-    width, height = 436, 300  # behind `right` is room for half of the last tick's number
+    width, height = 436, 300  # right of `right` is room for half of the last tick's number
     left, right, top, bottom = 44, 408, 20, 262
 
     def __init__(self, title: str, points: Sequence[Point], sign: int = 1) -> None:
@@ -102,29 +102,29 @@ class Scatter:
             (sign * speed, accuracy) for speed, accuracy in front([(sign * p.speed, p.accuracy) for p in points])
         ]
         self.best = [(p.speed, p.accuracy) in self.front for p in points]
-        # the front is a stair down to the fastest
+        # the front is drawn as stairs that go down to the fastest point
         steps = [corner for slow, fast in pairwise(self.front) for corner in ((slow[0], fast[1]), fast)]
         self.line = [(self.x(speed), self.y(accuracy)) for speed, accuracy in (self.front[0], *steps)]
         dots = [(self.x(p.speed), self.y(p.accuracy)) for p in points]
         places = place_labels(dots, [7.0 * len(p.name) for p in points], self.left, self.width, 11.0)
-        self.labels = [(round(x, 1), round(y + 4, 1)) for x, y in places]  # of the base lines
-        # a curve's number, and its points
+        self.labels = [(round(x, 1), round(y + 4, 1)) for x, y in places]  # middles of the base lines
+        # each curve's number, and the places of its points
         self.curves = [
             (number, [(self.x(p.speed), self.y(p.accuracy)) for p in self.along(number)])
             for number in sorted({p.curve for p in points})
         ]
 
     def along(self, curve: int) -> list[Point]:
-        """Return a curve's points, by speed."""
+        """Return a curve's points, sorted by speed."""
         return sorted((p for p in self.points if p.curve == curve), key=lambda p: (p.speed, p.accuracy))
 
     def x(self, speed: float) -> float:
-        """Return where a speed is."""
+        """Return the x coordinate of a speed."""
         low, high = self.x_ticks[0], self.x_ticks[-1]
         return round(self.left + (self.right - self.left) * (speed - low) / (high - low), 1)
 
     def y(self, accuracy: float) -> float:
-        """Return where an accuracy is."""
+        """Return the y coordinate of an accuracy."""
         low, high = self.y_ticks[0], self.y_ticks[-1]
         return round(self.bottom - (self.bottom - self.top) * (accuracy - low) / (high - low), 1)
 
@@ -135,15 +135,15 @@ Box = tuple[float, float, float, float]
 def place_labels(
     dots: Sequence[tuple[float, float]], widths: Sequence[float], left: float, right: float, height: float
 ) -> list[tuple[float, float]]:
-    """Return the middle of each point's name: beside the point, where the name covers the least of what is there.
+    """Return the middle of each point's name: near the point, where the name overlaps dots and other names least.
 
     Args:
-        dots: the points.
+        dots: the points' places.
         widths: of the names.
-        left, right: between which names must be.
+        left, right: the limits between which names should be.
         height: of the names.
     """
-    taken = [(x, y, 9.0, 9.0) for x, y in dots]  # middle, width and height
+    taken = [(x, y, 9.0, 9.0) for x, y in dots]  # middle, width and height of each box
     labels = []
     for (x, y), width in zip(dots, widths, strict=True):
         side = 6 + width / 2
@@ -162,7 +162,7 @@ def overlap(a: Box, b: Box) -> float:
 
 
 def ticks(values: Sequence[float], most: float = math.inf) -> list[float]:
-    """Round numbers, evenly spaced, from below the lowest value to above the highest, but within 0 and `most`."""
+    """Return evenly spaced round numbers from below the lowest value to above the highest, but within 0 and `most`."""
     from matplotlib.ticker import MaxNLocator  # it takes a second to import, and few pages need it
 
     low, high = min(values), max(values)
@@ -172,5 +172,5 @@ def ticks(values: Sequence[float], most: float = math.inf) -> list[float]:
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the points, pairs of a speed and an accuracy, that no other beats in both; the slowest first."""
+    """Return the points (speed, accuracy) to which no different one is equal or better in both; the slowest first."""
     return sorted({p for p in points if not any(q[0] >= p[0] and q[1] >= p[1] and q != p for q in points)})

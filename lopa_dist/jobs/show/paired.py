@@ -12,14 +12,14 @@ from statistics import fmean, pstdev
 from lopa_dist.jobs.folder.results import results
 
 Verdicts = Mapping[str, float]
-"""By custom_id, 1 for a right answer and 0 for a wrong one; of several runs, the mean."""
+"""By problem, 1 for a right answer and 0 for a wrong one; for several answers, the mean."""
 
 
 @dataclass(frozen=True)
 class Paired:
-    """How a run compares with a baseline on the problems that both answered."""
+    """How a run compares with a baseline on the problems that were judged in both."""
 
-    difference: float  # of the accuracies
+    difference: float  # the run's accuracy less the baseline's
     low: float  # its 95 % confidence interval (Agresti and Min, Statistics in Medicine 2005)
     high: float
     better: int  # problems that the run gets right and the baseline wrong
@@ -29,7 +29,7 @@ class Paired:
 
 
 def verdicts(folders: Sequence[Path], samples: int = 1) -> Verdicts:
-    """Return the verdicts of runs that differ in the seed alone; of several samples of a prompt, the mean."""
+    """Return the verdicts of runs that differ only in their seed; each is the mean over runs and a prompt's samples."""
     judged = defaultdict(list)
     for folder in folders:
         for line in results(folder):
@@ -40,10 +40,10 @@ def verdicts(folders: Sequence[Path], samples: int = 1) -> Verdicts:
 
 
 def compared(run: Verdicts, baseline: Verdicts) -> Paired | None:
-    """Compare two runs; None where they have no problem in common.
+    """Return how `run` compares with `baseline`; None where they have no problem in common.
 
-    McNemar's exact test asks how likely it is that chance divides the problems on which the two differ as unevenly as
-    this. With means over seeds it is the sign test of the problems' differences.
+    McNemar's exact test gives the probability that chance splits the problems on which the two differ at least this
+    unevenly. With means over seeds or samples it is the sign test of the problems' differences.
     """
     differences = [right - baseline[problem] for problem, right in run.items() if problem in baseline]
     if not differences:
@@ -51,7 +51,7 @@ def compared(run: Verdicts, baseline: Verdicts) -> Paired | None:
     better, worse = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
     tail = sum(comb(better + worse, i) for i in range(min(better, worse) + 1)) / 2 ** (better + worse)
     count = len(differences)
-    # half a problem in each of the four cells: two, with squares of 1
+    # half a problem more in each of the four cells: two problems, whose squared differences sum to 1
     added = [1 / sqrt(2), -1 / sqrt(2), *differences]
     middle, half = fmean(added), 1.96 * pstdev(added) / sqrt(count + 2)
     low, high = max(-1.0, middle - half), min(1.0, middle + half)

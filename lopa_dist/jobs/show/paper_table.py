@@ -11,9 +11,9 @@ SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasc
 def latex(
     title: str, head: Sequence[str], rows: Sequence[Sequence[str]], methods: str = "", notes: Sequence[str] = ()
 ) -> str:
-    """Return a `table` with the first column left-aligned; it needs ``\\usepackage{booktabs}``.
+    """Return a LaTeX `table` with its first column left-aligned; it needs ``\\usepackage{booktabs}``.
 
-    The caption is the title, and how the figures are worked out (`methods`); `notes` are comments.
+    The caption is `title` and how the figures are worked out (`methods`); `notes` become comments.
     """
     lines = [" & ".join(map(escaped, row)) + r" \\" for row in (head, *rows)]
     caption = escaped(f"{title}. {methods}" if methods else title).replace(r" \%", r"\,\%")
@@ -36,7 +36,7 @@ def latex(
 
 
 def escaped(text: str) -> str:
-    """Return a text as LaTeX sets it; the hyphen between two numbers is a dash."""
+    """Return a text escaped for LaTeX; a hyphen between two numbers becomes a dash, and one before a number a minus."""
     text = re.sub(r"[&%$#_{}\\~^]", lambda found: SPECIAL.get(found[0], f"\\{found[0]}"), text)
     text = re.sub(r"(?<=\d)-(?=\d)", "--", text)
     text = re.sub(r"(\d(?:\.\d+)?)e--?0*(\d+)", r"$\1\\cdot10^{-\2}$", text)
@@ -46,7 +46,7 @@ def escaped(text: str) -> str:
 def markdown(
     title: str, head: Sequence[str], rows: Sequence[Sequence[str]], methods: str = "", notes: Sequence[str] = ()
 ) -> str:
-    """Return a Markdown table below its title; below it how figures are worked out (`methods`), and notes."""
+    """Return a Markdown table below its title, followed by how the figures are worked out (`methods`) and `notes`."""
     lines = ["| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in (head, *rows)]
     return "\n".join(
         [f"**{title}**", "", lines[0], "|---|" + "---:|" * (len(head) - 1), *lines[1:], ""]

@@ -1,4 +1,4 @@
-"""The figure of a comparison for a paper: accuracy against each speed. Drawn without a display."""
+"""The figure of a comparison for a paper: accuracy against each speed. It is drawn without a display."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ COLORS = (
     "#56B4E9",
     "#000000",
 )  # Okabe and Ito's, without yellow
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")  # as 7 and 8 have no common factor, 56 pairs differ
-LONGEST = 60  # characters of a name in the legend
-MOST_LABELS = 24  # points that have labels
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")  # 7 colours and 8 markers have no common factor, so 56 pairs differ
+LONGEST = 60  # the most characters of a name in the legend
+MOST_LABELS = 24  # the most points of a chart in which points have labels
 STYLE = {
     "font.size": 10,
     "axes.spines.top": False,
@@ -53,7 +53,10 @@ PRINTED = {
 
 
 def draw(path: Path, paint: Callable[[Any], None], size: tuple[float, float] = (6.4, 3.4), panels: int = 1) -> str:
-    """Paint one set of axes, or `panels` side by side, into a file whose suffix names the format; returns its name."""
+    """Let `paint` fill one set of axes, or `panels` side by side, save them as `path`, and return the file's name.
+
+    The file's suffix names the format.
+    """
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(1, panels, figsize=size, layout="constrained")
         paint(axes)
@@ -63,13 +66,13 @@ def draw(path: Path, paint: Callable[[Any], None], size: tuple[float, float] = (
 
 
 def draw_pareto(file: Path, charts: Sequence[Scatter], curves: Sequence[str], width: float) -> None:
-    """Draw charts side by side, and below them a legend in as many columns as fit.
+    """Draw charts side by side, with a legend below them in as many columns as fit.
 
     Args:
-        file: whose suffix names the format.
-        charts: with the same points.
-        curves: what each curve is called in the legend.
-        width: of the figure, in inches, as it is printed.
+        file: to be written; its suffix names the format.
+        charts: all with the same points.
+        curves: the name of each curve in the legend.
+        width: of the printed figure, in inches.
     """
     with plt.rc_context(STYLE | PRINTED):
         entries = [*curves, FRONT]
@@ -92,7 +95,7 @@ def draw_pareto(file: Path, charts: Sequence[Scatter], curves: Sequence[str], wi
             few = len(charts[0].points) <= MOST_LABELS
             title = f"beside a point: {name}" if few else f"along a line: {name} from {first} to {last}"
         figure.legend(handles, short, loc="outside lower center", frameon=False, ncols=columns, title=title)
-        figure.canvas.draw()  # so that it is known where points are
+        figure.canvas.draw()  # which settles where points are
         for axes, chart in zip(panels[0], charts, strict=True):
             annotate(axes, [p for p in chart.points if p.label and len(chart.along(p.curve)) > 1], chart.points)
         figure.savefig(file)
@@ -100,7 +103,7 @@ def draw_pareto(file: Path, charts: Sequence[Scatter], curves: Sequence[str], wi
 
 
 def pareto(axes: Any, chart: Scatter, curves: Sequence[str]) -> None:
-    """Draw accuracy with its intervals against one speed: a curve for each name, and the front."""
+    """Draw accuracy with its intervals against one speed: a curve for each of the names `curves`, and the front."""
     for number, name in enumerate(curves):
         points = chart.along(number)
         speeds, accuracies = [p.speed for p in points], [p.accuracy for p in points]
@@ -124,7 +127,7 @@ def pareto(axes: Any, chart: Scatter, curves: Sequence[str]) -> None:
 
 
 def in_order(dots: Sequence[tuple[float, ...]], places: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the places, of which two are changed that stand side by side the other way round than their points."""
+    """Return the places of labels; two on one line are exchanged if their order from left to right is not the dots'."""
     found = list(places)
     for i, j in combinations(range(len(dots)), 2):
         (x, y), (other_x, other_y) = found[i], found[j]
@@ -134,8 +137,8 @@ def in_order(dots: Sequence[tuple[float, ...]], places: Sequence[tuple[float, fl
 
 
 def annotate(axes: Any, points: Sequence[Point], all_points: Sequence[Point]) -> None:
-    """Write the labels of some points beside them, where they cover the least of what is there."""
-    pixel = 72 / axes.figure.dpi  # in points
+    """Write the labels of `points` beside them, where they overlap least; none if `all_points` are many."""
+    pixel = 72 / axes.figure.dpi  # its size in typographic points
     dots = [tuple(pixel * axes.transData.transform((p.speed, p.accuracy))) for p in points]
     window = axes.get_window_extent()
     left, right = pixel * window.x0, pixel * window.x1

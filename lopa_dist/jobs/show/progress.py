@@ -15,15 +15,15 @@ from lopa_dist.engine.statistics import Statistics
 from lopa_dist.parallel.counters import NAMES
 from lopa_dist.parallel.stop import Stop
 
-ESTIMATE_S = 300.0  # of finished requests, from which the time left follows: batches end many at once, then none
+ESTIMATE_S = 300.0  # seconds over which the time left is estimated: batches end many requests at once, then none
 INVALID = "not of their format"
-MANY = 100  # answers after which it is told that none is of its format
+MANY = 100  # answers after which a warning says if none has its format
 
 log = logging.getLogger("lopa_dist")
 
 
 class ProgressDisplay:
-    """Requests done, the time left and so far, failures, tokens/s, TPF, accepted drafts or lookahead's wins."""
+    """Shows requests done, time left and so far, failures, tokens/s, TPF, right answers, accepted drafts or wins."""
 
     def __init__(self, mode: str, total: int, statistics: Statistics, every_s: float) -> None:
         console = Console(stderr=True)
@@ -38,7 +38,7 @@ class ProgressDisplay:
             BarColumn(bar_width=8),
             MofNCompleteColumn(table_column=Column(no_wrap=True)),
             TimeRemainingColumn(table_column=Column(no_wrap=True)),
-            # on a narrow terminal this one is cut, the others stay whole
+            # on a narrow terminal this column is cut, and the others stay whole
             TextColumn("{task.fields[status]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
         )
         self.progress = Progress(
@@ -54,18 +54,18 @@ class ProgressDisplay:
         self.attempt(self.progress.stop)
 
     def update(self, totals: dict[str, int]) -> None:
-        """Show what all replicas have done, by `NAMES`."""
+        """Show what all replicas have done: `totals` by `NAMES`."""
         self.attempt(lambda: self.show(totals))
 
     def stopping(self, stop: Stop, in_flight: int) -> None:
-        """Say once that the job was asked to stop, and how long that may take."""
+        """Log that the job stops and how long that may take, once, if it was asked to stop."""
         if stop.asked and not self.told:
             self.told = True
             log.warning("stopping: %d in flight, at most %.0f s (job.grace_s)", in_flight, stop.grace_s)
             self.update(self.totals)
 
     def learning(self, share: float, loss: float) -> None:
-        """Show how far a lesson of the job has got, or log it now and then: nothing is generated meanwhile."""
+        """Show how far a lesson of the job has got, or log it now and then. Nothing is generated meanwhile."""
         self.lesson = f"learning {share:.0%}, loss {loss:.2f}"
         self.attempt(self.show_lesson)
 
@@ -75,7 +75,7 @@ class ProgressDisplay:
         self.attempt(self.show_lesson)
 
     def show_lesson(self) -> None:
-        """Bring the display's figures up to date, without a request that was finished."""
+        """Show the status while no request is finished; without a display, log the lesson now and then."""
         self.progress.update(self.task, status=self.status())
         now = time.perf_counter()
         if self.lesson and now - self.last >= self.every_s and not (self.live or self.silent):
@@ -83,7 +83,7 @@ class ProgressDisplay:
             log.info("%s", self.lesson)
 
     def attempt(self, act: Callable[[], None]) -> None:
-        """Show something, and nothing more from the first time on that it fails: the terminal may be gone."""
+        """Call `act`, which shows something. After the first failure show nothing more: the terminal may be gone."""
         if self.broken:
             return
         try:
@@ -94,7 +94,7 @@ class ProgressDisplay:
             log.warning("WARNING: progress can no longer be shown (%s). The job goes on.", why)
 
     def show(self, totals: dict[str, int]) -> None:
-        """Bring the display up to date, or log a line where there is none."""
+        """Update the display with `totals`; where there is none, log a line now and then."""
         self.totals = totals
         done, before = totals["done"], self.shown
         self.shown = done

@@ -1,4 +1,4 @@
-"""A run's figures: `report.json`, and in words for the page of a run."""
+"""A run's figures, as `report.json` and in words."""
 
 from __future__ import annotations
 
@@ -23,12 +23,16 @@ UNJUDGED = "{} answers, because judging failed: no part of the accuracy; the sam
 
 
 def write_report(folder: Path, report: dict[str, Any]) -> None:
-    """Write `report.json`, which is complete or not there."""
+    """Write `report.json` into `folder`; the file is always complete or not there."""
     write_lines(folder / "report.json", [json.dumps(report, indent=2), "\n"])
 
 
 def read_report(file: Path) -> dict[str, Any]:
-    """Return a `report.json`; a ValueError where it is incomplete."""
+    """Return what a `report.json` has.
+
+    Raises:
+        ValueError: it is incomplete, or no report.
+    """
     try:
         report: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -39,19 +43,19 @@ def read_report(file: Path) -> dict[str, Any]:
 
 
 def why_no_results(folder: Path, otherwise: str, below: bool = False) -> str:
-    """Return why a folder lacks what a finished job leaves: its job has begun and not ended, or `otherwise`.
+    """Return why a folder lacks what a finished job leaves: its job has begun but not ended, or else `otherwise`.
 
     Args:
         folder: of a run.
         otherwise: what to say where no job has begun.
-        below: the folder may also have runs at any depth, none of which has ended.
+        below: whether a job may also have begun in a folder below it, at any depth.
     """
     begun = any(folder.glob("**/journal" if below else "journal"))
     return f"{folder}: " + (f"not finished; `lopa-dist status {folder}` says how it goes on" if begun else otherwise)
 
 
 def typed_words(folder: Path) -> list[str]:
-    """Return the settings that were typed for the last attempt in a folder; empty where Hydra did not start it."""
+    """Return the settings that were typed for the last attempt in `folder`; empty where Hydra did not start it."""
     record = AttemptRecord.last(folder / "journal")
     if record and record.words is not None:
         return record.words
@@ -60,10 +64,10 @@ def typed_words(folder: Path) -> list[str]:
 
 
 def config_of(report: dict[str, Any]) -> Config:
-    """Return the configuration that a report was made with; of its jobs' surroundings (ranks, logging) the default one.
+    """Return the configuration that a report was made with; those of ranks, logging and the like are the defaults.
 
     Raises:
-        ValueError: this version does not know some of its settings, or wants others.
+        ValueError: this version does not know some of its settings, or needs others.
     """
     try:
         return Config(
@@ -82,7 +86,7 @@ def config_of(report: dict[str, Any]) -> Config:
 
 
 def figures(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the figures in words."""
+    """Yield the names of a report's figures, and the figures in words."""
     scored = "masks" in report
     yield "requests", f"{report['requests']} ({report['errors']} with errors)"
     if report.get("unjudged"):
@@ -90,7 +94,7 @@ def figures(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if "accuracy" in report:
         yield "accuracy (95 % confidence)", with_interval(report)
     yield from ((key.replace("_", ", "), f"{report[key]:.1%}") for key in report if is_rule(key))
-    for part, values in report.get("metrics", {}).items():  # as the task's own library has them
+    for part, values in report.get("metrics", {}).items():  # as the task's own library names them
         yield from ((f"{part}: {name}", f"{value:.4g}") for name, value in values.items())
     if tries := report.get("tries"):
         yield (
@@ -136,27 +140,27 @@ def duration(seconds: float) -> str:
 
 
 def is_rule(key: str) -> bool:
-    """Return whether a figure is the accuracy by another rule of reading answers."""
+    """Return whether a report's `key` is the accuracy by another rule of reading answers."""
     return key.startswith("accuracy_") and key != "accuracy_95"
 
 
 def judged(report: dict[str, Any]) -> int:
-    """Answers that the accuracy is of; reports of older versions do not say."""
+    """Return how many answers the accuracy is of; where an older report does not say, all without errors."""
     return int(report.get("judged", report["requests"] - report["errors"]))
 
 
 def problems(report: dict[str, Any]) -> int:
-    """Return on how many problems a run was judged: several samples of a prompt are one."""
+    """Return on how many problems a run was judged: several samples of a prompt are one problem."""
     return num_problems(judged(report), samples_of(report))
 
 
 def samples_of(report: dict[str, Any]) -> int:
-    """Return how many answers each prompt got; reports of older versions do not say."""
+    """Return how many answers each prompt got; 1 where an older report does not say."""
     return int(report.get("task", {}).get("samples", 1))
 
 
 def accuracy_interval(report: dict[str, Any]) -> tuple[float, float]:
-    """Return the 95 % confidence interval of the accuracy; samples of a prompt are no problems of their own."""
+    """Return the 95 % confidence interval of the accuracy; several samples of a prompt count as one problem."""
     return wilson(report["accuracy"], problems(report))
 
 
@@ -167,7 +171,7 @@ def with_interval(report: dict[str, Any]) -> str:
 
 
 def attempts_sentence(report: dict[str, Any]) -> str:
-    """Return which attempt a figure is of, where there were several; else empty."""
+    """Return a sentence on which attempts the figures are of; empty if there was only one attempt."""
     if report.get("attempts", 1) < 2:
         return ""
     return (
@@ -177,11 +181,11 @@ def attempts_sentence(report: dict[str, Any]) -> str:
 
 
 OF_SOURCE = {"masks": "masks", "text": "the job's texts", "own": "the request's own text"}
-"""What sources of drafts are called."""
+"""The names of sources of drafts in sentences."""
 
 
 def drafts_sentence(report: dict[str, Any]) -> str:
-    """Return how many drafts were accepted, and what that means; empty where none were verified."""
+    """Return in words how many drafts were accepted, and what that means; empty where the report has no drafts."""
     if "drafts" not in report:
         return ""
     drafts, wins = report["drafts"], report.get("branch", {}).get("wins", [])  # forwards by the branch that won

@@ -1,4 +1,4 @@
-"""A run as a page of its own, `report.html`: headline, figures, charts, some answers, settings and the command."""
+"""The page of a run, `report.html`: headline, figures, charts, some answers, settings and the command."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from lopa_dist.tasks.registry import make_task
 from lopa_dist.tasks.task import Item
 
 NAME = "report.html"
-LOOKED_AT = 1000  # results, from the first on, of which some are shown
-OF_A_KIND = 3  # answers that are right, wrong, without a verdict, or errors
-FEW_LINES = 280  # characters: three lines of the page
-LONGEST_EXPECTED = 120  # characters
-LONGEST = 2000  # characters of a question or an answer
+LOOKED_AT = 1000  # the first results, of which some are shown
+OF_A_KIND = 3  # the most answers shown of each kind: right, wrong, without a verdict, or errors
+FEW_LINES = 280  # characters of three lines of the page
+LONGEST_EXPECTED = 120  # the most characters of an expected answer
+LONGEST = 2000  # the most characters of a question or an answer
 VERDICTS = {True: "right", False: "wrong", None: ""}
-SECTIONS = ("model", "task", "decode", "engine", "seed")  # of a report
+SECTIONS = ("model", "task", "decode", "engine", "seed")  # of settings in a report
 LAUNCHERS = {
     "python": "lopa-dist",
     "torchrun": "torchrun --nproc-per-node {} -m lopa_dist",
@@ -49,12 +49,12 @@ LAUNCHERS = {
 
 
 def write_run_page(folder: Path, report: dict[str, Any], questions: dict[str, str]) -> Path:
-    """Write the page of a run beside its `results.jsonl`; returns the file.
+    """Write the page of a run into its folder, and return the file.
 
     Args:
         folder: of the run.
         report: its `report.json`.
-        questions: of the first requests, by custom_id.
+        questions: those of the first requests, by custom_id.
     """
     try:
         rows = setting_rows(report)
@@ -86,17 +86,17 @@ def write_run_page(folder: Path, report: dict[str, Any], questions: dict[str, st
 
 
 def questions_of(items: Iterable[Item]) -> dict[str, str]:
-    """By custom_id, the questions that a page may show; without few-shot examples, which all requests share."""
+    """Return the questions that a page may show, by custom_id, without the few-shot examples that all share."""
     return {item.custom_id: short(question(item)) for item in islice(items, LOOKED_AT)}
 
 
 def question(item: Item) -> str:
-    """Return the prompt, or the last message of a chat, without few-shot examples."""
+    """Return an item's prompt, or its last message of a chat, without few-shot examples."""
     return (item.messages[-1]["content"] if item.messages else item.prompt or "").removeprefix(item.prefix)
 
 
 def questions_again(report: dict[str, Any]) -> dict[str, str]:
-    """Return the questions of a finished run, read from its input once more; none where that is gone, or another."""
+    """Return the questions of a finished run, read from its input again; none where that is gone or has changed."""
     try:
         return {} if has_changed(report) else questions_of(item for _, item in items_again(report))
     except (ValueError, OSError):
@@ -104,9 +104,9 @@ def questions_again(report: dict[str, Any]) -> dict[str, str]:
 
 
 def has_changed(report: dict[str, Any]) -> bool | None:
-    """Return whether the input, all of which is read, is no more what it was for a finished run.
+    """Return whether the input of a finished run has changed since; all of it is read again.
 
-    None where it is not known: of runs of another version of lopa_dist, which may read an input in another way.
+    None where that is not known: another version of lopa_dist, if it made the run, may read an input differently.
 
     Raises:
         ValueError: the input cannot be read again.
@@ -122,7 +122,7 @@ def has_changed(report: dict[str, Any]) -> bool | None:
 
 
 def items_again(report: dict[str, Any]) -> Iterator[tuple[int, Item]]:
-    """Return the items of a finished run and their places in the whole input, which is read once more.
+    """Return the items of a finished run and their places in the whole input, which is read again.
 
     Raises:
         ValueError: the input cannot be read again.
@@ -131,23 +131,23 @@ def items_again(report: dict[str, Any]) -> Iterator[tuple[int, Item]]:
     task = report["task"]
     if task["input"] == "-":
         raise ValueError("standard input cannot be read again")
-    first, step = (task["shard"], task["shards"]) if "shard" in task else (0, 1)  # merged shards are no shard
+    first, step = (task["shard"], task["shards"]) if "shard" in task else (0, 1)  # merged shards have no `shard`
     return islice(enumerate(make_task(config_of(report).task).items()), first, None, step)
 
 
 def short(text: str) -> str:
-    """Return the beginning of a text, if it is long."""
+    """Return a text, cut after `LONGEST` characters."""
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} [{len(text) - LONGEST} more characters]"
 
 
 def stopped(report: dict[str, Any]) -> str:
-    """Return how much is done of a job that was stopped; empty for one that is complete."""
+    """Return in words how much of a stopped job is done; empty for a complete one."""
     expected = report.get("expected", report["requests"])
     return f"{report['requests']:,} of {expected:,} requests are done" if report["requests"] < expected else ""
 
 
 def headline(report: dict[str, Any]) -> str:
-    """Return what ran and what came out, in words."""
+    """Return in words what ran and what came out."""
     invalid = report.get("tries", {}).get("invalid", 0)
     parts = [f"{report['errors']} with errors"] * bool(report["errors"]) + [f"{invalid} not of their format"] * bool(
         invalid
@@ -175,7 +175,7 @@ def headline(report: dict[str, Any]) -> str:
 
 
 def way(report: dict[str, Any]) -> str:
-    """Return how the answers were decoded, or the texts scored."""
+    """Return in words how the answers were decoded, or the texts scored."""
     if (masks := report.get("masks")) is not None:
         return "scored exactly" if masks == 1 else f"scored by up to {masks} masks of each text or block"
     decode = report["decode"]
@@ -192,13 +192,13 @@ def way(report: dict[str, Any]) -> str:
 
 
 def warnings(report: dict[str, Any]) -> list[str]:
-    """Return what makes answers worse, or the machine less safe, than whoever reads the figures may believe."""
+    """Return warnings of what makes answers worse, or the machine less safe, than a reader of the figures may think."""
     unconfined = [UNCONFINED] if report["task"].get("allow_code_execution") == "unconfined" else []
     return [*report.get("warnings", []), *unconfined]
 
 
 def tiles(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the figures that people ask for first: of own prompts how many are done, of benchmarks what came out."""
+    """Yield the figures that people ask for first: how many of their own prompts are done, or a benchmark's outcome."""
     if "accuracy" in report:
         yield "accuracy", f"{report['accuracy']:.1%}"
     seconds = job_s(report)
@@ -219,12 +219,12 @@ def tiles(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def job_s(report: dict[str, Any]) -> float:
-    """The seconds of a job: of all attempts those of generation, which the journal has, or else the wall time."""
+    """Return the seconds of a job: its wall time, or for several attempts those of generation in all of them."""
     return float(report["decode_s"] if report.get("attempts", 1) > 1 else report["wall_s"])
 
 
 def acceptance(report: dict[str, Any]) -> Bars | None:
-    """Return the share of drafts that were accepted, by depth; null where none were verified."""
+    """Return a chart of the share of drafts that were accepted, by depth; None where none were verified."""
     if not (shares := report.get("drafts", {}).get("acceptance")):
         return None
     depths = [str(depth) for depth in range(1, len(shares) + 1)]
@@ -232,7 +232,7 @@ def acceptance(report: dict[str, Any]) -> Bars | None:
 
 
 def charts(folder: Path, report: dict[str, Any]) -> Iterator[Bars]:
-    """Yield the other bar charts, of what there is something to show of."""
+    """Yield the other bar charts, each where there is something to show."""
     if groups := report.get("reliability"):
         sure, right = ([group[name] for group in groups] for name in ("probability", "accuracy"))
         which = "geometric mean of the tokens' probabilities, in groups of equally many answers"
@@ -261,7 +261,7 @@ def charts(folder: Path, report: dict[str, Any]) -> Iterator[Bars]:
 
 
 def some_answers(folder: Path, questions: dict[str, str]) -> list[dict[str, str]]:
-    """Return a few answers of each kind."""
+    """Return a few answers of each kind (`answer`), with their questions."""
     kinds: dict[str, list[dict[str, str]]] = {"wrong": [], "right": [], "": [], "error": []}
     for line in islice(results(folder), LOOKED_AT):
         verdict = "error" if line["finish_reason"] == "error" else VERDICTS[line.get("correct")]
@@ -271,7 +271,7 @@ def some_answers(folder: Path, questions: dict[str, str]) -> list[dict[str, str]
 
 
 def answer(line: dict[str, Any], verdict: str, question: str) -> dict[str, str]:
-    """Return what the page shows of a line of results."""
+    """Return what the page shows of a line of results: its verdict, question, text and details."""
     details = []
     if line.get("extracted") is not None:
         details.append(f"read as {line['extracted']}")
@@ -294,17 +294,17 @@ def answer(line: dict[str, Any], verdict: str, question: str) -> dict[str, str]:
 
 
 def short_line(text: str) -> str:
-    """Return a text in one line, cut if it is long: an expected answer may be a whole solution."""
+    """Return a text on one line, cut if it is long: an expected answer may be a whole solution."""
     return textwrap.shorten(text, LONGEST_EXPECTED, placeholder=" \u2026")
 
 
 def begins(text: str) -> str:
-    """Return the first lines of a long text, for a page on which it unfolds; empty for a short one."""
+    """Return the first lines of a long text, which unfolds on the page; empty for a short text."""
     return "" if len(text) <= FEW_LINES else f"{' '.join(text[:FEW_LINES].split())} \u2026"
 
 
 def setting_rows(report: dict[str, Any]) -> list[tuple[str, str, str, str]]:
-    """Each setting of a run with its value, its default and its meaning."""
+    """Return each setting of a run with its value, its default and its meaning."""
     config = config_of(report)
     return [
         (setting.key, shown(attrgetter(setting.key)(config)), shown(setting.default), setting.meaning)
@@ -314,7 +314,7 @@ def setting_rows(report: dict[str, Any]) -> list[tuple[str, str, str, str]]:
 
 
 def command(folder: Path, report: dict[str, Any]) -> str:
-    """The command line of a run, for a shell; empty where Hydra did not start it, which writes down what was typed."""
+    """Return the command line of a run, for a shell; empty where it was not started by Hydra, which records it."""
     if not (folder / ".hydra").exists():
         return ""
     start = LAUNCHERS[report["world"]["launcher"]].format(report["world"]["size"])

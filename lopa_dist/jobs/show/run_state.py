@@ -1,4 +1,4 @@
-"""How far the job in a run folder is, from what it has written: while it runs, and after it has ended or was killed."""
+"""How far the job in a run folder is, from what it has written; it may be running, or have ended or been killed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from lopa_dist.jobs.folder.one_job import at_work
 from lopa_dist.jobs.folder.part_names import is_missing
 from lopa_dist.jobs.show.report import read_report, typed_words
 
-LOGS = "slurm-*.log"  # links to the logs of a batch script's jobs, which it makes before the ranks start
-MARKS = (LOCK, "journal/settings.json", "report.json", LOGS)  # files of a run folder
+LOGS = "slurm-*.log"  # links to logs of Slurm jobs, which the batch script makes before the ranks start
+MARKS = (LOCK, "journal/settings.json", "report.json", LOGS)  # files by which a run folder is known
 
 
 @dataclass(frozen=True)
@@ -24,19 +24,20 @@ class RunState:
 
     Attributes:
         folder: of the run.
-        shard: its number, from 0 on, and of how many; (0, 1) for a whole input.
-        state: complete, running, stopped, "not begun" if a job of a batch script has not taken the folder, or open
-            where the file system does not say whether it runs.
-        expected: requests; None where none was read yet.
+        shard: its number, counted from 0, and the number of shards; (0, 1) for a whole input.
+        state: complete; running; stopped; "not begun" if a batch script's job has not taken the folder yet; "open" if
+            it is not complete and the file system does not say whether it runs.
+        expected: number of requests; None where it is not known yet.
         done: finished requests, those with errors included.
         errors: requests that ended with an error.
-        invalid: answers that are not of their format.
-        tokens_per_s: of a complete run as in its report; else of the last attempt that finished a request, from the
-            beginning of its generation on; 0 before.
-        seconds: of generation: of a complete run as in its report; else of the last attempt, up to what finished last.
-        per_s: requests that the last attempt finished a second; 0 before.
-        record: of the last attempt; None where the version of lopa_dist that ran it wrote none.
-        unwritten: `task.output` of a complete run, where that is not there.
+        invalid: answers that do not have their format.
+        tokens_per_s: for a complete run as in its report; else of the last attempt with a journal, since its
+            generation began; 0 before it finished anything.
+        seconds: of generation, for a complete run as in its report; else of the last attempt with a journal, up to
+            its last entry.
+        per_s: requests per second that this attempt finished; 0 before the first.
+        record: of the last attempt; None where there is none, such as of older versions of lopa_dist.
+        unwritten: `task.output` of a complete run if that file is missing; else empty.
     """
 
     folder: Path
@@ -54,20 +55,20 @@ class RunState:
 
     @property
     def left_s(self) -> float | None:
-        """The seconds that the open requests will take, at the pace of the whole attempt; None before the first."""
+        """Return the seconds that the open requests will take at the attempt's pace; None without either."""
         return self.open / self.per_s if self.open and self.per_s else None
 
     @property
     def open(self) -> int | None:
-        """Requests that are not finished."""
+        """Return how many requests are not finished; None where it is not known."""
         return None if self.expected is None else max(0, self.expected - self.done)
 
 
 def runs_below(folder: Path) -> list[RunState]:
-    """Return the runs in a folder: itself, or those at any depth.
+    """Return the runs in a folder: the folder itself if it is a run's, else those at any depth below it.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there are none.
     """
     places = {Path(*file.parts[: -len(Path(mark).parts)]) for mark in MARKS for file in folder.rglob(mark)}
     runs = [state_of(place) for place in ([folder] if is_run(folder) else sorted(places)) if is_run(place)]
@@ -77,7 +78,7 @@ def runs_below(folder: Path) -> list[RunState]:
 
 
 def is_run(folder: Path) -> bool:
-    """Return whether a folder is a run's, and not one that shards were merged into."""
+    """Return whether a folder is a run's; one that shards were merged into is not."""
     if any(any(folder.glob(mark)) for mark in MARKS if mark != "report.json"):
         return True
     return (folder / "report.json").exists() and "world" in read_report(folder / "report.json")
@@ -115,15 +116,15 @@ def state_of(folder: Path) -> RunState:
 
 
 def finished_since(journal: Journal, attempt: int) -> tuple[float, float, float, int, int, int]:
-    """Return what the last attempts have journaled, perhaps while one still writes.
+    """Return what the attempts from `attempt` on have journaled; the last may still be writing.
 
     Args:
         journal: of the run.
         attempt: the first one whose requests are counted.
 
     Returns:
-        Of the last one the tokens per second, seconds and requests per second; requests that were finished, how many
-        of them with an error, and how many with an answer that is not of its format.
+        The last attempt's tokens per second, seconds, and requests per second; then, of all these attempts, the number
+        of finished requests, of those with an error, and of those whose answer does not have its format.
     """
     last = journal.next_attempt() - 1
     tokens, seconds, own, done, errors, invalid = 0, 0.0, 0, 0, 0, 0
@@ -141,7 +142,7 @@ def finished_since(journal: Journal, attempt: int) -> tuple[float, float, float,
 
 
 def shard_of(folder: Path, report: dict[str, Any]) -> tuple[int, int]:
-    """Return which share of the input a run has."""
+    """Return which shard of the input a run has, and of how many; (0, 1) for a whole input."""
     settings = folder / "journal" / "settings.json"
     if settings.exists():
         try:

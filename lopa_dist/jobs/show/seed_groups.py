@@ -1,4 +1,4 @@
-"""The runs below a folder as points of one comparison: seeds of one setting are a point, unfinished runs are named."""
+"""Runs below a folder as points of a comparison: runs that differ only in seeds are one. Unfinished runs are listed."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from lopa_dist.jobs.show.paired import Paired, Verdicts, compared, verdicts
 from lopa_dist.jobs.show.report import judged, read_report, samples_of, typed_words, why_no_results
 
 log = logging.getLogger("lopa_dist")
-SEEDS = ("seed", "task.problem_seed")  # runs that differ in nothing else are one point
+SEEDS = ("seed", "task.problem_seed")  # runs that differ in these only are one point
 NEEDED = {"task", "model", "decode", "tpf", "tokens_per_s", "requests"}
 
 
 @dataclass(frozen=True)
 class SeedGroup:
-    """A point of a comparison: a run, or runs that differ in their seeds alone (`SEEDS`).
+    """A point of a comparison: a run, or runs that differ only in their seeds (`SEEDS`).
 
     Attributes:
-        name: of the run folder; of several, what their names have in common.
-        report: the run's, or of several runs the first one's with the figures of all, `seeds` and `streams`, how many
-            seeds and streams of problems there are.
+        name: of the run folder; for several runs, their common name without seeds, or else all names.
+        report: the run's; for several runs, the first one's with the figures of all, and with `seeds` and `streams`:
+            how many seeds and streams of problems there are.
         folders: of the runs.
     """
 
@@ -38,7 +38,7 @@ class SeedGroup:
 
 
 def load_reports(folder: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Return all reports under a folder, by the names of their run folders.
+    """Return all reports below a folder, with the names of their run folders.
 
     Runs inside another run's folder are left out: they are shards that were merged into it.
     """
@@ -57,7 +57,7 @@ def load_reports(folder: Path) -> list[tuple[str, dict[str, Any]]]:
 
 
 def unfinished(folder: Path) -> list[tuple[str, dict[str, str]]]:
-    """Run folders without a report, by their names, with what was typed: jobs that failed, or still run."""
+    """Return the names of run folders without a report, with what was typed: jobs that failed, or still run."""
     runs = []
     for file in sorted(folder.rglob(".hydra/overrides.yaml")):
         run = file.parent.parent
@@ -69,22 +69,23 @@ def unfinished(folder: Path) -> list[tuple[str, dict[str, str]]]:
 
 
 def settings_by_name(report: dict[str, Any]) -> dict[str, Any]:
-    """Return what a run's texts and speed depend on, by name; names of decode settings go without their section."""
+    """Return the settings on which a run's texts and speed depend, by name; decode settings have no section there."""
     sections = {"": "decode", "model.": "model", "task.": "task", "engine.": "engine", "parallel.": "parallel"}
     settings = {prefix + key: value for prefix, name in sections.items() for key, value in report.get(name, {}).items()}
     return settings | {"seed": report.get("seed"), "ranks": report.get("world", {}).get("size")}
 
 
 def grouped(folder: Path, named: Sequence[tuple[str, dict[str, Any]]]) -> list[SeedGroup]:
-    """Runs whose settings differ in nothing but `seed` and `task.problem_seed` as one point each, the slowest first.
+    """Return the points of a comparison, sorted by tokens per forward; runs that differ only in `SEEDS` are one point.
 
-    Where the weights, the user's own code or the input have changed between runs, these are points of their own.
+    Runs between which the weights, the user's own code or the input changed are different points. So are all runs of
+    one setting if two of them have equal seeds.
 
-    Another seed asks no new problem: the accuracy is the mean, and its confidence interval is a single run's. Another
-    stream of problems does: the accuracy and its interval are those of all problems.
+    Another `seed` asks no new problems: the accuracy is the mean, with the confidence interval of a single run.
+    Another `task.problem_seed` does: the accuracy and its interval are those of all problems.
     """
     points: dict[str, list[tuple[str, dict[str, Any]]]] = {}
-    inputs: dict[str, Any] = {}  # by setting and stream of problems: what the first run of them was given
+    inputs: dict[str, Any] = {}  # by settings and stream of problems: the input of the first such run
     for name, report in named:
         of_files = {key: report.get(key) for key in ("weights", "own_code")}  # which may change under their names
         key = json.dumps(settings_by_name(report) | dict.fromkeys(SEEDS) | of_files, sort_keys=True)
@@ -105,7 +106,7 @@ def grouped(folder: Path, named: Sequence[tuple[str, dict[str, Any]]]) -> list[S
 
 
 def pooled_report(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the first report with the figures of all: means, and of several streams of problems the sums."""
+    """Return the first report with the figures of all: rates of all together, means over seeds, sums over streams."""
     first = reports[0]
     streams: dict[Any, list[dict[str, Any]]] = {}
     for report in reports:
@@ -148,7 +149,7 @@ def pooled_report(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def find_baseline(groups: Sequence[SeedGroup], asked: str) -> SeedGroup:
-    """Return the point that is called `asked`, as one of its runs is, or the only one with these settings.
+    """Return the only point that is called `asked`, or has a run of this name; else the only one with these settings.
 
     Settings are written as ``decode.drafts=0,tau_conf=0.9``.
 
@@ -164,7 +165,7 @@ def find_baseline(groups: Sequence[SeedGroup], asked: str) -> SeedGroup:
 
 
 def baselines(groups: Sequence[SeedGroup], asked: str) -> list[SeedGroup]:
-    """Return the points that are called `asked`, or else those with these settings."""
+    """Return the points that are called `asked`, or have a run of this name; else those with these settings."""
     named = [group for group in groups if asked in (group.name, *(folder.name for folder in group.folders))]
     wanted = dict(part.removeprefix("decode.").split("=", 1) for part in asked.split(",") if "=" in part)
     return named or [
@@ -175,7 +176,7 @@ def baselines(groups: Sequence[SeedGroup], asked: str) -> list[SeedGroup]:
 
 
 def same_value(asked: str, value: str | None) -> bool:
-    """Return whether two settings have the same value, as 0 and 0.0 have."""
+    """Return whether two settings have the same value, as 0 and 0.0 do."""
     try:
         return asked == value or float(asked) == float(value or "")
     except ValueError:
@@ -183,20 +184,20 @@ def same_value(asked: str, value: str | None) -> bool:
 
 
 def told(group: SeedGroup) -> dict[str, str]:
-    """Return a point's settings by name, and what was typed, such as ``decode=verified_tree``."""
+    """Return a point's settings by name, together with what was typed, such as ``decode=verified_tree``."""
     typed = dict(word.partition("=")[::2] for folder in group.folders[:1] for word in typed_words(folder))
     return in_words(group.report) | {key.removeprefix("decode."): value for key, value in typed.items()}
 
 
 def in_words(report: dict[str, Any]) -> dict[str, str]:
-    """Settings by name, as they are given on the command line."""
+    """Return a report's settings by name, as they are written on the command line."""
     return {key: shown(value) for key, value in settings_by_name(report).items()}
 
 
 def differences(groups: Sequence[SeedGroup], baseline: SeedGroup) -> list[Paired | None]:
-    """Each point compared with the baseline on the same problems; None for the baseline and where nothing is judged.
+    """Return each point's comparison with the baseline on the same problems.
 
-    Nor is a point compared whose input is another one.
+    None for the baseline itself, where no common problem was judged, and where the inputs differ.
     """
     of: Verdicts = verdicts_of(baseline)
 
@@ -212,7 +213,10 @@ def differences(groups: Sequence[SeedGroup], baseline: SeedGroup) -> list[Paired
 
 
 def same_texts(groups: Sequence[SeedGroup], baseline: SeedGroup) -> list[EqualTexts | None]:
-    """Return how many texts of each point are the baseline's; None for itself, and where the input is another one."""
+    """Return how many texts of each point equal the baseline's.
+
+    None for the baseline itself, where the inputs differ or have no request in common, and where texts were scored.
+    """
     return [
         equal_texts(group.folders, baseline.folders)
         if group is not baseline and of_one_input(group, baseline) and "masks" not in group.report
@@ -222,9 +226,9 @@ def same_texts(groups: Sequence[SeedGroup], baseline: SeedGroup) -> list[EqualTe
 
 
 def of_one_input(group: SeedGroup, other: SeedGroup) -> bool:
-    """Return whether two points asked the same problems in the streams that both have, of which there is one at least.
+    """Return whether two points have streams of problems in common, with the same input in each of these.
 
-    The problems' names, often their numbers, do not tell.
+    The problems' names do not tell: often they are just numbers.
     """
     first, second = (inputs_of(point.report) for point in (group, other))
     common = first.keys() & second.keys()
@@ -232,7 +236,7 @@ def of_one_input(group: SeedGroup, other: SeedGroup) -> bool:
 
 
 def inputs_of(report: dict[str, Any]) -> dict[str, str | None]:
-    """Return the hash of a point's input, by the stream of problems."""
+    """Return the hash of a point's input for each of its streams of problems."""
     given = report.get("whole_input")
     return given if isinstance(given, dict) else {stream_of(report): given}
 
@@ -243,7 +247,7 @@ def stream_of(report: dict[str, Any]) -> str:
 
 
 def streams_of(group: SeedGroup) -> dict[str, list[Path]]:
-    """Return a point's runs by their stream of problems."""
+    """Return the folders of a point's runs, by their stream of problems."""
     if group.report.get("streams", 1) == 1:
         return {stream_of(group.report): group.folders}
     streams: dict[str, list[Path]] = {}
@@ -253,7 +257,7 @@ def streams_of(group: SeedGroup) -> dict[str, list[Path]]:
 
 
 def verdicts_of(group: SeedGroup) -> Verdicts:
-    """Return a point's verdicts by stream and problem, for problems of several streams have the same names."""
+    """Return a point's verdicts by stream and problem, since problems of different streams have the same names."""
     samples = samples_of(group.report)
     return {
         f"{stream}/{name}": right

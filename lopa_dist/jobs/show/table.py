@@ -1,4 +1,4 @@
-"""`lopa-dist table RUN`: results with plain columns, for a spreadsheet or a data frame."""
+"""`lopa-dist table RUN`: results as a table with plain columns, for a spreadsheet or a data frame."""
 
 from __future__ import annotations
 
@@ -29,36 +29,36 @@ from lopa_dist.tasks.task import Item
 
 log = logging.getLogger("lopa_dist")
 CHANGED = "the input has changed since the run"
-AT_ONCE = 1000  # rows in memory
+AT_ONCE = 1000  # the most rows in memory
 FIRST = ("id", "sample", "prompt", "text", "correct", "extracted", "finish_reason", "error")
-ELSEWHERE = ("custom_id", "index", "sample", "usage", "tpf", "metadata")  # of a line, which have another form here
+ELSEWHERE = ("custom_id", "index", "sample", "usage", "tpf", "metadata")  # keys of a line with another form here
 
 
 class Large:
-    """The kind of integers that no column of integers holds: they become texts."""
+    """The kind of integers that no column of integers can hold (`fits`); they become texts."""
 
 
 class Wide:
-    """The kind of integers that no column of fractions holds exactly."""
+    """The kind of integers that a column of fractions may not hold exactly: beyond 2**53."""
 
 
 KINDS = {bool: "true or false", int: "integers", float: "fractions", Large: "integers of more than 64 bits"}
 
 
 def fits(value: int) -> bool:
-    """Return whether an integer has 64 bits."""
+    """Return whether an integer fits into 64 bits."""
     return -(2**63) <= value < 2**63
 
 
 class Kinds:
-    """The columns of a table, and of which kinds their values are."""
+    """The columns of a table, and the kinds of their values."""
 
     def __init__(self) -> None:
         self.of: dict[str, set[type]] = {}
-        self.rows = 0  # that were seen
+        self.rows = 0  # how many were added
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Take in a row."""
+        """Add the kinds of a row's values."""
         for name, value in row.items():
             kinds = self.of.setdefault(name, set())
             kinds.add(Large if isinstance(value, int) and not fits(value) else type(value))
@@ -67,21 +67,21 @@ class Kinds:
         self.rows += 1
 
     def names(self, of_input: Collection[str] = ()) -> list[str]:
-        """Return the columns in their order: what was asked and answered, `of_input`, and figures."""
+        """Return the columns in order: what was asked and answered, those `of_input`, then all others."""
         first = [name for name in (*FIRST, *of_input) if name in self.of]
         return first + [name for name in self.of if name not in first]
 
 
 def write_table(folder: Path, out: str | Path, key: str = "--out") -> tuple[int, list[str], str]:
-    """Write the results of a run as a `.csv` or `.parquet` file; returns rows, columns, and why prompts are missing.
+    """Write a run's results as `.csv` or `.parquet`; return the number of rows, the columns, and why it lacks prompts.
 
     Args:
         folder: of the run.
-        out: the file, or the pattern of parts (`part_names`), perhaps elsewhere (`lopa_dist.remote`).
-        key: what named it, for messages.
+        out: the file, or a pattern for several parts (`part_names`), perhaps remote (`lopa_dist.remote`).
+        key: the option or setting that named it, for messages.
 
     Raises:
-        ValueError: no such run, a file of another kind, or one that cannot be written.
+        ValueError: there is no such run, or the file is of another kind or cannot be written.
     """
     ending = PurePosixPath(out).suffix
     if ending not in (".csv", ".parquet"):
@@ -124,7 +124,7 @@ def output_again(folder: Path, out: str) -> str:
 def write_rows(
     file: Path, ending: str, table_rows: Iterator[dict[str, Any]], kinds: Kinds, own: dict[str, Any]
 ) -> None:
-    """Write rows as ``.csv`` or as ``.parquet`` (`write_parquet`). A table in Parquet always has a column `error`."""
+    """Write rows as ``.csv`` or ``.parquet`` (`write_parquet`). A Parquet table always has a column `error`."""
     if ending == ".parquet":
         kinds.of.setdefault("error", {type(None)})
         write_parquet(file, table_rows, {name: kinds.of[name] for name in kinds.names(own)}, own)
@@ -137,12 +137,12 @@ def write_rows(
 
 @contextmanager
 def to_be_written(out: str | Path, key: str) -> Iterator[Path]:
-    """Yield a file that is put in its place, here or elsewhere, when it is whole."""
+    """Yield a file to write to; once it is whole, it is put in its place, which may be remote."""
     if not is_remote(str(out)):
         place = Path(out).expanduser()
         if key == "task.output":
             place.parent.mkdir(parents=True, exist_ok=True)
-        with atomic(place, hidden=True) as file:  # readers of a folder leave out what begins with a dot
+        with atomic(place, hidden=True) as file:  # readers of a folder skip names that begin with a dot
             yield file
         return
     with TemporaryDirectory(prefix="lopa_dist-") as folder:
@@ -152,9 +152,9 @@ def to_be_written(out: str | Path, key: str) -> Iterator[Path]:
 
 
 def input_types(source: str | None) -> dict[str, list[tuple[str, Any]]]:
-    """Return the Arrow types of the columns of an input, each with the first file that has it.
+    """Return the Arrow types of each column of an input, each type with the first file that has it.
 
-    Empty where that is not Parquet on this machine.
+    Empty where the input is not Parquet on this machine.
     """
     if not source or source == "-" or is_remote(source) or is_dataset(source):
         return {}
@@ -171,7 +171,7 @@ def input_types(source: str | None) -> dict[str, list[tuple[str, Any]]]:
 
 
 def common_type(types: Sequence[Any]) -> Any:
-    """Return the Arrow type of a column that has several in several files: text, if none holds all values exactly."""
+    """Return one Arrow type for a column with several in an input's files; text if none holds all values exactly."""
     import pyarrow
 
     if len(types) == 1:
@@ -189,7 +189,7 @@ def common_type(types: Sequence[Any]) -> Any:
 
 
 def mixed_types(source: str | None) -> list[str]:
-    """Return a sentence for each column of an input that has several types, and what a table of results has."""
+    """Return a sentence for each column of an input with several types: which they are, and the results table's."""
     sentences = []
     for name, types in input_types(source).items():
         if len(types) > 1:
@@ -200,7 +200,7 @@ def mixed_types(source: str | None) -> list[str]:
 
 
 def passing_types(task: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the Arrow types of the columns of a task's input that pass through: all but that of the prompt."""
+    """Return the Arrow types of the columns that pass from a task's input into the table: all but the prompt's."""
     prompts = () if task.get("prompt") else (task["column"],) if task.get("column") else PROMPTS
     types = input_types(task["input"])
     return {name: common_type([one for _, one in of]) for name, of in types.items() if name not in prompts}
@@ -209,13 +209,13 @@ def passing_types(task: Mapping[str, Any]) -> dict[str, Any]:
 def write_parquet(
     file: Path, table_rows: Iterator[dict[str, Any]], kinds: dict[str, set[type]], own: dict[str, Any]
 ) -> None:
-    """Write rows, some at a time; a column whose values are of several kinds holds texts.
+    """Write rows as Parquet, some at a time; a column whose values are of several kinds gets texts.
 
     Args:
         file: to be written.
         table_rows: the rows.
         kinds: of the values, by column.
-        own: Arrow types of columns that the input had, too.
+        own: Arrow types of the columns that come from the input.
     """
     try:
         import pyarrow
@@ -238,18 +238,18 @@ def write_parquet(
 
 
 def known_kinds(found: set[type]) -> set[type]:
-    """Return the kinds of a column's values, of which integers and fractions are one if fractions hold all exactly."""
+    """Return the kinds of a column's values; integers and fractions count as one if fractions hold all exactly."""
     known = found - {type(None), Wide} or {str}
     return {float} if known == {int, float} and Wide not in found else known
 
 
 class InputAgain:
-    """A run's input, read once more beside its results, which come in its order.
+    """A run's input, read again beside the run's results, which are in the same order.
 
     Args:
-        items: with their places in the input; none where that cannot be read again.
-        source: of the input.
-        types: of the columns whose values are as they were there, not as JSON has them.
+        items: the input's items and their places in it; none where it cannot be read again.
+        source: `task.input`.
+        types: of the columns whose values are taken from `source`, not from the results' JSON.
     """
 
     def __init__(self, items: Iterator[tuple[int, Item]], source: str | None, types: Mapping[str, Any]) -> None:
@@ -259,13 +259,13 @@ class InputAgain:
         self.number, self.row = 0, dict[str, Any]()
 
     def item_of(self, line: Mapping[str, Any]) -> Item | None:
-        """Return what a line of results was asked by; None if the input is shorter now, or cannot be read again."""
+        """Return the item of a line of results; None if the input is shorter now, or cannot be read again."""
         while self.index < line["index"]:
             self.index, self.item = next(self.items, (line["index"], None))
         return self.item
 
     def cells_of(self, item: Item | None) -> dict[str, Any]:
-        """Return the columns of an item's row whose types are known, with the values that they have there."""
+        """Return the values of the columns in `types` from the item's row of the input; None where there is none."""
         if not self.types or item is None or item.origin is None:
             return dict.fromkeys(self.types)
         while self.number < item.origin.line:
@@ -275,7 +275,7 @@ class InputAgain:
 
 
 def why_without_prompts(folder: Path, report: dict[str, Any]) -> str:
-    """Return why a table of a run has no prompts; empty where it has."""
+    """Return why a table of a run has no prompts, in words; empty where it has them."""
     try:
         if (changed := has_changed(report)) is not None:
             return f"\nwithout prompts: {CHANGED}" if changed else ""
@@ -290,12 +290,12 @@ def why_without_prompts(folder: Path, report: dict[str, Any]) -> str:
 
 
 def names_taken(lines: Iterable[dict[str, Any]]) -> set[str]:
-    """Return the columns that lines of results have themselves, of which no column of the input may be called."""
+    """Return the names of columns that lines of results have themselves; no column of the input may have these."""
     return {name for line in lines for name in own_columns(line)} | {*FIRST}
 
 
 def own_columns(line: dict[str, Any]) -> dict[str, Any]:
-    """Return the columns of a result line that are not of its input, without its names."""
+    """Return the columns of a result line, without its ids and what comes from its input."""
     columns = {key: value for key, value in line.items() if key not in ELSEWHERE} | line.get("usage", {})
     return columns | ({"tokens_per_forward": line["tpf"]} if "tpf" in line else {})
 
@@ -303,13 +303,13 @@ def own_columns(line: dict[str, Any]) -> dict[str, Any]:
 def rows(
     lines: Iterable[dict[str, Any]], again: InputAgain, taken: Collection[str], own: dict[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """Yield lines of results, each by the names of the columns.
+    """Yield the table's rows: for each line of results, its cells by column.
 
     Args:
         lines: in the order of the input.
-        again: the input; without items, rows have no prompts.
-        taken: names of which no column of the input is called; one that has such a name gets ``input.`` in front.
-        own: gets the types of the input's columns, by the names that they have here.
+        again: the input; if it has no items, rows have no prompts.
+        taken: names that no column of the input may have; one with such a name gets the prefix ``input.``.
+        own: is filled with the types of the input's columns, by their names in the table.
     """
     for line in lines:
         item, sample = again.item_of(line), line.get("sample")
@@ -330,7 +330,7 @@ def rows(
 
 
 def plain(value: Any) -> Any:
-    """Return a value as a cell can hold it: lists and objects as JSON."""
+    """Return a value as a cell can hold it; lists and objects become JSON."""
     if isinstance(value, list | dict):
         value = json.dumps(value, ensure_ascii=False)
     return encodable(value) if isinstance(value, str) else value

@@ -1,10 +1,10 @@
-"""Weights & Biases: one run per job, written by rank 0, and one for each other rank with logging.wandb.ranks=true.
+"""Weights & Biases: one run per job, written by rank 0; with logging.wandb.ranks=true, one for each other rank, too.
 
-It gets settings and figures. No text of a prompt or an answer is among them, nor what W&B would find out about the
-program and its arguments; logging.wandb.texts=true adds the results and the page.
+It gets settings and figures. These hold no text of a prompt or an answer, and W&B may not collect anything about the
+program and its arguments. logging.wandb.texts=true adds the results, the page, and settings that are texts.
 
-A job never needs it. Its service is another process, which may be killed, hang, or find its disk full, so all that
-talks to it is an `Extra`.
+A job never needs W&B. Its service is another process, which may be killed, hang, or find its disk full, so everything
+that talks to it goes through an `Extra`.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("lopa_dist")
 INIT_TIMEOUT_S = 30.0  # a compute node may have no network
-LIMIT_S = 30.0  # for an entry to be logged
-FINISH_LIMIT_S = 120.0  # for the results to be written, or sent
+LIMIT_S = 30.0  # seconds for an entry to be logged
+FINISH_LIMIT_S = 120.0  # seconds for the results to be written, or sent
 STOP_LIMIT_S = 10.0  # the same where the job was asked to stop
-# of a report; reasons and warnings may quote a prompt
+# keys of a report that are not sent; reasons of failures and warnings may quote a prompt
 NOT_FIGURES = ("model", "task", "decode", "engine", "parallel", "failures", "warnings", "made")
-TABLE_ROWS = 1000  # of the results table
+TABLE_ROWS = 1000  # the most rows of the results table
 ARTIFACT_BYTES = 100_000_000  # larger results stay in the run folder only
 
 
 class WandbLog:
-    """Logs the steps since the last entry every `every_s` seconds, and the report at the end."""
+    """Logs the steps since the last entry, every `every_s` seconds, and the report at the end."""
 
     def __init__(self, config: Config, folder: Path, rank: int) -> None:
         mode = chosen_mode(config)
@@ -58,14 +58,14 @@ class WandbLog:
         run = self.extra.wait(lambda: self.begin_or_refusal(config, mode, rank), 2 * INIT_TIMEOUT_S + LIMIT_S)
         if isinstance(run, ValueError):
             raise run
-        self.run = run  # None where it is lost
+        self.run = run  # None where W&B is lost
         if run is not None:
             remember(self.place, self.id, self.steps_before)
         self.last = time.perf_counter()
         self.before = totals(Statistics(), {})
 
     def begin_or_refusal(self, config: Config, mode: str, rank: int) -> wandb.Run | ValueError:
-        """W&B's run, offline where `auto` finds no way to W&B; where the user insists, what to tell them."""
+        """Return W&B's run. If it cannot begin, return one offline for `auto`, else a ValueError for the user."""
         import wandb
 
         try:
@@ -79,14 +79,18 @@ class WandbLog:
             return self.begin(config, "offline", rank)
 
     def begin(self, config: Config, mode: str, rank: int) -> wandb.Run:
-        """W&B's run; a wandb.Error where there is no key for it, or no network."""
+        """Return W&B's run, which begins now.
+
+        Raises:
+            wandb.Error: there is no key for it, or no network.
+        """
         import wandb
         from wandb import env
 
         options, folder = config.logging.wandb, self.folder
         found = "HOME" in os.environ or "XDG_CACHE_HOME" in os.environ  # which its service looks for
         if not found or not can_be_written(Path(env.get_cache_dir())):
-            # without one, it writes its own log to standard error
+            # without this folder, it writes its own log to standard error
             os.environ["WANDB_CACHE_DIR"] = str(folder / "wandb" / "cache")
         return wandb.init(
             id=self.id,
@@ -113,7 +117,7 @@ class WandbLog:
         )
 
     def observe(self, engine: Engine) -> None:
-        """Called after every step; logs when it is time to."""
+        """Log the last steps if it is time to; this is called after every step."""
         if time.perf_counter() - self.last >= self.every_s:
             self.flush(engine)
 
@@ -150,20 +154,20 @@ class WandbLog:
             remember(self.place, self.id, self.steps_before + statistics.steps)
 
     def learning(self, engine: Engine, share: float, loss: float) -> None:
-        """Called after every step of a lesson; logs when it is time to."""
+        """Log how far a lesson has got if it is time to; this is called after every step of the lesson."""
         now = time.perf_counter()
         if now - self.last >= self.every_s:
             self.last = now
             self.log_lesson(engine, {"lesson/time": share, "lesson/loss": loss})
 
     def learned(self, engine: Engine, told: dict[str, Any]) -> None:
-        """Log what came of a lesson: of `Told`, its figures."""
+        """Log what came of a lesson: the figures among `told`."""
         figures = {f"lesson/{name}": value for name, value in told.items() if isinstance(value, (int, float))}
         self.log_lesson(engine, figures)
         self.last = time.perf_counter()
 
     def log_lesson(self, engine: Engine, entry: dict[str, float]) -> None:
-        """Log an entry of a lesson, as a step of its own: W&B keeps one entry of a step."""
+        """Log an entry of a lesson as a step of its own: W&B keeps one entry per step."""
         self.flush(engine)
         if (run := self.run) is not None:
             self.steps_before += 1
@@ -172,12 +176,12 @@ class WandbLog:
             remember(self.place, self.id, reached)
 
     def finish(self, engine: Engine, stopped: bool, report: dict[str, Any]) -> None:
-        """The end of the run.
+        """Log the last steps and the report, and end W&B's run.
 
         Args:
-            engine: that has run.
-            stopped: the job was asked to stop, and there is little time.
-            report: the final figures, on rank 0, which also logs the page and the results; empty elsewhere.
+            engine: the engine that has run.
+            stopped: whether the job was asked to stop, so that there is little time.
+            report: the final figures on rank 0, which also logs the results if texts are wanted; empty on other ranks.
         """
         self.flush(engine)
         if (run := self.run) is not None:
@@ -186,14 +190,14 @@ class WandbLog:
         self.extra.close()
 
     def log_results(self, run: wandb.Run, report: dict[str, Any]) -> None:
-        """Log what rank 0 has at the end, and wait until it is written or sent."""
+        """Log what rank 0 has at the end, and end the run, which waits until all is written or sent."""
         run.summary.update({k: v for k, v in report.items() if k not in NOT_FIGURES})
         if self.texts:
             self.log_texts(run)
         run.finish()
 
     def log_texts(self, run: wandb.Run) -> None:
-        """Log what holds texts: the results and the page."""
+        """Log the files that hold texts: the results, the report and the page."""
         import wandb
 
         results = self.folder / "results.jsonl"
@@ -207,7 +211,7 @@ class WandbLog:
 
 
 def settings_told(config: Config) -> dict[str, Any]:
-    """Return the settings for W&B: without those that are texts of the user's, unless texts are wished."""
+    """Return the settings for W&B, without those that are the user's texts unless logging.wandb.texts allows them."""
     told = asdict(config)
     if not config.logging.wandb.texts:
         for name in ("prompt", "response_format"):
@@ -217,7 +221,7 @@ def settings_told(config: Config) -> dict[str, Any]:
 
 
 def run_of(place: Path) -> tuple[str, int]:
-    """Return the id of a run folder's run, and the steps that its attempts have logged; a new id for a new one."""
+    """Return the id of W&B's run in the file `place`, and the steps logged so far; a new id and 0 if there is none."""
     try:
         found = json.loads(place.read_text(encoding="utf-8"))
         return str(found["id"]), int(found["steps"])
@@ -226,31 +230,31 @@ def run_of(place: Path) -> tuple[str, int]:
 
 
 def remember(place: Path, name: str, steps: int) -> None:
-    """Write down a run's id and steps for the next attempt; a job goes on if it cannot."""
+    """Write a run's id `name` and its steps to the file `place` for the next attempt; ignore it if that fails."""
     with contextlib.suppress(OSError):
         place.parent.mkdir(parents=True, exist_ok=True)
         write_lines(place, [json.dumps({"id": name, "steps": steps})])
 
 
 def chosen_mode(config: Config) -> str:
-    """Return the mode of W&B; ``auto`` is online where there is a key."""
+    """Return the mode of W&B; ``auto`` is online where WANDB_API_KEY is set, else offline."""
     mode = config.logging.wandb.mode
     return mode if mode != "auto" else "online" if os.environ.get("WANDB_API_KEY") else "offline"
 
 
 def abandon_service() -> None:
-    """End W&B's service, and what this process would do at its end to wait for it."""
+    """Kill W&B's service, and keep this process from waiting for it when it ends."""
     import wandb
 
     for process in children("wandb-core"):
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
-    with contextlib.suppress(Exception):  # it cannot be reached, but is not waited for any more
+    with contextlib.suppress(Exception):  # it cannot be reached now, and is no longer waited for
         wandb.teardown()
 
 
 def children(name: str) -> list[int]:
-    """Return the running processes called `name` that this one started (Linux; none elsewhere)."""
+    """Return the ids of running processes called `name` that this one started (only on Linux)."""
     processes = []
     for thread in Path("/proc/self/task").glob("*/children"):
         for process in thread.read_text().split():
@@ -264,7 +268,7 @@ def children(name: str) -> list[int]:
 
 
 def totals(statistics: Statistics, traffic: dict[str, int]) -> dict[str, float]:
-    """Counters that only grow, by name."""
+    """Return counters that only grow, by name."""
     return {
         "steps": statistics.steps,
         "forwards": statistics.forwards,
@@ -279,14 +283,14 @@ def totals(statistics: Statistics, traffic: dict[str, int]) -> dict[str, float]:
 
 
 def confidences(scores: torch.Tensor | None) -> dict[str, float]:
-    """Mean score of the anchors and of the best branches in the last step, where there was a choice."""
+    """Return the mean scores of anchors and of best branches in the last step; empty if no sequence had a choice."""
     if scores is not None and len(chosen := scores[torch.isfinite(scores).sum(1) > 1]):
         return {"confidence/anchor": float(chosen[:, 0].mean()), "confidence/best": float(chosen.amax(1).mean())}
     return {}
 
 
 def memory_gib() -> float:
-    """Return the most that this process held so far: on its GPU where it uses one, else in main memory."""
+    """Return the most memory, in GiB, that this process has held: on its GPU if it uses one, else in main memory."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         return torch.cuda.max_memory_allocated() / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

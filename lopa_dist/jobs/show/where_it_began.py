@@ -1,4 +1,4 @@
-"""A run's report for those who read its input again, perhaps from another folder than the job was started in."""
+"""A run's report for reading its input again, perhaps from another folder than the one that the job began in."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lopa_dist.tasks.rows import files_of, is_dataset
 
 
 def report_where_it_began(folder: Path) -> dict[str, Any]:
-    """Return a run's report; a relative input is looked for in the folder in which the job was begun, too."""
+    """Return a run's report; a relative input that is not here is also looked for in the folder the job began in."""
     report, record = read_report(folder / "report.json"), AttemptRecord.last(folder / "journal")
     source = report["task"]["input"]
     if record and source and not is_remote(source) and not is_dataset(source) and not files_there(source):
@@ -23,7 +23,7 @@ def report_where_it_began(folder: Path) -> dict[str, Any]:
 
 
 def files_there(source: str) -> bool:
-    """Return whether a local input is there."""
+    """Return whether all files of a local input exist."""
     try:
         files = files_of(source)
         return bool(files) and all(file.exists() for file in files)

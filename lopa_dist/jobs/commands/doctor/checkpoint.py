@@ -1,4 +1,4 @@
-"""Checks of the model: its files, its tokenizer, and the memory that it takes."""
+"""Checks of the model: its files, its tokenizer, and the memory that it needs."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from lopa_dist.models.tokenizer import load_tokenizer
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Solo
 
-PROMPT = 1024  # tokens, where memory is planned: the doctor reads no input
+PROMPT = 1024  # tokens of a prompt when planning memory: the doctor reads no input
 
 
 def model(machine: Machine) -> Finding:
-    """Whether the checkpoint is here, and is one that can be run."""
+    """Return whether the checkpoint is here and can be run."""
     path, shape = machine.config.model.path, machine.shape
     if shape is None:
         if reason := why_not_there(path):
             why, _, remedy = reason.partition("; ")
             return broken(why, remedy)
         return fine(f"{path} is not here yet; a job downloads it, so a node without network needs it beforehand")
-    resolve(machine.config, shape, machine.device)  # settings that do not go with the model are refused
+    resolve(machine.config, shape, machine.device)  # refuses settings that do not suit the model
     return fine(f"{path}: {shape.family}, {parameters(shape) / 1e6:,.0f} million weights")
 
 
@@ -49,8 +49,8 @@ def weight_bytes(shape: ModelConfig, kind: str, element: int, tensor: int = 1) -
     Args:
         shape: the configuration.
         kind: `model.quantization`.
-        element: bytes of a number that is not quantised.
-        tensor: ranks that the model is split over.
+        element: bytes per number that is not quantised.
+        tensor: how many ranks the model is split over.
     """
     with torch.device("meta"):
         model = Transformer(shape)
@@ -65,11 +65,11 @@ def weight_bytes(shape: ModelConfig, kind: str, element: int, tensor: int = 1) -
 
 
 def memory_needed(machine: Machine) -> Finding:
-    """The memory that is free, against weights, K/V and rows of the sequences that are to run at once."""
+    """Return whether the free memory holds the weights, and K/V and rows of as many sequences as should run at once."""
     if machine.shape is None:
         return fine("not planned: it follows from the model's configuration, which is not here yet")
     config, device = resolve(machine.config, machine.shape, machine.device), machine.device
-    # what is auto depends on the ranks of the job: a rank has most where it has all branches and all weights
+    # auto depends on the job's ranks; a rank needs the most memory where it has all branches and all weights
     branch, tensor = (1 if axis == "auto" else int(axis) for axis in (config.parallel.branch, config.parallel.tensor))
     free = memory.free_bytes(device) or available_memory()
     element = DTYPES[choose_dtype(config.model, device)].itemsize
@@ -95,7 +95,7 @@ def memory_needed(machine: Machine) -> Finding:
 
 
 def available_memory() -> int:
-    """Return the bytes of this machine's memory that are free."""
+    """Return the free bytes of this machine's memory; all of its bytes where the system does not say."""
     lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines() if Path("/proc/meminfo").exists() else []
     for line in lines:
         if line.startswith("MemAvailable:"):
@@ -104,7 +104,7 @@ def available_memory() -> int:
 
 
 def tokenizer(machine: Machine) -> Finding:
-    """A message, through template and tokenizer."""
+    """Return whether a message gets through the chat template, and how many tokens the tokenizer has."""
     path, mode = machine.config.model.path, machine.config.model.chat_template
     folder = find(path) if local(path) is not None else in_cache(path, "tokenizer_config.json")
     if folder is None:

@@ -1,4 +1,4 @@
-"""Checks of what computes: torch, the GPU or the cores, and Triton's kernels."""
+"""Checks of what computes: torch, the GPU or the CPU's cores, and Triton's kernels."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from lopa_dist.parallel.launcher import detect
 
 
 def library(machine: Machine) -> Finding:
-    """The version of torch, and whether it can use the GPU that is there."""
+    """Return the versions of torch and transformers, and whether torch can use a GPU that is there."""
     version = f"torch {torch.__version__}, transformers {transformers.__version__}"
     if torch.cuda.is_available() or shutil.which("nvidia-smi") is None:
         return fine(version)
@@ -38,7 +38,7 @@ def library(machine: Machine) -> Finding:
 
 
 def device(machine: Machine) -> Finding:
-    """The GPU, or the cores."""
+    """Return which GPU, or how many cores, a job would compute on, and whether that is what it needs."""
     asked = machine.config.model.device
     if asked.startswith("cuda") and machine.device.type == "cpu":
         return broken(f"model.device={asked}, but torch sees no GPU", "model.device=auto, or ask for a node with one")
@@ -57,7 +57,7 @@ def device(machine: Machine) -> Finding:
 
 
 def compiler(machine: Machine) -> Finding:
-    """What Triton needs beside itself."""
+    """Return whether Triton is here with what it needs: a C compiler and Python's headers."""
     if machine.device.type == "cpu":
         return fine("not needed on a CPU")
     if machine.config.engine.kernels == "torch":
@@ -75,7 +75,7 @@ def compiler(machine: Machine) -> Finding:
 
 
 def on_cpu(dtype: str, kernels: str) -> Finding:
-    """What computes on a CPU in a precision, by `engine.kernels`."""
+    """Return what computes on a CPU in the precision `dtype`, with `kernels` as `engine.kernels`."""
     if native.form(torch.device("cpu"), dtype, kernels) == "C":
         faster = "; with model.dtype=bf16, which it multiplies, it is 1.4 times as fast" if native.has_bf16() else ""
         return fine("operations run in C, compiled for this CPU" + faster * (dtype == "fp32"))
@@ -86,7 +86,7 @@ def on_cpu(dtype: str, kernels: str) -> Finding:
 
 
 def kernels(machine: Machine) -> Finding:
-    """What computes; on a GPU each of Triton's kernels, launched once and compared with torch."""
+    """Return what computes; on a GPU, launch each of Triton's kernels and compare its results with torch's."""
     if machine.device.type == "cpu":
         return on_cpu(choose_dtype(machine.config.model, machine.device), machine.config.engine.kernels)
     if machine.config.engine.kernels == "torch":
@@ -113,14 +113,14 @@ def kernels(machine: Machine) -> Finding:
 
 
 def weight_of_experts(machine: Machine, dtype: torch.dtype) -> torch.dtype | None:
-    """Return what the weights of the model's experts are stored in; None: it has none."""
+    """Return the type in which the weights of the model's experts are stored; None if it has none, or is unknown."""
     if machine.shape is None or machine.shape.experts is None:
         return None
     return STORED.get(machine.config.model.quantization, dtype)
 
 
 def experts_by(machine: Machine, dtype: torch.dtype) -> str:
-    """Return what multiplies with the experts of the model, if it has some."""
+    """Return in words what multiplies with the model's experts; empty if it has none, or is unknown."""
     stored = weight_of_experts(machine, dtype)
     if stored is None:
         return ""

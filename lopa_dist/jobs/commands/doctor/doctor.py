@@ -1,7 +1,7 @@
 """`lopa-dist doctor [KEY=VALUE ...]`: whether a job with these settings would run on this machine, and what slows it.
 
-Each check looks at one thing that jobs need and says in a line that it is fine, what makes it slow, or what is broken
-and how to mend it. Nothing is downloaded and no weights are loaded. What Triton compiles on a GPU is kept for the job.
+Each check looks at one thing that jobs need, and says in a line that it is fine, what makes it slow, or what is broken
+and how to fix it. Nothing is downloaded and no weights are loaded. What Triton compiles on a GPU is kept for the job.
 
 Started on several ranks, as a job would be, it joins them and compares their collectives. Rank 0 shows what it finds;
 the others show what is slow or broken, and all end with the same status.
@@ -40,12 +40,12 @@ CHECKS: dict[str, Callable[[Machine], Finding]] = {
     "tokenizer": tokenizer,
     "W&B": wandb,
     "sandbox": programs,
-    "kernels": kernels,  # the last: one that breaks the GPU leaves nothing to check
+    "kernels": kernels,  # last, as a kernel that breaks the GPU leaves nothing else to check
 }
 
 
 def examine(machine: Machine) -> Iterator[tuple[str, Finding]]:
-    """Yield what each check finds, as it is found; a check that fails itself has found something broken."""
+    """Yield the name of each check and what it finds; a check that raises an error has found something broken."""
     said = dict[str, str]()
     for name, check in CHECKS.items():
         try:
@@ -57,7 +57,7 @@ def examine(machine: Machine) -> Iterator[tuple[str, Finding]]:
 
 
 def line_of(name: str, finding: Finding) -> Table:
-    """A line with what a check found, in columns as wide as those of all others."""
+    """Return a line with what a check found, in columns as wide as those of all other checks."""
     line = Table.grid(padding=(0, 2))
     line.add_column(width=max(map(len, CHECKS)), no_wrap=True)
     line.add_column(width=max(len(state.value[0]) for state in State), no_wrap=True)
@@ -67,10 +67,10 @@ def line_of(name: str, finding: Finding) -> Table:
 
 
 def doctor(overrides: list[str], console: Console) -> bool:
-    """Print what is found for a job with these overrides; return whether it would run.
+    """Print what the checks find for a job with these overrides, and return whether it would run.
 
     Raises:
-        UserError: settings that cannot be.
+        UserError: the settings are not valid.
     """
     wrong = [word for word in overrides if "=" not in word]
     if wrong:

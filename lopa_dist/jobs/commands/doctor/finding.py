@@ -20,7 +20,7 @@ GIB = 2**30  # bytes
 
 
 class State(Enum):
-    """What a check found: the word that is shown, and its colour."""
+    """How bad a finding is: the words that are shown, and their colour."""
 
     FINE = "fine", "green"
     SLOW = "slow because", "yellow"
@@ -28,24 +28,24 @@ class State(Enum):
 
 
 class Finding(NamedTuple):
-    """What a check found; of what is broken, the text says what to do."""
+    """What a check found; if something is broken, the text says what to do."""
 
     state: State
     text: str
 
 
 def fine(text: str) -> Finding:
-    """Return a finding that needs nothing done."""
+    """Return a finding that needs no action."""
     return Finding(State.FINE, text)
 
 
 def slow(text: str) -> Finding:
-    """Return the reason why a job would run, and be slower than it could."""
+    """Return a finding of why a job would run, but more slowly than it could."""
     return Finding(State.SLOW, text)
 
 
 def broken(text: str, remedy: str) -> Finding:
-    """Return what would end a job, and what to do about it."""
+    """Return a finding of what would end a job, and what to do about it."""
     return Finding(State.BROKEN, f"{text}: {remedy}")
 
 
@@ -59,7 +59,7 @@ class Machine:
 
     @cached_property
     def device(self) -> torch.device:
-        """Where a job's rank would compute; a CPU where the GPU that was asked for is not there."""
+        """Return the device that a job's rank would compute on; the CPU where torch finds no GPU."""
         name = self.config.model.device
         if not torch.cuda.is_available() or name == "cpu":
             return torch.device("cpu")
@@ -67,5 +67,5 @@ class Machine:
 
     @cached_property
     def shape(self) -> ModelConfig | None:
-        """The model's configuration; None where its files are not on this machine yet."""
+        """Return the model's configuration; None where its files are not on this machine yet."""
         return shape_of(self.config)

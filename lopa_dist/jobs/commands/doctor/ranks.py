@@ -14,12 +14,12 @@ from lopa_dist.parallel.launcher import LaunchError, detect
 from lopa_dist.parallel.mesh import Mesh, choose_mesh
 from lopa_dist.parallel.stop import Stop
 
-JOIN_S = 30.0  # until the ranks have met and answered
-ROUNDS, SENT = 5, 4096  # of collectives, and numbers in each
+JOIN_S = 30.0  # seconds within which the ranks must have met and answered
+ROUNDS, SENT = 5, 4096  # rounds of collectives, and numbers that each rank sends in one
 
 
 def ranks(machine: Machine) -> Finding:
-    """How the doctor was started, as a job would be, and whether `parallel` goes with that."""
+    """Return how the doctor was started, as a job would be, and whether `parallel` fits that."""
     world, parallel = detect(), machine.config.parallel
     axes = parallel.data, parallel.branch, parallel.tensor
     try:
@@ -32,7 +32,7 @@ def ranks(machine: Machine) -> Finding:
 
 
 def collectives(machine: Machine) -> Finding:
-    """Whether ranks receive what others send, and how long that takes."""
+    """Return whether ranks receive what others send, and how long that takes."""
     world = detect()
     if world.size == 1:
         return fine("one process has none")
@@ -63,7 +63,7 @@ def collectives(machine: Machine) -> Finding:
 
 
 def exchange(group: Group, device: torch.device) -> Finding:
-    """Gather and broadcast a few numbers between the ranks of a group."""
+    """Return whether numbers arrive that the ranks of a group gather and broadcast, and how long a gather takes."""
     comm, times = group.comm, []
     ranks = torch.arange(comm.size, dtype=torch.int32, device=device)
     for number in range(ROUNDS):
@@ -82,7 +82,7 @@ def exchange(group: Group, device: torch.device) -> Finding:
 
 
 def broken_everywhere(machine: Machine, count: int) -> int:
-    """Return how many things are broken on all ranks; on this one alone if they are not joined."""
+    """Return how many things are broken on all ranks together; if they are not joined, `count`, those on this rank."""
     if machine.group is None:
         return count
     try:

@@ -1,4 +1,4 @@
-"""Checks of what is around a job: Python, Slurm, the run folder, W&B and the sandbox."""
+"""Checks of a job's surroundings: Python, Slurm, the run folder, its files, W&B and the sandbox."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ NODE_LOCAL = ("tmpfs", "ramfs", "ext2", "ext3", "ext4", "xfs", "btrfs", "overlay
 
 
 def python(machine: Machine) -> Finding:
-    """The version and the path of the interpreter."""
+    """Return the version and the path of the Python interpreter."""
     return fine(f"{platform.python_version()}, {sys.executable}")
 
 
 def slurm(machine: Machine) -> Finding:
-    """Whether this is a job of Slurm's, and what it was given."""
+    """Return whether this is a Slurm job, and which nodes and cores it has."""
     job = os.environ.get("SLURM_JOB_ID")
     if job is None:
         if shutil.which("sbatch") is None:
@@ -43,7 +43,7 @@ def slurm(machine: Machine) -> Finding:
 
 
 def run_folder(machine: Machine) -> Finding:
-    """Where results go: it must be writable, have room, and be seen by all nodes."""
+    """Return whether results can be written where they go: it must be writable, have room, and be seen by all nodes."""
     begun = Path(os.environ.get("SLURM_SUBMIT_DIR", "."))
     folder = Path(begun, machine.run_dir).expanduser().resolve()
     while machine.run_dir and not folder.exists():  # the job would make it
@@ -68,7 +68,7 @@ def run_folder(machine: Machine) -> Finding:
 
 
 def file_system(folder: Path) -> str:
-    """Return the kind of file system that a folder is on; an empty text where the system does not say."""
+    """Return the kind of file system that a folder is on; empty where the system does not say."""
     try:
         mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines()]
     except OSError:
@@ -78,7 +78,7 @@ def file_system(folder: Path) -> str:
 
 
 def files(machine: Machine) -> Finding:
-    """What the settings name: the input or the task's data sets, the place of `task.output`, own files."""
+    """Return whether what the settings name is there: input or data sets, `task.output`'s place, the user's files."""
     config = machine.config
     check_files(config)
     sources = data_sets(config.task)
@@ -104,7 +104,7 @@ def files(machine: Machine) -> Finding:
 
 
 def wandb(machine: Machine) -> Finding:
-    """Where figures of runs go."""
+    """Return whether figures of runs go to W&B, online or offline, and whether there is a key for that."""
     mode, key = chosen_mode(machine.config), os.environ.get("WANDB_API_KEY")
     if mode == "disabled":
         return fine("off (logging.wandb.mode=disabled)")
@@ -116,7 +116,7 @@ def wandb(machine: Machine) -> Finding:
 
 
 def logged_in() -> bool:
-    """Whether `wandb login` left a key."""
+    """Return whether `wandb login` has left a key on this machine."""
     try:
         hosts = netrc(os.environ.get("NETRC", str(Path.home() / ".netrc"))).hosts
     except (OSError, SyntaxError):
@@ -125,7 +125,7 @@ def logged_in() -> bool:
 
 
 def programs(machine: Machine) -> Finding:
-    """The sandbox, which only tasks that run a model's programs need."""
+    """Return whether the sandbox works; only tasks that run a model's programs need it."""
     task = machine.config.task
     needs = "allow_code_execution" in options_of(task.name)
     if needs and task.allow_code_execution is None:
