@@ -255,15 +255,17 @@ def abandon_service() -> None:
 
 def children(name: str) -> list[int]:
     """Return the ids of running processes called `name` that this one started (only on Linux)."""
-    processes = []
+    names: list[str] = []
     for thread in Path("/proc/self/task").glob("*/children"):
-        for process in thread.read_text().split():
-            with contextlib.suppress(OSError):  # it has just ended
-                called, _, state = (
-                    Path(f"/proc/{process}/stat").read_text(encoding="utf-8").partition("(")[2].rpartition(")")
-                )
-                if called == name and not state.lstrip().startswith("Z"):
-                    processes.append(int(process))
+        with contextlib.suppress(OSError):  # it has just ended
+            names += thread.read_text(encoding="ascii").split()
+    processes = []
+    for process in names:
+        with contextlib.suppress(OSError):  # likewise
+            stat = Path(f"/proc/{process}/stat").read_text(encoding="utf-8")
+            called, _, state = stat.partition("(")[2].rpartition(")")
+            if called == name and not state.lstrip().startswith("Z"):
+                processes.append(int(process))
     return processes
 
 
