@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from lopa_dist.kernels import native
 from lopa_dist.kernels.dispatch import in_c
 from lopa_dist.models.fused import Cache, FusedTransformer
+from lopa_dist.models.mask_rows import adapter_of
 from lopa_dist.ragged import Ints
 
 
@@ -39,9 +40,9 @@ class NativeLayers:
 
     @staticmethod
     def suits(network: FusedTransformer, rotations: tuple[Tensor, Tensor]) -> bool:
-        """Return whether C can run a network's layers: no experts, adapters, eight-bit weights or scaled queries."""
+        """Return whether C can run a network's layers: no experts, eight-bit weights or scaled queries."""
         weight = network.embedding
-        if network.needs_tiles or network.mask_rows is not None or network.config.query_scaling is not None:
+        if network.needs_tiles or network.config.query_scaling is not None:
             return False
         projections: list[Any] = [linear for layer in network.layers for linear in layer.projections]
         tensors = [weight, *network.norms, *rotations]
@@ -52,10 +53,19 @@ class NativeLayers:
         even = all(linear.weight.shape[1] % 2 == 0 for linear in projections)
         return in_c(weight, *tensors) and (even or weight.dtype == torch.float32) and weight.is_contiguous()
 
-    def runs(self, cache: Cache) -> bool:
-        """Return whether C computes this forward: no projection has hooks, and no K/V must be kept finite."""
-        hooked = any(linear._forward_hooks or linear._forward_pre_hooks for linear in self.projections)
-        return not hooked and cache.must_be_finite is None and in_c(self.network.embedding, cache.keys)
+    def runs(self, tokens: Tensor, cache: Cache) -> bool:
+        """Return whether C computes this forward.
+
+        No projection may have hooks but those of an adapter for rows that draft; with one, none of `tokens` may draft.
+        No K/V must be kept finite.
+        """
+        hooked = any(
+            len(linear._forward_hooks) > (adapter_of(linear) is not None) or linear._forward_pre_hooks
+            for linear in self.projections
+        )
+        if hooked or cache.must_be_finite is not None or not in_c(self.network.embedding, cache.keys):
+            return False
+        return self.network.mask_rows is None or not self.network.drafting(tokens, cache).any()
 
     def __call__(
         self, tokens: Tensor, positions: Tensor, cache: Cache, sees: native.Plan, wanted: Tensor | None = None

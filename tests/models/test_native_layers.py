@@ -13,11 +13,14 @@ from torch import Tensor
 from lopa_dist.kernels import native
 from lopa_dist.kernels.dispatch import KERNELS, by_torch
 from lopa_dist.kernels.segment_attention import Segments
+from lopa_dist.models.adapter import load_adapter
 from lopa_dist.models.checkpoint import load_model
 from lopa_dist.models.fused import Cache, FusedTransformer
 from lopa_dist.models.native_layers import NativeLayers
 from lopa_dist.models.transformer import Transformer, rope_of
-from tests.models.small_checkpoints import KINDS, reference, weights_of, write
+from tests.models.small_checkpoints import CAUSAL_KINDS, KINDS, reference, weights_of, write
+from tests.models.test_adapter import adapter_for, write_adapter
+from tests.models.test_mask_rows import TARGETS
 
 pytestmark = [
     pytest.mark.skipif(isinstance(native.found(), str), reason=f"no C here: {native.found()}"),
@@ -63,7 +66,7 @@ class Forward:
         keys, values = pool = self.pool.clone()
         cache = Cache(keys, values, SCRATCH, None, self.slots)
         whole = NativeLayers(self.network, self.rotations)
-        assert whole.runs(cache)
+        assert whole.runs(self.tokens, cache)
         return whole(self.tokens, self.positions, cache, self.plan, wanted), pool
 
 
@@ -109,15 +112,41 @@ def test_rows_in_no_segment_see_nothing(tmp_path: Path) -> None:
 def test_the_network_computes_where_somebody_has_hooked_in(tmp_path: Path) -> None:
     forward = Forward(small(tmp_path), 3)
     layers, cache = NativeLayers(forward.network, forward.rotations), Cache(*forward.pool, SCRATCH)
-    assert layers.runs(cache)
+    assert layers.runs(forward.tokens, cache)
     with by_torch(frozenset(KERNELS)):
-        assert not layers.runs(cache)
+        assert not layers.runs(forward.tokens, cache)
         assert not NativeLayers.suits(forward.network, forward.rotations)
-    assert not layers.runs(Cache(*forward.pool, SCRATCH, torch.zeros(3, dtype=torch.bool)))
+    assert not layers.runs(forward.tokens, Cache(*forward.pool, SCRATCH, torch.zeros(3, dtype=torch.bool)))
     hook = forward.network.layers[0].out.register_forward_hook(lambda *_: None)
-    assert not layers.runs(cache)
+    assert not layers.runs(forward.tokens, cache)
     hook.remove()
-    assert layers.runs(cache)
+    assert layers.runs(forward.tokens, cache)
+
+
+def test_an_adapter_of_masks_leaves_forwards_without_masks_to_c(tmp_path: Path) -> None:
+    """The rows' bits are the same; where a mask is among the rows, the network computes, with the adapter."""
+    kind = CAUSAL_KINDS["qwen3"]
+    weights = weights_of(kind, reference(kind))
+    folder = write_adapter(tmp_path / "lora", adapter_for(weights, TARGETS), target_modules=TARGETS, lora_alpha=0.4)
+    (folder / "added_tokens.json").write_text('{"<|MASK|>": 79}')
+    base = write(tmp_path / "base", kind, weights)
+    forward = Forward(load_model(base, torch.float32, CPU, load_adapter(folder, "masks")), 9)
+    mask = forward.network.config.mask_id
+    forward.tokens[forward.tokens == mask] = 1
+    layers, cache = NativeLayers(forward.network, forward.rotations), Cache(*forward.pool, SCRATCH)
+    assert NativeLayers.suits(forward.network, forward.rotations)
+    assert layers.runs(forward.tokens, cache)
+    plain = Forward(load_model(base, torch.float32, CPU), 9)
+    plain.tokens = forward.tokens
+    for found, expected, bare in zip(forward.at_once(), forward.one_by_one(), plain.at_once(), strict=True):
+        assert torch.equal(found, expected)
+        assert torch.equal(found, bare)
+    forward.tokens[4] = mask
+    assert not layers.runs(forward.tokens, cache)
+    hook = forward.network.layers[0].out.register_forward_hook(lambda *_: None)
+    forward.tokens[4] = 1
+    assert not layers.runs(forward.tokens, cache)
+    hook.remove()
 
 
 def test_what_c_has_not_is_left_to_the_network(tmp_path: Path) -> None:
