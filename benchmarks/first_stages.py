@@ -25,6 +25,7 @@ from benchmarks.first_model import layers
 from benchmarks.first_ranks import ranks
 from benchmarks.first_speed import speed
 from benchmarks.first_texts import texts
+from lopa_dist.jobs.setup.device import usable_cores
 
 AHEAD = {"preflight": 3, "engines": 3, "texts": 3, "kernels": 4}  # processes by stage
 AHEAD_SECONDS = 60.0
@@ -81,8 +82,7 @@ def ahead(device: torch.device, stages: Mapping[str, int], seconds: float) -> di
     What dies here, or is not done in time, is found once more by the stage itself.
     """
     end, toy = time.monotonic() + seconds, ["--toy"] * (device.type == "cpu")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, cores // sum(stages.values())))}
+    environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, usable_cores() // sum(stages.values())))}
     children = {
         f"{stage} {number}": subprocess.Popen(
             [sys.executable, "-m", "benchmarks.first_stages", stage, "--share", str(number), str(processes), *toy],

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
+SOURCE_OF = "the source of "  # followed by a setting: the name of a hash of the user's own code
 ARGUMENTS = {"decode.fill": ("probability", "confidence", "masked"), "task.score": ("text", "fields")}
 """By setting: the positional arguments with which the function that it names is called."""
 

@@ -21,13 +21,12 @@ from lopa_dist.jobs.run.job_input import JobInput
 from lopa_dist.jobs.run.rejudge import rejudge
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.kernels.native import form
-from lopa_dist.own_code import digest, is_own
+from lopa_dist.own_code import SOURCE_OF, digest, is_own
 from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import Start
 from lopa_dist.tasks.task import Task
 
 log = logging.getLogger("lopa_dist")
-SOURCE_OF = "the source of "  # followed by a setting: the name of a hash of the user's own code
 
 
 @dataclass(frozen=True)

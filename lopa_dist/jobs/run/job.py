@@ -29,7 +29,7 @@ from lopa_dist.jobs.folder.part_names import in_parts
 from lopa_dist.jobs.folder.results import results, write_errors
 from lopa_dist.jobs.folder.shard_figures import write_figures
 from lopa_dist.jobs.run.answers import NOT_NUMBERS, Pieces, answer_of, error_line, generation_line
-from lopa_dist.jobs.run.attempt import SOURCE_OF, Attempt, begin_attempt, tries_of
+from lopa_dist.jobs.run.attempt import Attempt, begin_attempt, tries_of
 from lopa_dist.jobs.run.crashes import Begun
 from lopa_dist.jobs.run.job_input import JobInput, request_id
 from lopa_dist.jobs.run.judging import Answer, Judges, Verdict
@@ -53,6 +53,7 @@ from lopa_dist.jobs.show.run_page import write_run_page
 from lopa_dist.jobs.show.wandb_log import WandbLog
 from lopa_dist.learn.config import LearnConfig
 from lopa_dist.models.transformer import Transformer
+from lopa_dist.own_code import SOURCE_OF
 from lopa_dist.parallel.failures import announce_before_joining
 from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import Start, World

@@ -144,9 +144,14 @@ def idle_seconds(file: Path = Path("/proc/stat")) -> dict[int, float]:
     return {core: (int(found[4]) + int(found[5])) / ticks for core, found in fields.items() if core in own}
 
 
+def usable_cores() -> int:
+    """Return how many cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def cores(world: World, environment: Mapping[str, str] = os.environ) -> tuple[int, str]:
     """Return this rank's share of the cores that its process may run on, and what decides that."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    usable = usable_cores()
     share = max(1, usable // world.local_size)
     why = "the cores of this machine" if world.local_size == 1 else f"the share of a rank in {usable} cores"
     asked = environment.get("SLURM_CPUS_PER_TASK", "")  # Slurm need not bind tasks to their cores

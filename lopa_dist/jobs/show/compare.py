@@ -22,11 +22,12 @@ from lopa_dist.encodable import encodable
 from lopa_dist.jobs.setup.settings import shown
 from lopa_dist.jobs.show.equal_texts import EqualTexts
 from lopa_dist.jobs.show.made_on import made_sentence
+from lopa_dist.jobs.show.notes import notes_of
 from lopa_dist.jobs.show.page import Point, Scatter, write_page
 from lopa_dist.jobs.show.paired import Paired
 from lopa_dist.jobs.show.paper_table import latex, markdown
-from lopa_dist.jobs.show.report import accuracy_interval, judged, problems, samples_of, typed_words
-from lopa_dist.jobs.show.run_page import command, questions_again, stopped, write_run_page
+from lopa_dist.jobs.show.report import accuracy_interval, judged, samples_of, typed_words
+from lopa_dist.jobs.show.run_page import command, questions_again, write_run_page
 from lopa_dist.jobs.show.seed_groups import (
     SEEDS,
     SeedGroup,
@@ -35,7 +36,6 @@ from lopa_dist.jobs.show.seed_groups import (
     find_baseline,
     grouped,
     in_words,
-    inputs_of,
     load_reports,
     same_texts,
     settings_by_name,
@@ -57,9 +57,6 @@ WIDE, COLUMN = 7.0, 3.3  # inches: the text and one column of most papers
 NARROW = ("rows/token", "seeds", "tokens/s", "p")  # columns left out on a narrow terminal, in this order
 LONGEST_WORD = 30  # the most characters of a name's word that are kept on one line
 UNBOUNDED = 10_000  # characters per line: more than any table needs
-OF_JUDGES = ("the source of task", "the source of task.score")  # what reports call the user's code that judges
-BUSY = 1.5  # load per core above which a run's times say little
-SCATTER = 1.2  # a note is added where the fastest run of a point is more than this many times as fast as the slowest
 SPEEDS: list[tuple[str, Callable[[dict[str, Any]], float | None], int]] = [
     ("Tokens per forward", lambda report: report["tpf"], 1),
     ("Rows of the model computed per token", lambda report: report.get("rows_per_token"), -1),
@@ -154,12 +151,8 @@ def title_of(report: dict[str, Any]) -> str:
 
 
 def has_baseline(groups: Sequence[SeedGroup], asked: str | None) -> bool:
-    """Return whether one of the points is the baseline `asked`.
-
-    Raises:
-        UserError: several of them are.
-    """
-    return asked is not None and bool(baselines(groups, asked)) and bool(find_baseline(groups, asked))
+    """Return whether some of the points are called as the baseline that was asked for, or have its settings."""
+    return asked is not None and bool(baselines(groups, asked))
 
 
 def csv_text(groups: Sequence[SeedGroup], parts: Sequence[Comparison]) -> str:
@@ -490,104 +483,3 @@ def headline(groups: Sequence[SeedGroup]) -> str:
         which = "All" if len(equals) == len(of) else f"Numbers {', '.join(map(str, equals))}"
         words += f" {which} have the {'same' if len(equals) == len(of) else 'highest'} accuracy, {best[0]:.1%}."
     return f"{words} The most tokens per forward pass has number {fastest[2]}: {fastest[0]:.1%} at {fastest[1]:.2f}."
-
-
-def busy_at(report: dict[str, Any]) -> list[tuple[float, int]]:
-    """Return the load and the number of cores if a run began on a CPU that was too busy (`BUSY`); else nothing."""
-    made = report.get("made") or {}
-    cores = re.search(r"(\d+) cores$", made.get("device") or "")
-    load = made.get("load") or 0.0
-    return [(load, int(cores[1]))] if cores and load > BUSY * int(cores[1]) else []
-
-
-def unlike(groups: Sequence[SeedGroup], called: Sequence[str], compared: bool) -> list[str]:
-    """Return notes on how runs differ besides their decoding: in rules of judging, code, or input.
-
-    Args:
-        groups: the points.
-        called: how each point is called.
-        compared: whether some are compared with a baseline problem by problem.
-    """
-    notes = []
-    reports = [group.report for group in groups]
-    own = [report.get("own_code") or {} for report in reports]
-    rules = {(r["task"].get("score"), *map(of.get, OF_JUDGES)) for r, of in zip(reports, own, strict=True)}
-    if len(rules) > 1 and any("accuracy" in report for report in reports):
-        notes.append(
-            "Not all runs were judged by the same rule (task.score, or a task's own), so their accuracies are not "
-            "comparable."
-        )
-    hashes: dict[str, set[str]] = {}
-    for source, found in (pair for of in own for pair in of.items() if pair[0] not in OF_JUDGES):
-        hashes.setdefault(source, set()).add(found)
-    edited = sorted(source for source, found in hashes.items() if len(found) > 1)
-    notes += [f"Not all runs had the same code: {source} changed between them." for source in edited]
-    tasks: dict[Any, set[Any]] = {}
-    for report in reports:
-        tasks.setdefault(report["task"].get("problem_seed"), set()).add(str(report.get("whole_input")))
-    if any(len(inputs - {"None"}) > 1 for inputs in tasks.values()):
-        words = "differences are of those alone that have the baseline's" if compared else "compare them with care"
-        notes.append(f"Not all runs had the same input: {words}.")
-    asked = [inputs_of(report).keys() for report in reports]
-    if any(streams != asked[0] for streams in asked):
-        which = ", ".join(f"{name}: {', '.join(streams)}" for name, streams in zip(called, asked, strict=True))
-        notes.append(f"Not all runs were asked the same problems, by their task.problem_seed ({which}).")
-    codes = {code for report in reports for code in (report.get("made") or {}).get("code", "").split(", ")} - {""}
-    if len(codes) > 1:
-        notes.append("Not all runs were made by the same code: files of lopa_dist changed between them.")
-    return notes
-
-
-def notes_of(groups: Sequence[SeedGroup], pairs: Sequence[Paired | None], called: Sequence[str]) -> list[str]:
-    """Return notes that a reader must know before comparing the points.
-
-    Args:
-        groups: the points.
-        pairs: each point's comparison with a baseline, if there is one.
-        called: how each point is called.
-    """
-    notes, numbered = [], list(zip(called, (group.report for group in groups), strict=True))
-    for number, report in numbered:
-        if part := stopped(report):
-            notes.append(f"Run {number} was stopped: {part}.")
-        if "accuracy" in report and (missing := report["requests"] - judged(report)):
-            failed = f" ({report['errors']} ended with an error)" if report.get("errors") else ""
-            notes.append(
-                f"The accuracy of run {number} leaves out {missing} of its {report['requests']} requests{failed}."
-            )
-    counts = {number: pair.problems for number, pair in zip(called, pairs, strict=True) if pair}
-    if counts and len({*counts.values(), *(problems(r) for _, r in numbered if "accuracy" in r)}) > 1:
-        words = ", ".join(f"run {number}: {count}" for number, count in counts.items())
-        notes.append(f"Differences are over the problems that both have judged ({words}).")
-    if any(samples_of(report) > 1 and "accuracy" in report for _, report in numbered):
-        notes.append("Several samples of a prompt are one problem, of which their mean counts: so wide are intervals.")
-    if any(report.get("seeds", 1) > 1 for _, report in numbered):
-        words = ", and p is that of the sign test of the problems' means" if counts else ""
-        notes.append(
-            f"Of a run with several seeds, the accuracy is the mean; its interval is that of one run's problems{words}."
-        )
-    if cut := [f"run {n}: {r['cut'] / (r['requests'] - r['errors']):.1%}" for n, r in numbered if r.get("cut")]:
-        notes.append(f"Answers that are cut at their limit of tokens: {', '.join(cut)}.")
-    for number, report in numbered:
-        low, high = report.get("tokens_per_s_range", (1, 1))
-        if high > SCATTER * low:
-            notes.append(
-                f"Tokens a second of run {number} were from {low:.0f} to {high:.0f}: probably other work took its time."
-            )
-    if auto := [number for number, r in numbered if r["decode"].get("drafts") == "auto"]:
-        some = "all runs" if len(auto) == len(groups) else f"run {', '.join(auto)}"
-        notes.append(
-            f"With decode.drafts=auto ({some}), tokens per forward and rows per token follow the machine and its load: "
-            "another time they are others, with the same texts."
-        )
-    if busy := [f"{number} (load {load:g}, {cores} cores)" for number, r in numbered for load, cores in busy_at(r)]:
-        notes.append(f"Other programs ran when these runs began, so their times say little: {', '.join(busy)}.")
-    notes += unlike(groups, called, bool(counts))
-    warned: dict[str, list[str]] = {}
-    for number, report in numbered:
-        for warning in report.get("warnings", []):
-            warned.setdefault(warning, []).append(number)
-    for warning, which in warned.items():
-        some = "All runs" if len(which) == len(groups) else f"Run {', '.join(which)}"
-        notes.append(f"{some}: {warning.rstrip('.')}.")
-    return notes

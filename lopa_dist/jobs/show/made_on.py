@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import lopa_dist
+from lopa_dist.jobs.setup.device import usable_cores
 
 
 def made_on(device: torch.device) -> dict[str, Any]:
@@ -49,8 +50,7 @@ def device_name(device: torch.device) -> str:
     """Return the name of a device; for a CPU also how many cores the process may use."""
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{cpu_name()}, {cores} cores"
+    return f"{cpu_name()}, {usable_cores()} cores"
 
 
 def cpu_name(file: Path = Path("/proc/cpuinfo")) -> str:

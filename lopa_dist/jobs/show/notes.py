@@ -1,0 +1,118 @@
+"""What a reader must know of some runs before comparing them, in sentences below the table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from lopa_dist.jobs.show.paired import Paired
+from lopa_dist.jobs.show.report import judged, problems, samples_of
+from lopa_dist.jobs.show.run_page import stopped
+from lopa_dist.jobs.show.seed_groups import SeedGroup, inputs_of
+from lopa_dist.own_code import SOURCE_OF
+
+OF_JUDGES = f"{SOURCE_OF}task", f"{SOURCE_OF}task.score"
+BUSY = 1.5  # load per core above which a run's times say little
+SCATTER = 1.2  # a note is added where the fastest run of a point is more than this many times as fast as the slowest
+
+
+def notes_of(groups: Sequence[SeedGroup], pairs: Sequence[Paired | None], called: Sequence[str]) -> list[str]:
+    """Return notes that a reader must know before comparing the points.
+
+    Args:
+        groups: the points.
+        pairs: each point's comparison with a baseline, if there is one.
+        called: how each point is called.
+    """
+    notes, numbered = [], list(zip(called, (group.report for group in groups), strict=True))
+    for number, report in numbered:
+        if part := stopped(report):
+            notes.append(f"Run {number} was stopped: {part}.")
+        if "accuracy" in report and (missing := report["requests"] - judged(report)):
+            failed = f" ({report['errors']} ended with an error)" if report.get("errors") else ""
+            notes.append(
+                f"The accuracy of run {number} leaves out {missing} of its {report['requests']} requests{failed}."
+            )
+    counts = {number: pair.problems for number, pair in zip(called, pairs, strict=True) if pair}
+    if counts and len({*counts.values(), *(problems(r) for _, r in numbered if "accuracy" in r)}) > 1:
+        words = ", ".join(f"run {number}: {count}" for number, count in counts.items())
+        notes.append(f"Differences are over the problems that both have judged ({words}).")
+    if any(samples_of(report) > 1 and "accuracy" in report for _, report in numbered):
+        notes.append("Several samples of a prompt are one problem, of which their mean counts: so wide are intervals.")
+    if any(report.get("seeds", 1) > 1 for _, report in numbered):
+        words = ", and p is that of the sign test of the problems' means" if counts else ""
+        notes.append(
+            f"Of a run with several seeds, the accuracy is the mean; its interval is that of one run's problems{words}."
+        )
+    if cut := [f"run {n}: {r['cut'] / (r['requests'] - r['errors']):.1%}" for n, r in numbered if r.get("cut")]:
+        notes.append(f"Answers that are cut at their limit of tokens: {', '.join(cut)}.")
+    for number, report in numbered:
+        low, high = report.get("tokens_per_s_range", (1, 1))
+        if high > SCATTER * low:
+            notes.append(
+                f"Tokens a second of run {number} were from {low:.0f} to {high:.0f}: probably other work took its time."
+            )
+    if auto := [number for number, r in numbered if r["decode"].get("drafts") == "auto"]:
+        some = "all runs" if len(auto) == len(groups) else f"run {', '.join(auto)}"
+        notes.append(
+            f"With decode.drafts=auto ({some}), tokens per forward and rows per token follow the machine and its load: "
+            "another time they are others, with the same texts."
+        )
+    if busy := [f"{number} (load {load:g}, {cores} cores)" for number, r in numbered for load, cores in busy_at(r)]:
+        notes.append(f"Other programs ran when these runs began, so their times say little: {', '.join(busy)}.")
+    notes += unlike(groups, called, bool(counts))
+    warned: dict[str, list[str]] = {}
+    for number, report in numbered:
+        for warning in report.get("warnings", []):
+            warned.setdefault(warning, []).append(number)
+    for warning, which in warned.items():
+        some = "All runs" if len(which) == len(groups) else f"Run {', '.join(which)}"
+        notes.append(f"{some}: {warning.rstrip('.')}.")
+    return notes
+
+
+def busy_at(report: dict[str, Any]) -> list[tuple[float, int]]:
+    """Return the load and the number of cores if a run began on a CPU that was too busy (`BUSY`); else nothing."""
+    made = report.get("made") or {}
+    cores = re.search(r"(\d+) cores$", made.get("device") or "")
+    load = made.get("load") or 0.0
+    return [(load, int(cores[1]))] if cores and load > BUSY * int(cores[1]) else []
+
+
+def unlike(groups: Sequence[SeedGroup], called: Sequence[str], compared: bool) -> list[str]:
+    """Return notes on how runs differ besides their decoding: in rules of judging, code, or input.
+
+    Args:
+        groups: the points.
+        called: how each point is called.
+        compared: whether some are compared with a baseline problem by problem.
+    """
+    notes = []
+    reports = [group.report for group in groups]
+    own = [report.get("own_code") or {} for report in reports]
+    rules = {(r["task"].get("score"), *map(of.get, OF_JUDGES)) for r, of in zip(reports, own, strict=True)}
+    if len(rules) > 1 and any("accuracy" in report for report in reports):
+        notes.append(
+            "Not all runs were judged by the same rule (task.score, or a task's own), so their accuracies are not "
+            "comparable."
+        )
+    hashes: dict[str, set[str]] = {}
+    for source, found in (pair for of in own for pair in of.items() if pair[0] not in OF_JUDGES):
+        hashes.setdefault(source, set()).add(found)
+    edited = sorted(source for source, found in hashes.items() if len(found) > 1)
+    notes += [f"Not all runs had the same code: {source} changed between them." for source in edited]
+    tasks: dict[Any, set[Any]] = {}
+    for report in reports:
+        tasks.setdefault(report["task"].get("problem_seed"), set()).add(str(report.get("whole_input")))
+    if any(len(inputs - {"None"}) > 1 for inputs in tasks.values()):
+        words = "differences are of those alone that have the baseline's" if compared else "compare them with care"
+        notes.append(f"Not all runs had the same input: {words}.")
+    asked = [inputs_of(report).keys() for report in reports]
+    if any(streams != asked[0] for streams in asked):
+        which = ", ".join(f"{name}: {', '.join(streams)}" for name, streams in zip(called, asked, strict=True))
+        notes.append(f"Not all runs were asked the same problems, by their task.problem_seed ({which}).")
+    codes = {code for report in reports for code in (report.get("made") or {}).get("code", "").split(", ")} - {""}
+    if len(codes) > 1:
+        notes.append("Not all runs were made by the same code: files of lopa_dist changed between them.")
+    return notes
