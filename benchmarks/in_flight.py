@@ -1,4 +1,4 @@
-"""Tokens a second of whole generations by how many sequences are in flight.
+"""Tokens per second of whole generations by how many sequences are in flight.
 
     python -m benchmarks.in_flight                     # 256 problems each, 1, 4, 16, 64 and 256 in flight: half an hour
     python -m benchmarks.in_flight --problems 64 --in-flight 1 --in-flight 16

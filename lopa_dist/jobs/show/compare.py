@@ -60,7 +60,7 @@ UNBOUNDED = 10_000  # characters per line: more than any table needs
 SPEEDS: list[tuple[str, Callable[[dict[str, Any]], float | None], int]] = [
     ("Tokens per forward", lambda report: report["tpf"], 1),
     ("Rows of the model computed per token", lambda report: report.get("rows_per_token"), -1),
-    ("Tokens a second of the job", lambda report: report["tokens_per_s"]["job"], 1),
+    ("Tokens per second of the job", lambda report: report["tokens_per_s"]["job"], 1),
 ]
 """What accuracy is drawn against: its title, how to read it from a report, and -1 where less is faster."""
 

@@ -496,7 +496,7 @@ def test_what_a_reader_must_know_of_some_runs_stands_below_the_table(tmp_path: P
         f"Answers that are cut at their limit of tokens: run {failed}: 66.7%.",
         f"The accuracy of run {failed} leaves out 1 of its 4 requests (1 ended with an error).",
         f"Differences are over the problems that both have judged (run {min(failed, several)}",
-        f"Tokens a second of run {several} were from 33 to 100",
+        f"Tokens per second of run {several} were from 33 to 100",
         f"Run {failed}: no chat template.",
         f"Run {failed} was stopped: 4 of 9 requests are done.",
         "the accuracy is the mean; its interval is that of one run's problems, and p is that of the sign test",
