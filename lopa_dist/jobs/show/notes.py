@@ -51,7 +51,8 @@ def notes_of(groups: Sequence[SeedGroup], pairs: Sequence[Paired | None], called
         low, high = report.get("tokens_per_s_range", (1, 1))
         if high > SCATTER * low:
             notes.append(
-                f"Tokens per second of run {number} were from {low:.0f} to {high:.0f}: probably other work took its time."
+                f"Tokens per second of run {number} were from {low:.0f} to {high:.0f}: probably other work took its "
+                "time."
             )
     if auto := [number for number, r in numbered if r["decode"].get("drafts") == "auto"]:
         some = "all runs" if len(auto) == len(groups) else f"run {', '.join(auto)}"
