@@ -1,1 +1,1 @@
-"""What is measured, as programs that print tables and write JSON and figures."""
+"""Benchmarks: programs that measure the package, print tables, and write JSON and figures."""

@@ -1,6 +1,6 @@
-"""Answers of the models in the package, and what is counted of them.
+"""Answers of the package's models to problems, and figures about these answers.
 
-Counting: tokens up to the first EOS, every forward of a sequence, prefill included.
+An answer's tokens are counted up to the first EOS. All forwards of a sequence are counted, prefill included.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lopa_dist.tasks.task import Item, Task
 PUBLISHED: dict[str, Any] = {
     "verify": "confidence",
     "drafts": 0,
-}  # the rule without verification: plain decoding, LoPA, the control
+}  # decoding without verification: plain decoding, LoPA and the control
 
 
 COLUMNS = {
@@ -35,7 +35,10 @@ COLUMNS = {
 
 
 def load(path: str = "embedded", **options: Any) -> EngineBuilder:
-    """Return a model in fp32 on one thread of the CPU; `options` are those of `ModelOptions`."""
+    """Return a builder with the model at `path` loaded, in fp32 by default, on one thread of the CPU.
+
+    `options` are more arguments of `ModelOptions`.
+    """
     torch.set_num_threads(1)
     builder = EngineBuilder(ModelOptions(**{"path": path, "dtype": "fp32", **options}), torch.device("cpu"))
     builder.load(warn=False)
@@ -43,7 +46,7 @@ def load(path: str = "embedded", **options: Any) -> EngineBuilder:
 
 
 def requests_of(items: Sequence[Item], tokenizer: Any, max_new_tokens: int) -> list[Request]:
-    """Return the items' chats as requests, in order."""
+    """Return a request for the chat of each of the `items`, in their order."""
     requests = []
     for i, item in enumerate(items):
         text = tokenizer.apply_chat_template(item.messages, tokenize=False, add_generation_prompt=True)
@@ -54,9 +57,9 @@ def requests_of(items: Sequence[Item], tokenizer: Any, max_new_tokens: int) -> l
 
 @dataclass
 class Answers:
-    """Answers to problems."""
+    """Answers to problems, and what generating them took."""
 
-    tokens: list[list[int]]  # of each problem
+    tokens: list[list[int]]  # the answer to each problem
     accuracy: float
     seconds: float
     processor_s: float
@@ -64,12 +67,15 @@ class Answers:
 
     @property
     def total(self) -> int:
-        """All tokens."""
+        """The number of tokens in all answers."""
         return sum(map(len, self.tokens))
 
     @property
     def figures(self) -> dict[str, Any]:
-        """What does not depend on the machine, and tokens per second by the clock."""
+        """Accuracy, tokens per forward, rows per token, and tokens per second of wall-clock time.
+
+        Only the last one depends on the machine, unless the number of drafts follows the times of steps.
+        """
         return {
             "accuracy": self.accuracy,
             "tpf": self.total / self.engine.statistics.forwards,
@@ -79,7 +85,7 @@ class Answers:
 
 
 def answer(builder: EngineBuilder, config: DecodeConfig, task: Task, items: Sequence[Item], in_flight: int) -> Answers:
-    """Generate and judge the answers to a task's items."""
+    """Generate the answers to the `items` of a task, score them, and return them."""
     requests = requests_of(items, builder.tokenizer, config.max_new_tokens)
     engine = builder.engine(config, EngineConfig(in_flight))
     clock, processor = time.perf_counter(), time.process_time()

@@ -1,12 +1,13 @@
-"""What branch ranks are worth: the embedded model on 1, 2 and 4 ranks of this machine, one thread each.
+"""Measure the speed-up from branch ranks: the embedded model on 1, 2 and 4 ranks of this machine, one thread each.
 
     python -m benchmarks.branch_scaling                     # LoPA with k = 7: the same branches on more ranks
     python -m benchmarks.branch_scaling --decoding verified # verified lookahead: a branch of 10 drafts for each rank
     python -m benchmarks.branch_scaling --rounds 1 --problems 16     # a quick look
 
-Starts the main job through torchrun, again and again with the rank counts in turn, and takes medians, because machines
-have moods. Beside the speed-up stands its ceiling: two independent single-rank jobs at once, which send nothing; where
-these take longer than one alone, the cores share something (a physical core, memory, other people's work). Writes
+Each round starts the main job once for each rank count. The results are medians over the rounds, because a machine's
+speed varies. For two ranks, the table also shows a ceiling of the speed-up: what two independent single-rank jobs
+reach, which run at the same time and send nothing to each other. If the two take longer than one job alone, they
+compete for something: a physical core, memory, or time that other programs use. Writes
 benchmarks/results/branch_scaling.json and .png, or branch_scaling_verified.json and .png.
 """
 
@@ -38,9 +39,9 @@ DECODINGS = {
 
 
 def start(folder: Path, ranks: int, sequences: int, problems: int, decoding: str) -> subprocess.Popen[bytes]:
-    """The main job; one rank needs no torchrun."""
+    """Start the main job on `ranks` ranks, and return its process; a single rank needs no torchrun."""
     launcher = [*TORCHRUN, str(ranks)] if ranks > 1 else []
-    branches = [f"decode.branches={ranks - 1}"] if decoding == "verified" else []  # one on each rank
+    branches = [f"decode.branches={ranks - 1}"] if decoding == "verified" else []  # one branch on each rank
     command = [
         sys.executable, *launcher, "-m", "lopa_dist", *DECODINGS[decoding], *branches, f"parallel.branch={ranks}",
         "parallel.threads=1", f"task.limit={problems}", f"engine.max_sequences={sequences}", f"hydra.run.dir={folder}",
@@ -50,7 +51,7 @@ def start(folder: Path, ranks: int, sequences: int, problems: int, decoding: str
 
 
 def finish(job: subprocess.Popen[bytes], folder: Path) -> Result:
-    """Its report."""
+    """Wait until the job ends, and return the report that it wrote to `folder`; exit if the job failed."""
     if job.wait():
         sys.exit(f"the job in {folder} failed")
     report: Result = json.loads((folder / "report.json").read_text())
@@ -58,7 +59,10 @@ def finish(job: subprocess.Popen[bytes], folder: Path) -> Result:
 
 
 def measure(rounds: int, sequences: int, problems: int, decoding: str) -> dict[int, list[Result]]:
-    """Reports of all rounds by rank count; 0: the slower one of two single ranks at once."""
+    """Run the jobs of all rounds, and return their reports by rank count.
+
+    Under 0 are the jobs for the ceiling: of two single-rank jobs that run at the same time, the slower one.
+    """
     reports: dict[int, list[Result]] = {ranks: [] for ranks in (*RANKS, 0)}
     with tempfile.TemporaryDirectory() as temporary:
         for turn in range(rounds):
@@ -74,7 +78,7 @@ def measure(rounds: int, sequences: int, problems: int, decoding: str) -> dict[i
 
 
 def summarise(reports: dict[int, list[Result]], sequences: int) -> list[Result]:
-    """One row for every rank count, medians over the rounds."""
+    """Return a row of medians over the rounds for each rank count."""
 
     def median(ranks: int, *path: str) -> float:
         values: list[Any] = reports[ranks]
@@ -102,7 +106,7 @@ def summarise(reports: dict[int, list[Result]], sequences: int) -> list[Result]:
 
 
 def picture(rows: list[Result], cores: int, name: str) -> str:
-    """Draw where a step's time goes, by ranks, for each number of sequences in flight."""
+    """Draw the share of each phase in a step's time, by ranks and sequences in flight; return the file's name."""
     colors = dict(zip(PHASES, ("#2563eb", "#f59e0b", "#10b981", "#dc2626", "#94a3b8"), strict=True))
 
     def paint(axes: Any) -> None:
@@ -126,7 +130,7 @@ def picture(rows: list[Result], cores: int, name: str) -> str:
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Measure the jobs; print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--problems", type=int, default=64)
@@ -134,7 +138,7 @@ def main() -> None:
     parser.add_argument("--decoding", choices=list(DECODINGS), default="lopa")
     options = parser.parse_args()
     name = "branch_scaling" if options.decoding == "lopa" else f"branch_scaling_{options.decoding}"
-    load = os.getloadavg()[0]  # before anything of ours: how busy others keep the machine
+    load = os.getloadavg()[0]  # measured before our jobs start: how busy other programs keep the machine
     if load > 0.5:
         print(f"load {load:.1f}: others use this machine, the figures will not be what they could be")
     rows = []

@@ -1,13 +1,15 @@
-"""The end of a job on 8 to 512 data replicas, by simulation: what the order of requests brings.
+"""Simulate jobs on 8 to 512 data replicas, to find how much sooner they end if requests run in a good order.
 
     python -m benchmarks.cluster                # the projection and its picture, from measured gains: some minutes
-    python -m benchmarks.cluster --calibrate    # measure gains of the embedded model anew: minutes on two cores
+    python -m benchmarks.cluster --calibrate    # measure the gains of the embedded model again: minutes on two cores
     python -m benchmarks.cluster --validate     # run real jobs on this machine and compare them with their simulation
 
-Results are in benchmarks/results/cluster.json; a part that is not asked for stays as it was.
+Also simulates one prompt on 1 to 8 branch ranks. The results are in benchmarks/results/cluster.json; a run changes only
+the part that it was asked for.
 
-The projection is NOT a measurement: no GPU was used. A forward takes what a roofline of data-sheet figures says
-(`latency_model.py`); tokens per forward and rows per step are the embedded model's, whose answers end at 60 tokens.
+The projection is NOT a measurement: no GPU was used. The time of a forward comes from a roofline of data-sheet figures
+(`latency_model.py`). Tokens per forward and rows per step are those that the embedded model has, whose answers have at
+most some 60 tokens.
 """
 
 from __future__ import annotations
@@ -31,23 +33,35 @@ from benchmarks.results import RESULTS, machine, read, show, write
 from lopa_dist.jobs.show.pareto import draw
 
 MODEL = Model()
-IN_FLIGHT = (64, 16)  # sequences of a data replica at most; 16 by default
-PROMPT, ANSWER = 512, 256  # tokens, on the mean
+IN_FLIGHT = (64, 16)  # most sequences in flight on a data replica; 16 is the default of a job
+PROMPT, ANSWER = 512, 256  # tokens of every prompt; mean tokens of an answer, the long ones apart
 PROMPTS, REPLICAS = 20_000, (8, 32, 128, 512)
-DRAWN = 200  # answers of one prompt
-BRANCHES = {1: "k=0 m=10", 2: "k=1 m=10", 4: "k=3 m=10", 8: "k=7 m=10"}  # the setting by branch ranks
+DRAWN = 200  # simulations of one prompt, each with other draws
+BRANCHES = {1: "k=0 m=10", 2: "k=1 m=10", 4: "k=3 m=10", 8: "k=7 m=10"}  # setting for each number of branch ranks
 POLICIES = {"input order": "input", "longest first": "longest", "longest first, dealt out": "dealt"}
 
 
 def host_seconds() -> Callable[[int], float]:
-    """What a device waits for the host in a step, by sequences: as `host_time.py` measured it beside a CPU."""
+    """Return a function from the number of sequences to the seconds of a step in which a device waits for the host.
+
+    `host_time.py` measured these seconds on a CPU.
+    """
     verified = [r for r in read("host_time")["rows"] if r["decoding"].startswith("verified") and r["threads"] > 1]
     chosen = {r["sequences"]: r["exposed"] / 1000 for r in verified}
     return lambda sequences: float(np.interp(sequences, list(chosen), list(chosen.values())))
 
 
 def gpus(measured: Measured, replicas: int, branch: int, most: int) -> Cluster:
-    """Replicas of Dream-7B on H200s: the roofline of a forward, host time, and what their branch ranks exchange."""
+    """Return a cluster of `replicas` replicas of Dream-7B, each with `branch` branch ranks, on H200s.
+
+    A step takes the forward's time by the roofline, the host's time, and the time of the exchange between branch ranks.
+
+    Args:
+        measured: the gains of the setting with which the replicas decode.
+        replicas: number of data replicas.
+        branch: branch ranks of each replica.
+        most: most sequences in flight on a replica.
+    """
     host, block = host_seconds(), BASE["block_size"]
 
     def seconds(rows: float, sequences: int) -> float:
@@ -59,7 +73,10 @@ def gpus(measured: Measured, replicas: int, branch: int, most: int) -> Cluster:
 
 
 def run_policy(job: tuple[dict[str, Measured], int, int, str]) -> dict[str, Any]:
-    """Simulate a job (settings, sequences in flight, replicas, policy); one answer in twenty is 8 times longer."""
+    """Simulate a job, given as (settings, sequences in flight, replicas, policy), and return its figures.
+
+    The lengths of answers are random, and one answer in twenty gets eight times its length.
+    """
     settings, sequences, replicas, policy = job
     random = np.random.default_rng(0)
     answers = random.integers(ANSWER // 2, ANSWER * 3 // 2 + 1, PROMPTS)
@@ -71,7 +88,10 @@ def run_policy(job: tuple[dict[str, Measured], int, int, str]) -> dict[str, Any]
 
 
 def one_prompt(settings: dict[str, Measured]) -> list[dict[str, Any]]:
-    """Seconds to the answer of one prompt on 1 to 8 branch ranks, the mean of `DRAWN` draws of what its steps gain."""
+    """Return the seconds until one prompt is answered on 1 to 8 branch ranks: the means of `DRAWN` simulations.
+
+    The simulations differ in the tokens that the steps gain.
+    """
     request, rows = Requests(np.array([PROMPT]), np.array([ANSWER])), []
     for ranks, name in BRANCHES.items():
         cluster = gpus(settings[name], 1, ranks, 1)
@@ -81,7 +101,7 @@ def one_prompt(settings: dict[str, Measured]) -> list[dict[str, Any]]:
 
 
 def project(settings: dict[str, Measured]) -> dict[str, Any]:
-    """All of the projection."""
+    """Return the whole projection: one prompt on several branch ranks, and the policies on many replicas."""
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         policies = pool.map(run_policy, list(product((settings,), IN_FLIGHT, REPLICAS, POLICIES)), 1)
     return {
@@ -93,7 +113,7 @@ def project(settings: dict[str, Measured]) -> dict[str, Any]:
 
 
 def faster(policies: Sequence[dict[str, Any]]) -> list[float]:
-    """How many times faster than in the order of the input each of these jobs is."""
+    """Return how many times as fast each job is as the same job in input order."""
     size = itemgetter("in_flight", "replicas")
     base = {size(r): r["seconds"] for r in policies if r["policy"] == "input order"}
     return [base[size(r)] / r["seconds"] for r in policies]
@@ -119,7 +139,7 @@ def show_projection(projection: dict[str, Any]) -> None:
 
 
 def show_trials(trials: list[dict[str, Any]]) -> None:
-    """Print real jobs beside their simulation."""
+    """Print the measured figures of real jobs next to the simulated ones."""
     rows = []
     for trial in trials:
         row = {"data replicas": trial["data"]}
@@ -131,7 +151,7 @@ def show_trials(trials: list[dict[str, Any]]) -> None:
 
 
 def picture(projection: dict[str, Any]) -> str:
-    """Draw what the policies bring, by replicas."""
+    """Draw how many times as fast the policies are as input order, by replicas; return the file's name."""
     colors = ("#94a3b8", "#2563eb")
 
     def paint(axes: Any) -> None:
@@ -152,7 +172,7 @@ def picture(projection: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Do what was asked for, print and write it."""
+    """Run the parts that were asked for; print and write their results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calibrate", action="store_true")
     parser.add_argument("--validate", action="store_true")

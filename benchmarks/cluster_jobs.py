@@ -1,7 +1,7 @@
-"""Jobs of the embedded model on this machine: what the cluster simulator takes from them, and real ones beside it.
+"""Jobs of the embedded model on this machine: they give the cluster simulator its figures, and check its results.
 
-Gains and rows of a step depend on no machine. Seconds of a step by its rows are measured with as many processes at once
-as a job has ranks, one thread each, because ranks on shared cores hold each other up.
+The gains and the rows of a step do not depend on the machine, but its seconds do. The seconds, by rows, are measured
+with as many processes at once as a job has ranks, one thread each, because ranks on shared cores slow each other down.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from lopa_dist.engine.request import Request
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.tasks.embedded import Arithmetic
 
-SEED = 3  # of the problems: neither those on which settings were chosen nor those of the published figures
+SEED = 3  # of the problems: settings were chosen on other seeds, and published figures are from other seeds
 CASES = 32  # equally likely gains for each number of missing tokens
-FEWEST = 20  # steps seen with so many tokens missing or more; longer answers are taken piece by piece
-AROUND = 40  # steps that the gains of a number of missing tokens are taken from: those with nearly as many missing
+FEWEST = 20  # R is the most missing tokens that at least this many steps have; longer answers are cut into pieces
+AROUND = 40  # steps with about as many missing tokens, from which the gains for a number of missing tokens are taken
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "k=0 m=4": drafted(0, 4),
@@ -48,50 +48,50 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "k=7 m=10": drafted(7, 10),
     "k=0 m=6, one block": drafted(0, 6, max_active_blocks=1),
 }
-TRIALS, SETTING = (1, 2, 4), "k=0 m=10"  # real jobs: data replicas, and how they decode
-IN_FLIGHT = 16  # sequences of a real job's replica
-SEEDS = 10  # simulations of a job, whose means are compared
+TRIALS, SETTING = (1, 2, 4), "k=0 m=10"  # real jobs: their numbers of data replicas, and how they decode
+IN_FLIGHT = 16  # most sequences in flight on a replica of a real job
+SEEDS = 10  # simulations of each real job; their means are compared with it
 
 
 @dataclass
 class Measured:
-    """The gains of one setting, and what else it says of a step."""
+    """The gains of one setting, and other figures of its steps."""
 
     tokens: list[list[list[int]]]  # [2][R][CASES], as in `Gains`
-    rows: list[list[float]]  # [2][R] of one branch
-    branches: list[list[float]]  # [2][R] that ran
-    predictions: float  # that a branch reports a step: of masked positions and verification rows
-    branch_limit: int  # k + 1
+    rows: list[list[float]]  # [2][R] mean rows of one branch
+    branches: list[list[float]]  # [2][R] mean number of branches that ran
+    predictions: float  # predictions that a branch reports in a step: at masked positions and in verification rows
+    branch_limit: int  # the most branches of a sequence, the anchor included: k + 1
     tokens_per_forward: float
     rows_per_token: float
 
     def gains(self, ranks: int) -> Gains:
-        """For the simulator, branch j on rank j mod `ranks`: rows of the busiest rank."""
+        """Return the gains for the simulator. Branch j runs on rank j mod `ranks`; the rows are the busiest rank's."""
         local = np.minimum(np.array(self.branches), -(-self.branch_limit // ranks))
         return Gains(np.array(self.tokens), np.array(self.rows) * local)
 
 
 @dataclass
 class Trace:
-    """A running sequence, step by step."""
+    """What a running sequence did in each of its steps."""
 
-    masked: list[NDArray[np.bool_]]  # [positions] before the first step and after each
-    rows: list[int] = field(default_factory=list)  # of one branch
-    branches: list[int] = field(default_factory=list)
+    masked: list[NDArray[np.bool_]]  # [positions] whether each is masked: before the first step, and after every step
+    rows: list[int] = field(default_factory=list)  # rows of one branch in each step
+    branches: list[int] = field(default_factory=list)  # branches that ran in each step
 
 
 @dataclass
 class Watch:
-    """Follows every sequence of an engine; to be called after each step."""
+    """Follows every sequence of an engine, which calls it after each step."""
 
     running: dict[int, Trace] = field(default_factory=dict)  # by slot
     steps: list[tuple[bool, int, int, int, int]] = field(default_factory=list)
-    """Of every step of a sequence: whether it is a later one than its first, missing tokens, gain, rows of a branch,
-    branches."""
-    predictions: list[float] = field(default_factory=list)  # a sequence and branch
+    """For every step of a sequence that has ended: whether the step is not the sequence's first, tokens that were
+    missing before it, tokens that it gained, rows of a branch, branches."""
+    predictions: list[float] = field(default_factory=list)  # per sequence and branch, in each step
 
     def __call__(self, engine: Engine) -> None:
-        """Note a step; of sequences that end with it, count what each of their steps gained."""
+        """Note a step; when a sequence ends with it, add all steps of that sequence to `steps`."""
         assert engine.ended is not None
         assert engine.batch is not None
         before, after, batch = engine.ended.step.before, engine.ended.step.after, engine.ended.rows
@@ -115,17 +115,17 @@ class Watch:
 
 
 def config_of(name: str) -> DecodeConfig:
-    """How the setting of this name decodes."""
+    """Return the decode config of the setting called `name`."""
     return DecodeConfig(**{**PUBLISHED, **BASE, **SETTINGS[name]})
 
 
 def problems_of(builder: EngineBuilder, problems: int) -> list[Request]:
-    """Requests for problems of `SEED`."""
+    """Return requests for `problems` problems of the seed `SEED`."""
     return requests_of(list(Arithmetic(problems, "held_out", SEED).items()), builder.tokenizer, BASE["max_new_tokens"])
 
 
 def measure_gains(job: tuple[str, int]) -> tuple[str, Measured]:
-    """The gains of the setting of this name, of so many problems."""
+    """Measure the gains of a setting on a number of problems; `job` has the setting's name and that number."""
     name, problems = job
     builder, watch, config = load(), Watch(), config_of(name)
     engine = builder.engine(config, EngineConfig(32), on_step=watch)
@@ -146,23 +146,29 @@ def measure_gains(job: tuple[str, int]) -> tuple[str, Measured]:
 
 
 def nearly(steps: NDArray[np.int64], missing: int) -> NDArray[np.int64]:
-    """Of steps as in `Watch.steps`, those with so many tokens missing, or nearly: at least `AROUND`."""
+    """Return those `steps` (rows as in `Watch.steps`) that had about `missing` tokens missing.
+
+    These are the `AROUND` nearest ones, and all others that are as near; all steps, if there are fewer.
+    """
     distance = np.abs(steps[:, 1] - missing)
     return steps[distance <= np.sort(distance)[min(AROUND, len(steps)) - 1]]
 
 
 def all_gains(problems: int, processes: int) -> dict[str, Measured]:
-    """Of all settings."""
+    """Measure the gains of all settings, several `processes` at a time, and return them by the settings' names."""
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
         return dict(pool.imap_unordered(measure_gains, [(name, problems) for name in SETTINGS]))
 
 
 def time_steps(name: str, seconds: float, together: Barrier, found: Any) -> None:
-    """Run steps of up to `IN_FLIGHT` sequences until the time is over; put rows and seconds of each into `found`."""
+    """Run steps with 1 to `IN_FLIGHT` sequences for `seconds`, and put a list of their (rows, seconds) into `found`.
+
+    `name` is the setting's. The barrier `together` makes all processes begin at the same time.
+    """
     builder = load()
     requests = problems_of(builder, 128)
     steps: list[tuple[int, float]] = []
-    last: list[float] = []  # when the step before ended; empty before the first of an engine
+    last: list[float] = []  # when the previous step ended; empty before an engine's first step
 
     def note(engine: Engine) -> None:
         now = time.perf_counter()
@@ -186,7 +192,7 @@ def time_steps(name: str, seconds: float, together: Barrier, found: Any) -> None
 
 
 def step_times(name: str, ranks: int, seconds: float) -> dict[int, float]:
-    """Mean seconds of a step by its rows, host time included, with `ranks` processes at work."""
+    """Measure the mean seconds of a step by its rows, host time included, while `ranks` processes run steps."""
     context = multiprocessing.get_context("spawn")
     together, found = context.Barrier(ranks), context.Queue()
     workers = [context.Process(target=time_steps, args=(name, seconds, together, found)) for _ in range(ranks)]
@@ -201,7 +207,10 @@ def step_times(name: str, ranks: int, seconds: float) -> dict[int, float]:
 
 
 def by_rows(table: Mapping[int, float]) -> Callable[[float], float]:
-    """Seconds by rows: between measured points on a line, beyond the last in proportion."""
+    """Return a function from rows to seconds, by a `table` of measured points.
+
+    Between two points it is linear, after the last point proportional to the rows, and before the first constant.
+    """
     rows = np.array(sorted(table), float)
     seconds = np.array([table[int(n)] for n in rows])
 
@@ -212,7 +221,11 @@ def by_rows(table: Mapping[int, float]) -> Callable[[float], float]:
 
 
 def run_job(replicas: int, problems: int, folder: Path) -> dict[str, Any]:
-    """Run a job as a user does; returns its requests' lengths and forwards, each replica's steps, and its seconds."""
+    """Run a job as a user does, and return what it took.
+
+    Returns:
+        The lengths of the prompts and of the answers, the forwards, the steps of each replica, and the seconds.
+    """
     command = [
         sys.executable, *TORCHRUN, str(replicas), "-m", "lopa_dist", f"task.limit={problems}",
         f"parallel.data={replicas}", "parallel.threads=1",
@@ -233,7 +246,10 @@ def run_job(replicas: int, problems: int, folder: Path) -> dict[str, Any]:
 
 
 def compare(replicas: int, measured: Measured, problems: int, seconds: float) -> dict[str, Any]:
-    """Run a job, with steps timed before it and after it for so many seconds each, and simulate it."""
+    """Run a job on `replicas` replicas, simulate it, and return the figures of both.
+
+    The simulation takes its step times from measurements of `seconds` seconds before the job, and as many after it.
+    """
     before = step_times(SETTING, replicas, seconds)
     with tempfile.TemporaryDirectory() as folder:
         job = run_job(replicas, problems, Path(folder))
@@ -259,6 +275,6 @@ def compare(replicas: int, measured: Measured, problems: int, seconds: float) ->
 
 
 def validate(settings: dict[str, Measured], problems: int, seconds: float) -> dict[str, Any]:
-    """Compare all trials."""
+    """Compare each of the `TRIALS` with its simulation, and return the comparisons."""
     load_before = os.getloadavg()[0]
     return {"load_before": load_before, "trials": [compare(n, settings[SETTING], problems, seconds) for n in TRIALS]}

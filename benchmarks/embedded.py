@@ -1,17 +1,17 @@
-"""Accuracy and tokens per forward of the embedded model under every kind of decoding.
+"""Measure accuracy and tokens per forward of the embedded model with every kind of decoding.
 
-    python -m benchmarks.embedded                 # everything: 500 held-out problems a setting
-    python -m benchmarks.embedded --part grid     # k x tau_conf of the published rule
+    python -m benchmarks.embedded                 # everything: 500 held-out problems per setting
+    python -m benchmarks.embedded --part grid     # k x tau_conf of LoPA's published rule
     python -m benchmarks.embedded --part front    # variants of lookahead, and the control
-    python -m benchmarks.embedded --part verified --problems 2000    # verified lookahead and what it is compared with
+    python -m benchmarks.embedded --part verified --problems 2000    # verified lookahead and its competitors
     python -m benchmarks.embedded --part depths   # branches x drafts
     python -m benchmarks.embedded --part temperatures # sampled answers
     python -m benchmarks.embedded --part blocks       # one or two blocks at a time: fewer rows per token
     python -m benchmarks.embedded --part final    # the chosen settings on the final test seed
     python -m benchmarks.embedded --part eight_bits    # fp8 and int8 weights
 
-Settings are chosen on problem seed 1; seed 2 is only for the `final` part. Results are in
-benchmarks/results/embedded.json, by the model's weights, and only what is missing is run.
+Settings are chosen on problem seed 1; only the part `final` uses seed 2. The results are kept in
+benchmarks/results/embedded.json as long as the model's weights stay the same; only missing ones are measured.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from lopa_dist.tasks.embedded import Arithmetic
 
 Setting = dict[str, Any]
 Named = list[tuple[str, Setting]]
-BASE: Setting = {"block_size": 16, "max_new_tokens": 64, "branches": 0}  # with `PUBLISHED`
+BASE: Setting = {"block_size": 16, "max_new_tokens": 64, "branches": 0}  # every setting extends `PUBLISHED` and this
 THRESHOLDS = (0.95, 0.9, 0.8, 0.7)
 LEFT_TO_RIGHT: Setting = {"tau_conf": 1.0, "sub_block_size": 1, "max_active_blocks": 1}
 ONE_BLOCK: Setting = {"max_active_blocks": 1}
@@ -39,7 +39,7 @@ PLAIN: Setting = {"tau_conf": 0.9}
 
 
 def drafted(branches: int, drafts: int, **more: Any) -> Setting:
-    """Verified lookahead."""
+    """Return a setting of verified lookahead: `branches` branches, `drafts` drafts, and `more` options."""
     return {"verify": "agreement", "branches": branches, "drafts": drafts, **more}
 
 
@@ -89,8 +89,8 @@ PARTS: dict[str, Named] = {
         for name, setting in (("plain", PLAIN), ("LoPA", {"branches": 3}))
     ],
 }  # fmt: skip
-SEEDS = {"final": 2}  # of parts; the others have 1
-MOST = {"LoPA": 500}  # problems of a setting: its eight windows a step make it slow on a CPU
+SEEDS = {"final": 2}  # problem seeds of the parts; all other parts use seed 1
+MOST = {"LoPA": 500}  # most problems of a setting: LoPA runs up to 16 windows in each step, which is slow on a CPU
 
 
 @dataclass(frozen=True)
@@ -104,12 +104,12 @@ class Job:
 
     @property
     def key(self) -> str:
-        """What identifies the result, besides the weights."""
+        """What identifies the job's result among those of the same weights."""
         return json.dumps([{**BASE, **self.setting}, self.problems, self.seed], sort_keys=True)
 
 
 def work(job: Job) -> Result:
-    """Run one setting in this process, on one thread."""
+    """Measure one setting in this process, on one thread, and return its result."""
     setting = dict(job.setting)
     builder = load(quantization=setting.pop("quantization", "none"))
     task = Arithmetic(job.problems, "held_out", job.seed)
@@ -118,7 +118,7 @@ def work(job: Job) -> Result:
 
 
 def picture(results: list[Result]) -> str:
-    """Draw accuracy against TPF: plain, the rule of LoPA's paper by k, the control."""
+    """Draw accuracy against tokens per forward for plain decoding, LoPA and the control; return the file's name."""
     seed1 = [r for r in results if r["seed"] == 1 and r["problems"] == 500]
     published = [r for r in seed1 if r["name"] == "LoPA" and r["setting"].get("tau_conf", 0.9) == 0.9]
     counts = ", ".join(str(k) for k in sorted(r["setting"]["branches"] for r in published))
@@ -153,7 +153,10 @@ STYLES = {
 
 
 def comparison(results: list[Result]) -> str:
-    """Draw the part `verified` with standard errors: accuracy against tokens per forward, and rows per token."""
+    """Draw the part `verified`: accuracy, with standard errors, against tokens per forward and against rows per token.
+
+    Returns the file's name.
+    """
 
     def paint(panels: Any) -> None:
         for axes, figure in zip(panels, ("tpf", "rows_per_token"), strict=True):

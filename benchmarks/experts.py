@@ -1,11 +1,13 @@
-"""Mixtures of experts: the weights that a forward reads by its rows, counted; and a layer's time against plain loops.
+"""Count the experts' weights that a forward reads, by its rows, and compare a layer's time with that of a plain loop.
 
-    python -m benchmarks.experts                    # both; seconds and a minute
+    python -m benchmarks.experts                    # both parts: seconds for the bytes, a minute for the times
     python -m benchmarks.experts --part bytes
 
-Bytes: routers of the published sizes with random weights choose for random rows. So rows choose independently; rows of
-one text choose alike, and touch fewer experts. Time: processor time on one thread, the best of several runs in turn, of
-this package's layer, and of a loop over all experts in which each takes the rows that chose it.
+Bytes: routers with the published sizes and random weights choose experts for random rows. These rows choose
+independently. Rows of one text choose more alike, and so touch fewer experts.
+
+Time: processor time on one thread, of this package's layer, and of a loop over all experts in which each expert takes
+the rows that chose it. The two take turns, and the best of several runs counts.
 """
 
 from __future__ import annotations
@@ -28,14 +30,14 @@ ROUTERS = {
     "LLaDA2.0-mini": (Experts(256, 8, 512, "grouped_sigmoid", True, 2.5, 8, 4), 19),
     "SDAR-30B-A3B, RND1": (Experts(128, 8, 768, "softmax", True), 48),
 }
-"""Experts, and how many layers have them."""
+"""For each model: its experts, and how many layers have experts."""
 ROWS = (1, 4, 6, 10, 16, 32, 38, 50, 62, 128, 256, 512)
 DRAWS = 20
 WIDTH, LAYER = 1024, Experts(64, 8, 512, "softmax", True)  # hidden size and experts of the layer that is timed
 
 
 def touched(experts: Experts, rows: int, draws: int = DRAWS, hidden: int = HIDDEN) -> float:
-    """Return how many experts the rows of a forward choose, on average over random routers."""
+    """Return how many experts the rows of a forward choose, on average over `draws` random routers."""
     draw, found = torch.Generator().manual_seed(rows), 0
     for _ in range(draws):
         gate = Gate(hidden, experts).requires_grad_(False)
@@ -59,7 +61,7 @@ def show_bytes() -> None:
 
 
 def loop(mlp: SparseMLP, x: Tensor) -> Tensor:
-    """The loop over experts, each with the rows that chose it."""
+    """Return the output of the layer `mlp`, computed by a loop over experts; each takes the rows that chose it."""
     chosen, weights = mlp.gate(x)
     out = torch.zeros_like(x)
     for number in range(mlp.experts.count):
@@ -71,7 +73,7 @@ def loop(mlp: SparseMLP, x: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def show_times() -> None:
-    """Print the milliseconds of a layer."""
+    """Print the milliseconds of a layer, for several numbers of rows."""
     mlp = SparseMLP(WIDTH, LAYER).requires_grad_(False)
     for weight in mlp.parameters():
         weight.normal_(std=WIDTH**-0.5)
@@ -89,7 +91,7 @@ def show_times() -> None:
 
 
 def main() -> None:
-    """Print the tables."""
+    """Print the tables of the chosen parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=("bytes", "time"), action="append")
     parts = parser.parse_args().part or ["bytes", "time"]

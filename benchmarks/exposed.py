@@ -1,9 +1,14 @@
-"""The host's time that a GPU waits for: from the arrival of a step's copy to the launch of the next forward.
+"""Measure exposed time: the host's time that a GPU waits for.
 
-The forward is the static runner's, whose inputs are laid out, cut into tiles and copied before the launch: of a graph,
-or for steps above the ladder of buckets, of the network. On a CPU the transformer and the head can be left out, for
-they would empty the caches, which a GPU's do not: records of an earlier run then take the place of theirs. The clock is
-processor time, which other processes do not lengthen, or on a GPU, where the host waits in a loop, the wall clock.
+Exposed time runs from the moment when a step's results have been copied to the host until the launch of the next
+forward. Before the static runner launches a forward, it lays out the inputs, cuts them into tiles and copies them. Then
+it launches a graph, or for steps above the ladder of buckets, the network itself.
+
+On a CPU the transformer and the head can be left out: they would empty the host's caches, which a GPU's work does not.
+Records of an earlier run then replace their results.
+
+The default clock is processor time, which other processes do not lengthen. On a GPU, where the host waits in a loop,
+use the wall clock.
 """
 
 from __future__ import annotations
@@ -24,16 +29,16 @@ from lopa_dist.models.fused import FusedTransformer
 
 
 class Exposed:
-    """Milliseconds of each step that found the host with something to do."""
+    """Notes the exposed milliseconds of each step whose launch follows the results of an earlier step."""
 
     def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
         self.clock = clock
-        self.steps: list[float] = []
-        self.rows: list[int] = []  # of these steps
-        self.arrived: float | None = None
+        self.steps: list[float] = []  # exposed milliseconds
+        self.rows: list[int] = []  # rows of the same steps, padding included
+        self.arrived: float | None = None  # when results arrived; None after the next launch
 
     def watch(self, statistics: Statistics) -> None:
-        """Note when copies arrive in an engine with these statistics."""
+        """From now on, note when results arrive at the host in the engine that has these `statistics`."""
         lap = statistics.lap
 
         def noted(phase: str, waited: bool = False) -> None:
@@ -44,7 +49,7 @@ class Exposed:
         statistics.lap = noted  # type: ignore[method-assign]
 
     def launched(self, rows: int) -> None:
-        """Note that a forward of `rows` rows is launched; a second launch of it is not noted."""
+        """Note that a forward of `rows` rows is launched; a second launch before other results arrive is not noted."""
         if self.arrived is not None:
             self.steps.append(1000 * (self.clock() - self.arrived))
             self.rows.append(rows)
@@ -52,7 +57,11 @@ class Exposed:
 
     @contextmanager
     def launches(self, records: list[Tensor] | None = None, forward_s: float = 0.0) -> Iterator[None]:
-        """Note launches of forwards; with `records`, a forward takes `forward_s` seconds, and they are its results."""
+        """Note launches of forwards within this context.
+
+        With `records`, no forward is computed: each one waits `forward_s` seconds, and its result is the next one of
+        `records`.
+        """
         replay, network, run = Replay.__call__, FusedTransformer.__call__, StaticRunner.run
         left = iter(records or [])
 
@@ -92,7 +101,10 @@ class Exposed:
 
 @contextmanager
 def recorded(records: list[Tensor]) -> Iterator[None]:
-    """Append the records of all forwards to `records`, of any runner: all of them run the same steps."""
+    """Append the records of all forwards within this context to `records`.
+
+    Any runner may compute them, since all runners run the same steps.
+    """
     forward = Runner.forward
 
     def recording(self: Runner, prepared: Prepared) -> Tensor:

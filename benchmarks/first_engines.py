@@ -1,7 +1,8 @@
-"""Small engines of `gpu_first`: whole texts of models and ways of decoding that the default does not use.
+"""Check whole texts of small engines for `gpu_first`, with models and ways of decoding that the default does not use.
 
-The models are noise of a scale at which texts depend on all that rows see. Those of the device are compared with the
-CPU's in fp32; where texts are promised to be reproducible, with those of other batches, to the bit.
+The models' weights are random, of a scale at which texts depend on everything that rows see. The device's texts are
+compared with those of the CPU in fp32. Where texts are promised to be reproducible, texts of different batches must be
+equal.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ MASKED = ModelConfig(
     rms_eps=1e-6, rope_theta=1e4, qkv_bias=False, tied=False, shift=True, mask_id=255, eos_ids=(254,), pad_id=254,
     max_positions=4096,
 )  # fmt: skip
-CAUSAL = replace(MASKED, family="idlm")  # Qwen3-8B's heads
+CAUSAL = replace(MASKED, family="idlm")  # with as many heads as Qwen3-8B
 MODELS = {
     "masked": MASKED,
     "causal": CAUSAL,
@@ -42,15 +43,16 @@ MODELS = {
     "router of sigmoids": replace(MASKED, experts=Experts(16, 4, 32, "grouped_sigmoid", True, 2.5, 4, 2, 32)),
     "router of softmax": replace(MASKED, experts=Experts(16, 4, 32, "softmax", True)),
 }
-SCALE = 0.15  # of the weights: one layer's numbers are about as large as those before it
-TOKENS = 24  # of an answer
-# of tokens that are equal; of unlike texts, none of a hundred are. In bf16 (mixtures, `MIXED` prompts) right ones have
-# 0.39 to 0.90 on a CPU, because a rounding may choose another expert, and those with experts of others 0.07 to 0.22
+SCALE = 0.15  # standard deviation of the weights: a layer's outputs are about as large as its inputs
+TOKENS = 24  # tokens of an answer
+# Least share of equal tokens. In unrelated texts, less than one token in a hundred is equal. In bf16 (for mixtures of
+# experts, on `MIXED` prompts) the share in correct texts is 0.39 to 0.90 on a CPU, because rounding may choose another
+# expert. In texts computed with the wrong experts, the share is 0.07 to 0.22.
 LEAST = {torch.float32: 0.95, torch.bfloat16: 0.3}
 MIXED = 12
 MANY = Choice(
     16, 17
-)  # masks and groups: what auto chooses for one sequence where a step's time hardly follows its rows
+)  # masks and groups that auto chooses for one sequence, where a step's time hardly depends on its rows
 
 ALONE = DecodeConfig(context="causal", branches=0, drafts=0, max_new_tokens=TOKENS, stop_at_eos=False)
 FIXED = replace(ALONE, drafts=4)
@@ -60,7 +62,7 @@ SAMPLED: dict[str, Any] = {"temperature": 0.8}
 
 
 def model_of(name: str, device: torch.device, dtype: torch.dtype = torch.float32, kind: str = "none") -> Transformer:
-    """Return one of `MODELS`, with the same weights on every device."""
+    """Return the model `name` of `MODELS`, with the same weights on every device; `kind` names the quantisation."""
     model, draw = Transformer(MODELS[name]), torch.Generator().manual_seed(7)
     for parameter in model.parameters():
         parameter.data.normal_(0, SCALE, generator=draw) if parameter.dim() > 1 else parameter.data.fill_(1)
@@ -71,7 +73,7 @@ def model_of(name: str, device: torch.device, dtype: torch.dtype = torch.float32
 
 
 def requests_of(prompts: int, length: int, samples: int = 1) -> list[Request]:
-    """Return requests with random prompts of `length` tokens, each as often as it has samples."""
+    """Return requests with `prompts` random prompts of `length` tokens, and `samples` requests for each prompt."""
     draw = torch.Generator().manual_seed(length)
     texts = torch.randint(250, (prompts, length), generator=draw).tolist()
     return [
@@ -83,7 +85,10 @@ def requests_of(prompts: int, length: int, samples: int = 1) -> list[Request]:
 def answers(
     model: Transformer, decode: DecodeConfig, requests: Sequence[Request], options: EngineConfig
 ) -> tuple[list[list[int]], bool]:
-    """Return the answers in the order of the requests, and whether every step ran as it runs on a GPU."""
+    """Return the answers in the order of the requests, and whether the steps ran as they should on a GPU.
+
+    That is the case if the static runner ran them, and no capture failed.
+    """
     engine = Engine(model, decode, Solo(), options)
     made = sorted(engine.generate(requests), key=lambda one: one.request.index)
     assert engine.batch is not None
@@ -104,16 +109,16 @@ def against_the_cpu(
     dtype: torch.dtype = torch.float32,
     plain: DecodeConfig | None = None,
 ) -> dict[str, Any]:
-    """Compare texts over graphs with those of the CPU's eager path.
+    """Compare a device's texts, which graphs compute, with texts from the CPU's eager path.
 
     Args:
-        device: that is tried.
-        known: answers of the CPU; written.
-        name: of the model.
-        decode: how it is tried.
-        requests: all at once.
-        choice: what auto chooses in every step; None: as it does.
-        dtype: of the model on the device.
+        device: the device to check.
+        known: answers of the CPU that are known already; new ones are added.
+        name: the model's name in `MODELS`.
+        decode: how the device decodes.
+        requests: the requests, all in flight at once.
+        choice: what auto chooses in every step; None: auto chooses freely.
+        dtype: the model's precision on the device.
         plain: how the CPU decodes; None: as the device does.
     """
     key = f"{name}, {plain or decode}, {len(requests)} prompts of {len(requests[0].prompt)}"
@@ -134,7 +139,7 @@ def against_the_cpu(
 def by_batch(
     device: torch.device, name: str, decode: DecodeConfig, requests: Sequence[Request], kind: str = "none"
 ) -> dict[str, Any]:
-    """Compare reproducible texts of batches of 1, 5 and 16 sequences."""
+    """Compare the texts of `requests` in batches of 1, 5 and 16 sequences, with `reproducible` set."""
     model = model_of(name, device, torch.bfloat16 if device.type == "cuda" else torch.float32, kind)
     sizes = (1, 5, 16)
     ways = [answers(model, decode, requests, replace(GRAPHS, max_sequences=size, reproducible=True)) for size in sizes]
@@ -143,7 +148,7 @@ def by_batch(
 
 
 def engines(device: torch.device) -> Iterator[Fact]:
-    """Texts of small engines."""
+    """Yield the facts about texts of small engines."""
     auto, tree = replace(ALONE, drafts="auto"), replace(FIXED, branches=3)
     few = requests_of(3, 40)
     compare: Callable[..., Callable[[], dict[str, Any]]] = partial(partial, against_the_cpu, device, {})
@@ -156,7 +161,7 @@ def engines(device: torch.device) -> Iterator[Fact]:
     yield "causal, norms of heads", compare("norms of heads", FIXED, few, plain=ALONE)
     for name in ("router of sigmoids", "router of softmax"):
         yield name, compare(name, BLOCKS, few)
-        if device.type == "cuda":  # on a CPU its roundings would differ between machines
+        if device.type == "cuda":  # on a CPU, rounding in bf16 would differ between machines
             yield f"{name}, bf16", compare(name, BLOCKS, requests_of(MIXED, 40), dtype=torch.bfloat16)
     for name, decode in (("masked", WINDOWS), ("causal", FIXED)):
         yield f"{name}, top-p", compare(name, replace(decode, top_p=0.9, **SAMPLED), few)

@@ -1,8 +1,9 @@
-"""What a stage of `gpu_first` consists of: facts, each found by a function and printed as a line of JSON at once.
+"""The facts of a stage of `gpu_first`: each is found by a function, and printed at once as a line of JSON.
 
-A fact that fails is a line with the whole traceback, and the next one is tried. After an error of the GPU itself, all
-that follows in the same process would fail, so it ends, and `gpu_first` begins another one behind that fact. A stage
-that hangs prints where when it is asked to (SIGQUIT); one that dies in C code prints where, too.
+If a function fails, the line has the end of the traceback, and the stage goes on with the next fact. After an error of
+the GPU itself, everything else in the same process would fail. So the process ends, and `gpu_first` starts another one,
+which goes on after that fact. A stage that hangs prints where it is when it gets the signal SIGQUIT. A stage that
+crashes in C code also prints where.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-BROKEN_GPU = "CUDA error"  # in an error's words: nothing more can be computed in this process
-LONGEST = 6000  # characters of a traceback, from its end
+BROKEN_GPU = "CUDA error"  # an error whose message has these words ends all computing in this process
+LONGEST = 6000  # most characters of a traceback, counted from its end
 
-Fact = tuple[str, Callable[[], dict[str, Any]]]  # a name, and what finds it; "ok" says whether it is as it should be
+Fact = tuple[str, Callable[[], dict[str, Any]]]  # a name, and a function whose result has "ok": False for a fault
 
 
 @dataclass(frozen=True)
 class Making:
-    """The function of a fact that makes what later facts need; it is found again where earlier facts are skipped."""
+    """The function of a fact that later facts need; the function is called even if the fact is to be skipped."""
 
     function: Callable[[], dict[str, Any]]
 
     def __call__(self) -> dict[str, Any]:
-        """Make it."""
+        """Make what later facts need."""
         return self.function()
 
 
@@ -43,16 +44,16 @@ StageOf = Callable[[torch.device], Iterator[Fact]]
 
 
 def say(**line: Any) -> None:
-    """Print a line of JSON now."""
+    """Print `line` as a line of JSON, and flush the output."""
     sys.stdout.write(json.dumps(line, default=str) + "\n")
     sys.stdout.flush()
 
 
 def find(name: str, function: Callable[[], dict[str, Any]]) -> None:
-    """Find a fact and say it, or what went wrong.
+    """Call the `function` that finds the fact `name`, and print the fact or the error.
 
     Raises:
-        SystemExit: the GPU is of no more use to this process.
+        SystemExit: after an error of the GPU, this process can compute nothing more on it.
     """
     say(begun=name)
     began, broken = time.perf_counter(), False
@@ -70,7 +71,7 @@ def find(name: str, function: Callable[[], dict[str, Any]]) -> None:
 
 
 def main(stages: Mapping[str, StageOf], arguments: list[str] | None = None) -> None:
-    """Run one of the stages, as a child of `gpu_first`."""
+    """Run one of the `stages`, as a child process of `gpu_first`."""
     parser = argparse.ArgumentParser(description="Find the facts of one stage.")
     parser.add_argument("stage", choices=list(stages))
     parser.add_argument("--toy", action="store_true")
@@ -80,7 +81,7 @@ def main(stages: Mapping[str, StageOf], arguments: list[str] | None = None) -> N
         "--share", type=int, nargs=2, default=(0, 1), metavar=("I", "N"), help="each N-th fact from I on"
     )
     options = parser.parse_args(arguments)
-    gc.freeze()  # a collection after each fact takes 0.1 s if it looks through all that was imported
+    gc.freeze()  # otherwise the collection after each fact takes 0.1 s, to look through everything that was imported
     faulthandler.enable()
     faulthandler.register(signal.SIGQUIT, all_threads=True)
     device = torch.device("cuda:0" if torch.cuda.is_available() and not options.toy else "cpu")
@@ -94,9 +95,14 @@ def perform(
     only: str | None = None,
     share: Sequence[int] = (0, 1),
 ) -> None:
-    """Find the facts of a stage, without those to skip, or one alone; in any case those that others need.
+    """Find the facts of a stage on a device; facts that later ones need (`Making`) are found in any case.
 
-    Of several processes that share the facts, `share` has this one's number and how many they are.
+    Args:
+        stage: yields the facts.
+        device: where to find them.
+        skip: names of facts to leave out.
+        only: name of the only fact to find; None: all of them.
+        share: this process's number, and the number of processes that share the facts.
     """
     torch.manual_seed(0)
     number, processes = share
@@ -108,9 +114,9 @@ def perform(
 
 
 def compared(found: Tensor, wanted: Tensor, bound: float) -> dict[str, Any]:
-    """Two tensors ``[R, ...]``: the relative norm of what lies between them, and where it is if it is above `bound`.
+    """Compare two tensors ``[R, ...]`` by the relative norm of their difference, which may be at most `bound`.
 
-    Which rows and columns are wrong shows the tile that went wrong.
+    If the norm is larger, the result says where they differ: the wrong rows and columns show which tile is at fault.
     """
     found, wanted = found.double().flatten(1), wanted.double().flatten(1)
     apart = (found - wanted).abs().nan_to_num(torch.inf)
@@ -126,7 +132,7 @@ def compared(found: Tensor, wanted: Tensor, bound: float) -> dict[str, Any]:
 
 
 def brief(numbers: list[int]) -> str:
-    """Return ascending numbers as a text: how many, and the ranges that they form, the first ten of them."""
+    """Return a text that describes ascending numbers: how many they are, and the first ten ranges that they form."""
     ranges: list[list[int]] = []
     for number in numbers:
         if ranges and number == ranges[-1][1] + 1:

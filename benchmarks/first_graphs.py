@@ -1,6 +1,6 @@
-"""CUDA graphs of `gpu_first`: what is replayed is what was run, to the bit, whatever lies in padded rows.
+"""Check CUDA graphs for `gpu_first`: a replay must give the bits of the first run, whatever is in padded rows.
 
-The shapes are those of Dream-7B with few layers. On a CPU the same buffers are filled, and functions run as they are.
+The shapes are those of Dream-7B, with two layers. On a CPU the same buffers are used, and functions run without graphs.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from lopa_dist.engine.runner import Prepared
 from lopa_dist.engine.static_runner import Body, Replay, StaticRunner
 
 LAYERS, PREFIX = 2, 48
-SIZES = (32, 96, 256, 320, 512, 640, 1024, 2048)  # of buckets
-LONGEST = SIZES[-1]  # rows of one segment
-REPLAYS = 50  # of one graph: a race shows in some of them only
+SIZES = (32, 96, 256, 320, 512, 640, 1024, 2048)  # sizes of buckets
+LONGEST = SIZES[-1]  # most rows of one segment
+REPLAYS = 50  # replays of one graph: a race shows in only some of them
 
 
 class Graphs:
-    """One runner over a pool of noise; its transformer and record head run as in steps."""
+    """A runner over a K/V pool of random numbers, whose transformer and record head run as they do in steps."""
 
     def __init__(self, device: torch.device) -> None:
         shape = replace(models(device)["Dream-7B"], layers=LAYERS)
@@ -35,7 +35,10 @@ class Graphs:
         self.runner, self.gpu = runner, device.type == "cuda"
 
     def batch(self, rows: int, seed: int) -> Prepared:
-        """Return a batch of one or eight windows, ready to run."""
+        """Return a batch of `rows` rows, ready to run, with tokens drawn by `seed`.
+
+        The batch has eight windows if `rows` is divisible by 8, and otherwise one.
+        """
         branches = 8 if rows % 8 == 0 else 1
         mask_id = self.runner.model.config.mask_id
         batch = windows(branches, rows // branches, PREFIX, mask_id, self.runner.device)
@@ -43,12 +46,12 @@ class Graphs:
         return self.runner.prepare(replace(batch, tokens=tokens.to(self.runner.device)))
 
     def hidden(self, prepared: Prepared) -> Tensor:
-        """Return the hidden states ``[R, d]`` of one more run."""
+        """Run the transformer on a batch once more, and return the hidden states ``[R, d]``."""
         self.runner.body(prepared)
         return self.runner.hidden[: len(prepared.batch.tokens)].clone()
 
     def bucket(self, size: int) -> dict[str, Any]:
-        """A first run, a capture and replays, of two batches of a bucket."""
+        """Compare the results of a bucket's first run with those of its capture and replays, for two batches."""
         runner, equal = self.runner, []
         for rows, seed in ((size, 1), (size - 5, 2)):
             prepared = self.batch(rows, seed)
@@ -64,14 +67,14 @@ class Graphs:
         return {"ok": all(equal) and captured, "equal": equal, "captured": captured}
 
     def many(self, size: int, replays: int) -> dict[str, Any]:
-        """One graph many times."""
+        """Replay one graph many times, and count how often the results differ."""
         prepared = self.batch(size - 3, 3)
         hidden = self.hidden(prepared)
         differ = sum(not torch.equal(self.hidden(prepared), hidden) for _ in range(replays))
         return {"ok": not differ, "replays": replays, "differ": differ}
 
     def pads(self, size: int) -> dict[str, Any]:
-        """NaN in the K/V of rows that do not count, and tokens of an earlier batch in them."""
+        """Check that padded rows change nothing, with NaN as their K/V, and tokens of an earlier batch in them."""
         rows, pool = size // 2 + 1, self.runner.pool
         self.hidden(self.batch(size, 4))
         prepared = self.batch(rows, 5)
@@ -85,7 +88,7 @@ class Graphs:
         return {"ok": torch.equal(again, hidden), "NaN": int(again.isnan().sum())}
 
     def in_turn(self, sizes: tuple[int, int]) -> dict[str, Any]:
-        """Two graphs that share their memory, in turn."""
+        """Check that two graphs that share their memory keep their results when they run in turn."""
         batches = [self.batch(size, size) for size in sizes]
         hidden = [self.hidden(batch) for batch in batches]
         equal = [
@@ -96,12 +99,12 @@ class Graphs:
         return {"ok": all(equal), "equal": equal}
 
     def failing(self, size: int) -> dict[str, Any]:
-        """A capture that cannot be, after which the others go on."""
+        """Check that after a function that cannot be captured, other graphs still work."""
         runner, runs, replay = self.runner, [], Replay()
         runner.insist = False
 
         def waits() -> None:
-            runs.append(float(runner.hidden.sum()))  # the host waits for the number
+            runs.append(float(runner.hidden.sum()))  # makes the host wait for the GPU, which no graph can hold
 
         for _ in range(3):
             runner.replay(replay, waits, size, "failing")
@@ -112,7 +115,7 @@ class Graphs:
 
 
 def graphs(device: torch.device) -> Iterator[Fact]:
-    """Captures and replays."""
+    """Yield the facts about captures and replays."""
     built: list[Graphs] = []
     sizes = SIZES if device.type == "cuda" else (32, 96)
 

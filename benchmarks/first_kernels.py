@@ -1,4 +1,4 @@
-"""Each kernel of `gpu_first`: against torch's form, then at the shapes that run against fp64 on the same device."""
+"""Check each kernel for `gpu_first`: small launches against torch's form, then the shapes that run against fp64."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from lopa_dist.kernels.virtual_gemm import vgemm
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.ragged import UNBOUNDED
 
-BOUND = {torch.bfloat16: 4e-3, torch.float16: 1e-3, torch.float32: 1e-5}  # relative norm of an error
-FAST_BOUND = 1e-2  # with fast accumulation, which keeps fewer bits of partial sums
-FAR = (1 << 31) + 4096  # numbers of a pool that 32 bits do not count
-TIED = 0.05  # between two preferences, of which rounding may choose either
+BOUND = {torch.bfloat16: 4e-3, torch.float16: 1e-3, torch.float32: 1e-5}  # most that an error's relative norm may be
+FAST_BOUND = 1e-2  # the same with fast accumulation, which keeps fewer bits of partial sums
+FAR = (1 << 31) + 4096  # numbers in a pool that is too large for 32-bit offsets
+TIED = 0.05  # rounding may choose either of two tokens whose preferences differ by at most this
 TRITON_FILES = (
     "meta_kernels", "rope_triton", "rows_triton", "record_head_triton", "virtual_gemm_triton", "experts_triton",
 )  # fmt: skip
 
 
 def preflight(device: torch.device) -> Iterator[Fact]:
-    """Each kernel launched once, at the widths of the models, and what the compiled ones use."""
+    """Yield the facts of one small launch of each kernel at the models' widths, and what the compiled kernels use."""
     if device.type == "cpu":
         yield "not on a CPU", dict
         return
@@ -56,9 +56,10 @@ def preflight(device: torch.device) -> Iterator[Fact]:
 
 
 def tried(shape: ModelConfig, dtype: torch.dtype) -> Iterator[tuple[str, str, Widths]]:
-    """Yield each kernel that preflight launches at a model's widths, in which variant, and what that is compiled for.
+    """Yield (kernel, name of the variant, widths) for each small launch at the widths of the model `shape`.
 
-    All kernels run with tiles of three heights; those that are others in a model of another kind, as that kind, too.
+    All kernels run with tiles of three heights. Kernels that have other variants in other kinds of models also run in
+    those variants.
     """
     group, kinds = shape.heads // shape.kv_heads, (dtype, torch.int8)
     hidden, intermediate, dim = shape.hidden_size, shape.intermediate_size, shape.head_dim
@@ -72,7 +73,7 @@ def tried(shape: ModelConfig, dtype: torch.dtype) -> Iterator[tuple[str, str, Wi
 
 
 def compiled() -> list[dict[str, Any]]:
-    """Return what each variant that Triton has compiled in this process uses: registers, spills, shared memory."""
+    """Return the registers, spills and shared memory of each variant that Triton has compiled in this process."""
     found = []
     for name in TRITON_FILES:
         for kernel in vars(importlib.import_module(f"lopa_dist.kernels.{name}")).values():
@@ -83,7 +84,7 @@ def compiled() -> list[dict[str, Any]]:
 
 
 def used(name: str, key: str, variant: Any) -> dict[str, Any]:
-    """Return what a compiled variant uses; None where this Triton does not say."""
+    """Return what a compiled variant of the kernel `name` uses; a figure is None if this version of Triton lacks it."""
     metadata = getattr(variant, "metadata", None)
     return {
         "kernel": name, "registers": getattr(variant, "n_regs", None), "spills": getattr(variant, "n_spills", None),
@@ -93,16 +94,16 @@ def used(name: str, key: str, variant: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Case:
-    """What the rows of attention see."""
+    """The rows of an attention call, and what they see."""
 
     rows: int
-    prefix: int  # cached tokens
+    prefix: int  # cached tokens that all rows see
     branches: int = 1
-    split: bool = False
-    tail: int = 0  # cached tokens of a second range
-    drafts: int = 0  # of a branch's rows, those that see columns of their own
-    far: bool = False  # slots beyond what 32 bits count (on a GPU)
-    dtype: torch.dtype | None = None
+    split: bool = False  # whether tiles are split along their columns
+    tail: int = 0  # cached tokens in a second range
+    drafts: int = 0  # rows of each branch that verify drafts
+    far: bool = False  # whether slots are beyond 32-bit offsets (on a GPU)
+    dtype: torch.dtype | None = None  # None: the precision that is usually checked on the device
 
     def __str__(self) -> str:
         words = [f"{self.rows} rows, prefix {self.prefix}, {self.branches} branches"]
@@ -111,9 +112,9 @@ class Case:
         return ", ".join(words + [str(self.dtype)] * (self.dtype is not None))
 
     def segments(self, base: int, device: torch.device) -> Segments:
-        """Return the branches' segments; their cached tokens begin at slot `base`, their own follow.
+        """Return the branches' segments; their cached tokens begin at slot `base`, and their own rows follow.
 
-        Rows of drafts do not see every third column of the window, as if they saw drafts in the place of masks.
+        Every third column of the window is hidden from the rows that verify drafts, as if drafts replaced masks there.
         """
         each = self.rows // self.branches
         starts, same = np.arange(self.branches) * each, np.ones(self.branches, int)
@@ -131,7 +132,7 @@ class Case:
 
 
 def attention(device: torch.device, shape: ModelConfig, case: Case) -> dict[str, Any]:
-    """Windows behind one prefix against fp64; what no row sees is NaN."""
+    """Compare the attention of windows after one prefix with fp64; whatever no row sees is NaN."""
     heads, kv_heads, dim = shape.heads, shape.kv_heads, shape.head_dim
     slots, covered = case.prefix + case.tail + case.rows, case.rows // case.branches * case.branches
     q, keys, values = (noise(device, n, h, dim) for n, h in ((case.rows, heads), *2 * [(slots, kv_heads)]))
@@ -159,7 +160,7 @@ RULES = {
 
 
 def head(device: torch.device, shape: ModelConfig, rows: int, rule: str = "neg_entropy") -> dict[str, Any]:
-    """Records against a softmax in fp64, where their choices are not tied; the last rows do not count."""
+    """Compare records with a softmax in fp64, in rows whose choices are not tied; the last three rows do not count."""
     hidden, weight = noise(device, rows, shape.hidden_size), noise(device, shape.vocab_size, shape.hidden_size)
     hidden *= 3 * shape.hidden_size**-0.5
     sampling, second = RULES[rule], rule == "second choice"
@@ -185,13 +186,13 @@ def head(device: torch.device, shape: ModelConfig, rows: int, rule: str = "neg_e
     found = records[:, [1, 2, 4] if second else [1, 2]].contiguous().view(torch.float32)
     equal = float(torch.stack(tokens)[:, clear].double().mean())
     exact = torch.stack(wanted, 1)[clear]
-    size = exact.norm(dim=0)  # a confidence may be a hundred times the probability
+    size = exact.norm(dim=0)  # per column, because a confidence may be a hundred times as large as a probability
     result = compared(found[clear] / size, exact / size, 10 * BOUND[hidden.dtype])
     return result | {"ok": result["ok"] and equal == 1, "equal tokens": equal, "not tied": int(clear.sum())}
 
 
 def confidence(share: Tensor, chosen: Tensor, rule: str) -> Tensor:
-    """Return how sure probabilities ``[R, V]`` are by one of the rules, where `chosen` ``[R]`` is the choice's."""
+    """Return the confidence ``[R]`` by a rule; `share` ``[R, V]`` are probabilities, `chosen` ``[R]`` the choices'."""
     if rule == "probability":
         return chosen
     if rule == "neg_entropy":
@@ -201,7 +202,7 @@ def confidence(share: Tensor, chosen: Tensor, rule: str) -> Tensor:
 
 
 def norm(device: torch.device, shape: ModelConfig, rows: int) -> dict[str, Any]:
-    """A norm behind a residual sum."""
+    """Compare the norm of a residual sum with fp64."""
     x, residual, weight = (noise(device, *size, shape.hidden_size) for size in ((rows,), (rows,), ()))
     total = (x + residual).double()
     wanted = total * torch.rsqrt(total.square().mean(1, keepdim=True) + 1e-6) * weight.double()
@@ -209,7 +210,7 @@ def norm(device: torch.device, shape: ModelConfig, rows: int) -> dict[str, Any]:
 
 
 def gate(device: torch.device, shape: ModelConfig, rows: int) -> dict[str, Any]:
-    """SwiGLU."""
+    """Compare SwiGLU with fp64."""
     both = noise(device, rows, 2 * shape.intermediate_size)
     left, right = both.double().chunk(2, 1)
     wanted = left * left.sigmoid() * right
@@ -217,7 +218,7 @@ def gate(device: torch.device, shape: ModelConfig, rows: int) -> dict[str, Any]:
 
 
 def rotation(device: torch.device, shape: ModelConfig, rows: int) -> dict[str, Any]:
-    """Rotated keys in the last slots of a pool whose numbers 32 bits cannot count (on a GPU)."""
+    """Compare rotated keys with fp64, in the last slots of a pool too large for 32-bit offsets (on a GPU)."""
     heads, kv_heads, dim = shape.heads, shape.kv_heads, shape.head_dim
     slots = FAR // (kv_heads * dim) + rows if device.type == "cuda" else 3 * rows
     keys = torch.zeros(slots, kv_heads, dim, dtype=dtype_of(device), device=device)
@@ -234,7 +235,10 @@ def rotation(device: torch.device, shape: ModelConfig, rows: int) -> dict[str, A
 
 
 def product(device: torch.device, shape: ModelConfig, rows: int, kind: str, down: bool) -> dict[str, Any]:
-    """Rows times the weight of q, k and v, or of the way down; a GPU's row beyond those that count is NaN."""
+    """Compare the product of rows and a weight with fp64; the last row does not count.
+
+    The weight is the projection to q, k and v, or the down projection. `kind` says which kernel multiplies.
+    """
     sizes = (shape.heads + 2 * shape.kv_heads) * shape.head_dim, shape.hidden_size
     outputs, inputs = (shape.hidden_size, shape.intermediate_size) if down else sizes
     x, weight = noise(device, rows, inputs), noise(device, outputs, inputs) * inputs**-0.5
@@ -257,7 +261,7 @@ def product(device: torch.device, shape: ModelConfig, rows: int, kind: str, down
 
 
 def kernels(device: torch.device, small: bool = False) -> Iterator[Fact]:
-    """The operations at the shapes that run, or at the `small` ones of a CPU."""
+    """Yield the facts about all operations, at the shapes that run, or at `small` shapes, as on a CPU."""
     small = small or device.type == "cpu"
     kinds = ["vgemm", "int8", *(["fp8", "fp8 fast"] if has_fp8(device) else [])]
     for name, real in models(device).items():
@@ -278,7 +282,7 @@ def kernels(device: torch.device, small: bool = False) -> Iterator[Fact]:
 
 
 def cases(small: bool) -> list[Case]:
-    """Return what attention is checked on."""
+    """Return the cases on which attention is checked."""
     if small:
         few = [Case(24, 0), Case(24, 40, 3), Case(24, 300, 1, True), Case(25, 20, 3, tail=30, drafts=3)]
         return [*few, Case(24, 40, 2, far=True)]

@@ -1,8 +1,8 @@
-"""A whole forward of `gpu_first`, layer by layer: Triton's kernels against torch's forms, and against transformers.
+"""Check a whole forward for `gpu_first`, layer by layer: Triton's kernels against torch's forms and transformers.
 
-What attention gives in every layer is compared, for it follows from all that came before it; then the records. The
-weights are noise, and rows see all others, as in Qwen2 without its mask. Rounding adds up from layer to layer: by how
-much, say two other ways that are right, torch's forms and transformers.
+The attention's output in every layer is compared, since it depends on everything before it, and then the records. The
+weights are random, and each row sees all others, as in Qwen2 without its mask. Rounding errors grow from layer to
+layer. How large they may be follows from the difference between two correct ways: torch's forms and transformers.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from lopa_dist.kernels.attention import AttentionKernel
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.models.transformer import Transformer
 
-BOUND = {torch.bfloat16: 0.03, torch.float32: 1e-4}  # of a layer's error, where others are closer; a fault's is about 1
-MORE = 2.0  # times as far as two other ways from each other
-LEAST_EQUAL = 0.8  # of tokens: with weights that are noise, the two likeliest are often close
-LAYERS = {"Dream-7B": 28, "LLaDA-8B": 4}  # that are made
+BOUND = {torch.bfloat16: 0.03, torch.float32: 1e-4}  # a layer's error may always be this large; a fault's is about 1
+MORE = 2.0  # a layer's error may also be this many times as large as the difference between two other ways
+LEAST_EQUAL = 0.8  # least share of equal tokens: with random weights, the two likeliest tokens are often close
+LAYERS = {"Dream-7B": 28, "LLaDA-8B": 4}  # most layers of each model
 ROWS = {"Dream-7B": (94, 520), "LLaDA-8B": (83,)}
 
 
 @dataclass
 class Forward:
-    """What one way to compute gives."""
+    """The results of a forward that was computed in one way."""
 
-    layers: list[Tensor]  # [R, H * D] of every layer's attention
-    tokens: Tensor  # [R] the likeliest, masks apart
-    probabilities: Tensor  # [R] of these
+    layers: list[Tensor]  # [R, H * D] the attention's output in each layer
+    tokens: Tensor  # [R] the likeliest tokens, the mask apart
+    probabilities: Tensor  # [R] the probabilities of these tokens
 
 
 class Watched:
@@ -45,14 +45,14 @@ class Watched:
         self.kernel, self.results, self.plan = kernel, results, kernel.plan
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor, plan: Any) -> Tensor:
-        """As the kernel does."""
+        """Return what the kernel computes, and keep a copy."""
         result = self.kernel.attend(q, keys, values, plan)
         self.results.append(result.flatten(1).clone())
         return result
 
 
 def ours(model: Transformer, tokens: Tensor, options: EngineConfig) -> Forward:
-    """Return what the eager path gives with these kernels."""
+    """Return the forward of the eager path, with the kernels that `options` choose."""
     rows, shape = len(tokens), model.config
     runner = runner_of(model, 1, rows, 16, options, Sampling("probability"))
     results: list[Tensor] = []
@@ -63,7 +63,7 @@ def ours(model: Transformer, tokens: Tensor, options: EngineConfig) -> Forward:
 
 
 def transformers_form(model: Transformer, tokens: Tensor) -> Forward:
-    """Return what transformers' Qwen2 gives with the same weights."""
+    """Return the forward of transformers' Qwen2 with the same weights."""
     theirs = qwen2(model, tokens.device)
     results: list[Tensor] = []
     for layer in theirs.model.layers:
@@ -79,7 +79,7 @@ def transformers_form(model: Transformer, tokens: Tensor) -> Forward:
 
 
 def apart(way: Forward, other: Forward) -> list[float]:
-    """Return how far two ways are from each other after every layer, and in their probabilities."""
+    """Return the relative differences between two forwards: in every layer's attention, then in the probabilities."""
     ways = [[*one.layers, one.probabilities[:, None]] for one in (way, other)]
     return [compared(mine, theirs, 0)["error"] for mine, theirs in zip(*ways, strict=True)]
 
@@ -90,12 +90,13 @@ def against(
     bound: float,
     third: Callable[[], Forward] | None = None,
 ) -> dict[str, Any]:
-    """Compare two ways; say how far apart they are after every layer, and from which on they are too far.
+    """Compare two ways to compute a forward; say how much they differ in every layer, and which wrong layer is first.
 
     Args:
-        way, other: to compare.
-        bound: of the relative norm of an error.
-        third: a further way; what it is apart from the other may be exceeded by `MORE`.
+        way: computes the forward to check.
+        other: computes the forward to compare it with.
+        bound: a difference (a relative norm) may always be this large.
+        third: another correct way; `way` may differ from `other` by `MORE` times as much as this one does.
     """
     found, wanted = way(), other()
     bounds = [bound] * (len(found.layers) + 1)
@@ -119,16 +120,16 @@ def against(
 
 
 def layers(device: torch.device) -> Iterator[Fact]:
-    """Forwards of random models."""
+    """Yield the facts about forwards of random models."""
     weights, dtype = Weights(device), dtype_of(device)
 
     def compare(with_: str, rows: int) -> dict[str, Any]:
         model = weights.model
         tokens = torch.randint(model.config.mask_id, (rows,), device=device)
-        # Triton's attention on a GPU; on a CPU the plain form of the same table
+        # on a GPU, Triton's attention; on a CPU, the plain form over the same table of tiles
         by_triton = partial(ours, model, tokens, EngineConfig(1, attention="meta", graphs="never"))
         by_torch = partial(ours, model, tokens, EngineConfig(1, kernels="torch"))
-        if not model.config.qkv_bias:  # transformers has no such model; there are few layers
+        if not model.config.qkv_bias:  # Qwen2 has biases; with few layers, `bound` alone is enough
             return against(by_triton, by_torch, BOUND[dtype])
         theirs = partial(transformers_form, model, tokens)
         other, third = (by_torch, theirs) if with_ == "torch" else (theirs, by_torch)

@@ -1,7 +1,8 @@
-"""Several ranks in `gpu_first`: two that share a device, and NCCL with one, inside and outside of a graph.
+"""Check ranks for `gpu_first`: two ranks that share a device, and NCCL with one rank, outside and inside a graph.
 
-As a program it is one of the two ranks: `python -m benchmarks.first_ranks RANK STORE DEVICE`. They talk through the
-host, by Gloo, because NCCL refuses two ranks on one GPU. What runs on the device is what runs on several.
+As a program, this file is one of the two ranks: `python -m benchmarks.first_ranks RANK STORE DEVICE`. The two ranks
+communicate through the host, with Gloo, because NCCL refuses two ranks on one GPU. On the device, they run the same
+work as ranks on several devices.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from lopa_dist.models.checkpoint import load_model
 from lopa_dist.models.files import EMBEDDED
 from lopa_dist.parallel.communicator import TorchCommunicator
 
-SECONDS = {"cuda": 40, "cpu": 400}  # that two ranks may take; a toy on a busy CPU may take long
-LEAST = 0.97  # of tokens: on a GPU a rank stacks other branches, and so rounds otherwise
+SECONDS = {"cuda": 40, "cpu": 400}  # time limit for two ranks; even toy shapes may take long on a busy CPU
+LEAST = 0.97  # least share of equal tokens: on a GPU, a rank stacks other branches in a tile, and so rounds differently
 
 
 def rank(number: int, store: Path, device: torch.device) -> None:
-    """Solve the problems as one of two branch ranks; print the answers."""
+    """Solve the problems as the branch rank `number` of two, which meet through the file `store`; print the answers."""
     limit = timedelta(seconds=SECONDS[device.type])
     dist.init_process_group("gloo", store=FileStore(str(store), 2), rank=number, world_size=2, timeout=limit)
     assert dist.group.WORLD is not None
@@ -45,7 +46,7 @@ def rank(number: int, store: Path, device: torch.device) -> None:
 
 
 def two_ranks(device: torch.device) -> dict[str, Any]:
-    """Two processes on one device against one."""
+    """Compare the answers of two branch ranks on one device with those of a single process."""
     model = load_model(EMBEDDED, torch.float32, device)
     expected = tokens_of(model, GRAPHS, LOOKAHEAD, count_on(device))
     with tempfile.TemporaryDirectory() as folder:
@@ -72,7 +73,7 @@ def two_ranks(device: torch.device) -> dict[str, Any]:
 
 
 def one_rank(device: torch.device, captured: bool) -> dict[str, Any]:
-    """A world of one: its collectives give what they got, as often as they are replayed."""
+    """Check five times that the collectives of a single rank return their inputs; if `captured`, in a graph."""
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     try:
@@ -98,7 +99,7 @@ def one_rank(device: torch.device, captured: bool) -> dict[str, Any]:
 
 
 def ranks(device: torch.device) -> Iterator[Fact]:
-    """Collectives."""
+    """Yield the facts about collectives of one rank, and about two ranks."""
     yield "collectives of one rank", partial(one_rank, device, False)
     yield "collectives of one rank, in a graph", partial(one_rank, device, True)
     yield "two ranks on one device", partial(two_ranks, device)

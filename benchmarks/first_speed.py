@@ -1,4 +1,4 @@
-"""Steps of the default decoding in `gpu_first`, with random weights, whose texts are noise; and their profile."""
+"""Measure steps of the default decoding for `gpu_first`, and profile them; weights are random, so texts are noise."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ from lopa_dist.parallel.communicator import Solo
 
 
 def speed(device: torch.device) -> Iterator[Fact]:
-    """Steps in bf16, their profile, and steps in fp8 with either way to add up; on a CPU nothing is measured."""
+    """Yield the times of steps in bf16, their profile, and the times of steps in fp8, with exact and with fast sums.
+
+    On a CPU the steps run, but are not timed.
+    """
     gpu = device.type == "cuda"
     weights = Weights(device)
     prompt, length = (1024, 64) if gpu else (12, 32)
@@ -70,7 +73,7 @@ def speed(device: torch.device) -> Iterator[Fact]:
         return {"table": profile.key_averages().table(sort_by=order, row_limit=40, max_name_column_width=90)}
 
     yield "model", Making(partial(weights.make, models(device)["Dream-7B"]))
-    for sequences in (1, 64, 8, 16) if gpu else (1, 2):  # what matters most comes first
+    for sequences in (1, 64, 8, 16) if gpu else (1, 2):  # the most important figures come first
         yield f"default decoding, {sequences} sequences", partial(run, default, sequences)
     yield "LoPA k=7, 1 sequence", partial(run, lookahead, 1)
     yield "profile", profiled

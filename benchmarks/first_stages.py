@@ -1,4 +1,4 @@
-"""The stages of `gpu_first`. On a CPU the same functions run with toy shapes, in torch's forms, and measure nothing."""
+"""The stages of `gpu_first`. On a CPU the same functions run with toy shapes and torch's forms, and measure nothing."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from benchmarks.first_speed import speed
 from benchmarks.first_texts import texts
 from lopa_dist.jobs.setup.device import usable_cores
 
-AHEAD = {"preflight": 3, "engines": 3, "texts": 3, "kernels": 4}  # processes by stage
+AHEAD = {"preflight": 3, "engines": 3, "texts": 3, "kernels": 4}  # stages to compile ahead, and processes for each
 AHEAD_SECONDS = 60.0
 SANITIZER = "compute-sanitizer"
-SANITIZER_FOLDERS = "/usr/local/cuda/bin", "/opt/cuda/bin"  # where it is, beside the search path
-SANITIZED = "small kernels"  # the stage that runs under it
+SANITIZER_FOLDERS = "/usr/local/cuda/bin", "/opt/cuda/bin"  # searched after the search path
+SANITIZED = "small kernels"  # the stage that runs under the sanitizer
 
 
 def environment(device: torch.device) -> Iterator[Fact]:
-    """What the machine is."""
+    """Yield the facts about the machine and its software."""
 
     def software() -> dict[str, Any]:
         cuda = {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
@@ -56,7 +56,7 @@ def environment(device: torch.device) -> Iterator[Fact]:
         free, total = torch.cuda.mem_get_info(device)
         try:
             said = subprocess.run(["nvidia-smi"], capture_output=True, text=True, timeout=10).stdout
-        except (OSError, subprocess.SubprocessError) as error:  # some containers lack it
+        except (OSError, subprocess.SubprocessError) as error:  # some containers have no nvidia-smi
             said = str(error)
         nccl = ".".join(map(str, torch.cuda.nccl.version()))
         return {"gpu": str(properties), "free": free, "total": total, "NCCL": nccl, "nvidia-smi": said}
@@ -69,7 +69,7 @@ def environment(device: torch.device) -> Iterator[Fact]:
 
 
 def compiled(device: torch.device) -> Iterator[Fact]:
-    """What the next stages compile, compiled ahead by several processes into the cache on disk that all read."""
+    """Yield a fact whose function compiles the kernels of later stages in several processes, into the cache on disk."""
     if device.type == "cpu":
         yield "not on a CPU", dict
         return
@@ -77,9 +77,10 @@ def compiled(device: torch.device) -> Iterator[Fact]:
 
 
 def ahead(device: torch.device, stages: Mapping[str, int], seconds: float) -> dict[str, Any]:
-    """Run stages whose facts nobody looks at, each shared by a number of processes; say how these ended.
+    """Run `stages` for what they compile, each in the given number of processes; return the processes' exit statuses.
 
-    What dies here, or is not done in time, is found once more by the stage itself.
+    Their facts are dropped. The stage itself finds all facts later, also those that fail here or are not found within
+    `seconds`.
     """
     end, toy = time.monotonic() + seconds, ["--toy"] * (device.type == "cpu")
     environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, usable_cores() // sum(stages.values())))}
@@ -104,12 +105,12 @@ def ahead(device: torch.device, stages: Mapping[str, int], seconds: float) -> di
 
 
 def small_kernels(device: torch.device) -> Iterator[Fact]:
-    """Every kernel at small shapes, which a tool that watches each access is done with in time."""
+    """Return the facts about kernels at small shapes, because a tool that checks each access is slow."""
     return kernels(device, small=True)
 
 
 def sanitizer(device: torch.device) -> Iterator[Fact]:
-    """Accesses out of bounds, then races, by the CUDA toolkit's own tool where it is there."""
+    """Yield what the CUDA toolkit's sanitizer finds, if it is installed: accesses out of bounds, then races."""
     found = shutil.which(SANITIZER) or shutil.which(SANITIZER, path=os.pathsep.join(SANITIZER_FOLDERS))
 
     def watched(tool: str) -> dict[str, Any]:
@@ -117,7 +118,7 @@ def sanitizer(device: torch.device) -> Iterator[Fact]:
             return {"tool": None}
         command = [found, "--tool", tool, "--error-exitcode", "9", "--print-limit", "20", "--target-processes", "all"]
         toy = ["--toy"] * (device.type == "cpu")
-        # each tensor is an allocation of its own: in a cached block, what is out of bounds is somebody else's
+        # every tensor gets its own allocation: in a cached block, an access out of bounds would hit another tensor
         environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
         done = subprocess.run(
             [*command, sys.executable, "-m", "benchmarks.first_stages", SANITIZED, *toy],

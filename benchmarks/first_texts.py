@@ -1,4 +1,4 @@
-"""Texts of the embedded model in `gpu_first`: those of the CPU in fp32 against those of the device in every way."""
+"""Check texts of the embedded model for `gpu_first`: the device computes them in several ways, the CPU in fp32."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ WAYS: dict[str, tuple[torch.dtype, EngineConfig, str, float]] = {
     "fp32": (torch.float32, GRAPHS, "none", 0.97),
     "fp32 eager": (torch.float32, EngineConfig(attention="meta", graphs="never"), "none", 0.97),
     "fp32 torch": (torch.float32, EngineConfig(kernels="torch"), "none", 0.97),
-    "bf16": (torch.bfloat16, GRAPHS, "none", 0.75),  # right ones have 0.84 to 0.90 on a CPU
+    "bf16": (torch.bfloat16, GRAPHS, "none", 0.75),  # in correct texts, the share is 0.84 to 0.90 on a CPU
     "int8": (torch.float32, GRAPHS, "int8", 0.6),
     "fp8": (torch.bfloat16, GRAPHS, "fp8", 0.6),
 }
-"""Precision, engine, quantisation, and the share of tokens that must be equal."""
+"""For each way: precision, engine, quantisation, and the least share of equal tokens."""
 
 
 def count_on(device: torch.device) -> int:
-    """Return how many problems are solved."""
+    """Return how many problems are solved on a device."""
     return 8 if device.type == "cuda" else 2
 
 
 def tokens_of(
     model: Transformer, options: EngineConfig, decode: DecodeConfig, count: int, comm: Communicator | None = None
 ) -> list[list[int]]:
-    """Return the answers to a few word problems, which the embedded model was trained for."""
+    """Return the answers to the first `count` held-out word problems, which the embedded model was trained to solve."""
     tokenizer = load_tokenizer(EMBEDDED)
     requests = []
     for i, problem in enumerate(islice(problems("held_out", 1), count)):
@@ -62,14 +62,14 @@ def tokens_of(
 
 
 def agreement(answers: list[list[int]], others: list[list[int]]) -> float:
-    """Return the share of positions that have the same token; where one answer has ended, they differ."""
+    """Return the share of positions with the same token; where only one of two answers has a token, they differ."""
     pairs = list(zip(answers, others, strict=True))
     same = sum(a == b for answer, other in pairs for a, b in zip(answer, other, strict=False))
     return same / max(1, sum(max(len(answer), len(other)) for answer, other in pairs))
 
 
 def texts(device: torch.device) -> Iterator[Fact]:
-    """Texts of the device against those of the CPU."""
+    """Yield the facts about the device's texts: compared with the CPU's, and reproducible in any batch."""
     gpu = device.type == "cuda"
     count = 2 * count_on(device) if gpu else count_on(device)
 
@@ -94,7 +94,7 @@ def texts(device: torch.device) -> Iterator[Fact]:
 
     for name in DECODINGS:
         for way in WAYS:
-            # on a CPU the others prove nothing: their bits differ between machines
+            # on a CPU the other ways prove nothing, because their bits differ between machines
             if way == "fp32" or (gpu and (way != "fp8" or has_fp8(device))):
                 yield f"{name}, {way}", partial(check, name, way)
     yield "reproducible, by sequences at a time", reproducible

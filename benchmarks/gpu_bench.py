@@ -1,14 +1,15 @@
-"""The stages of ``python -m benchmarks.gpu_first --bench``: how far a forward is from what this GPU can do.
+"""The stages of ``python -m benchmarks.gpu_first --bench``: how close a forward comes to what this GPU can do.
 
-Random weights of Dream-7B's and LLaDA-8B's shapes, one model in memory at a time.
+The weights are random, in the shapes of Dream-7B and LLaDA-8B; one model is in memory at a time.
 
-- steps: what the GPU copies, reads and multiplies in a second; then forwards by prefix, window, branches and precision,
-  beside the floor that follows from it (`roofline`). A forward is the two CUDA graphs of the static runner, transformer
-  and record head. What has a bar comes first.
-- eager: the static runner's forward with all that the host prepares for it, from tokens on the device to records.
-  Beside it transformers' Qwen2 with the same weights, from the same tokens to the same records (token, probability,
-  entropy) of the same positions: branches are batch rows with a prefix of their own, all rows see each other, and there
-  is no mask, so torch takes its FlashAttention with grouped heads. Neither decodes.
+- steps: the rates at which the GPU copies, reads and multiplies. Then the times of forwards, by prefix, window,
+  branches and precision, compared with the floors that follow from these rates (`roofline`). A forward consists of the
+  static runner's two CUDA graphs: transformer and record head. Forwards that have a bar come first.
+- eager: the static runner's forward with everything that the host prepares for it, from tokens on the device to
+  records, compared with transformers' Qwen2. Qwen2 has the same weights, and goes from the same tokens to the same
+  records (token, probability, entropy) of the same positions. Its batch rows are the branches, each with a copy of the
+  prefix, and all rows of a branch see each other. There is no attention mask, so that torch can choose FlashAttention
+  with grouped heads. Neither program decodes.
 - attention, products: see `gpu_kernels`.
 """
 
@@ -40,7 +41,10 @@ TOY_CASES = (Case(64, 4, 1), Case(64, 8, 8))
 
 
 def rates(clock: Clock, measured: dict[str, float | None]) -> Iterator[Fact]:
-    """Measure terabytes and teraoperations a second of large copies, reads and products of this torch."""
+    """Yield the rates of large copies, reads and products in this version of torch; also put them into `measured`.
+
+    The units are terabytes and tera-operations per second.
+    """
     size, side = (1 << 30, 8192) if clock.gpu else (1 << 16, 64)
     empty = partial(torch.empty, dtype=torch.bfloat16, device=clock.device)
 
@@ -72,7 +76,7 @@ def rates(clock: Clock, measured: dict[str, float | None]) -> Iterator[Fact]:
 
 
 def machine_of(measured: dict[str, float | None]) -> Machine | None:
-    """The machine with the measured rates; null without them."""
+    """Return a machine with the `measured` rates; None if they were not measured."""
     bandwidth = max(measured.get("copied TB/s") or 0.0, measured.get("read TB/s") or 0.0)
     rate = measured.get("bf16 TFLOP/s")
     if not (bandwidth and rate):
@@ -81,7 +85,7 @@ def machine_of(measured: dict[str, float | None]) -> Machine | None:
 
 
 def steps(device: torch.device) -> Iterator[Fact]:
-    """Forwards beside their floors, those with a bar first."""
+    """Yield the times of forwards compared with their floors; forwards that have a bar come first."""
     clock, weights, measured = Clock(device), Weights(device), dict[str, float | None]()
     cases = CASES if clock.gpu else TOY_CASES
     yield from rates(clock, measured)
@@ -111,7 +115,7 @@ def steps(device: torch.device) -> Iterator[Fact]:
 
 
 def forward_ms(clock: Clock, model: Transformer, case: Case) -> float | None:
-    """Milliseconds of a forward's two graphs."""
+    """Return the milliseconds of a forward's two graphs; None on a CPU."""
     runner = runner_of(model, case.branches, case.window, case.prefix, GRAPHS)
     assert isinstance(runner, StaticRunner)
     batch = windows(case.branches, case.window, case.prefix, model.config.mask_id, clock.device)
@@ -126,7 +130,7 @@ def forward_ms(clock: Clock, model: Transformer, case: Case) -> float | None:
 
 
 def eager(device: torch.device) -> Iterator[Fact]:
-    """Forwards of Dream-7B and of transformers' Qwen2, one after the other."""
+    """Yield comparisons of Dream-7B's forward with the one of transformers' Qwen2."""
     clock, weights, theirs = Clock(device), Weights(device), list[Any]()
 
     def both() -> dict[str, Any]:
@@ -148,7 +152,10 @@ def eager(device: torch.device) -> Iterator[Fact]:
 
 
 def eager_step(model: Any, shape: ModelConfig, case: Case, device: torch.device) -> Callable[[], Tensor]:
-    """A forward as plain code takes it: branches as batch rows, logits of every other position, their records."""
+    """Return a function that runs a forward as plain code would.
+
+    Branches are batch rows. The forward computes the logits of every second position, and their records.
+    """
     from transformers import DynamicCache
 
     cache = DynamicCache()
@@ -165,7 +172,7 @@ def eager_step(model: Any, shape: ModelConfig, case: Case, device: torch.device)
     def run() -> Tensor:
         output = model(
             input_ids=tokens, position_ids=positions, past_key_values=cache, use_cache=True, logits_to_keep=predicted,
-            attention_mask={"full_attention": None},  # none is made: a mask keeps torch from FlashAttention
+            attention_mask={"full_attention": None},  # no mask: with one, torch could not use FlashAttention
         )  # fmt: skip
         cache.crop(-case.window)
         probabilities = output.logits.float().softmax(-1)

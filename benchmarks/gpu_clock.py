@@ -1,8 +1,9 @@
 """The clock of the GPU benchmarks.
 
-A time is the median of replays of one CUDA graph. Before each replay something else is read, until nothing of what the
-replay reads is left in the L2 cache: in a step, the weights do that. Replays are queued, so that the host's time is not
-in them. On a CPU a function runs once, and nothing is measured.
+A time is the median over several runs. `Clock.queued` times what a function does on the GPU, and `Clock.graph` what a
+CUDA graph of it does. Their runs are queued, so the host's time is not included. Before each run, enough other data is
+read to clear the L2 cache of what the run will read; in a step, the weights have this effect. `Clock.wall` includes the
+host's time. On a CPU a function runs once, and nothing is measured.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ import torch
 from lopa_dist.engine.static_runner import Replay
 from lopa_dist.engine.statistics import device_mark
 
-UNKNOWN_CACHE = 64 << 20  # bytes, where torch does not say
-FLUSHED = 5  # times the L2 cache's size is read between replays
+UNKNOWN_CACHE = 64 << 20  # bytes of the L2 cache to assume if torch does not tell its size
+FLUSHED = 5  # data of this many times the L2 cache's size is read between runs
 
 
 class Clock:
-    """Measures functions on one device.
+    """Measures functions on one device; all times are None on a CPU.
 
     Attributes:
         cache: bytes of the L2 cache; 0 on a CPU.
@@ -36,18 +37,18 @@ class Clock:
             self.other = torch.zeros(FLUSHED * self.cache, dtype=torch.int8, device=device).view(torch.int32)
 
     def queued(self, function: Callable[[], object], repeats: int = 20) -> float | None:
-        """Return the median milliseconds of a function that queues work; two runs before do not count."""
+        """Return the median milliseconds of a function that queues work; two more runs before them do not count."""
         if self.gpu:
             return median_ms(function, self.device, repeats, self.other.amax)
         function()
         return None
 
     def graph(self, function: Callable[[], object], repeats: int = 20) -> float | None:
-        """As `queued`, of a CUDA graph of the function."""
+        """Return what `queued` returns for a CUDA graph of the function."""
         return self.queued(graphed(function, self.device), repeats)
 
     def wall(self, function: Callable[[], object], repeats: int = 10) -> float | None:
-        """Return the median milliseconds until the device is done, the host's time included."""
+        """Return the median milliseconds from the call until the device is done, so the host's time is included."""
         if not self.gpu:
             function()
             return None
@@ -62,7 +63,7 @@ class Clock:
 
 
 def graphed(function: Callable[[], object], device: torch.device) -> Callable[[], None]:
-    """Return the function as something that becomes a graph in its second run."""
+    """Return a function that runs `function` at first, then captures it as a CUDA graph and replays the graph."""
 
     def run() -> None:
         function()
@@ -73,7 +74,10 @@ def graphed(function: Callable[[], object], device: torch.device) -> Callable[[]
 def median_ms(
     function: Callable[[], object], device: torch.device, repeats: int, before: Callable[[], object]
 ) -> float:
-    """Return the median milliseconds of what a function queues on a GPU, without `before` and the first two runs."""
+    """Return the median milliseconds of what `function` queues on a GPU; two more runs before them do not count.
+
+    `before` is called before each run and is not timed.
+    """
     marks = []
     for _ in range(repeats + 2):
         before()

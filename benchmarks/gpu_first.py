@@ -1,14 +1,15 @@
-"""The first minutes on a GPU: everything is checked, then the default decoding is measured, whatever fails.
+"""Check everything on a new GPU, and measure the default decoding, within minutes and whatever fails.
 
     python -m benchmarks.gpu_first --out DIR         # under ten minutes; needs no network, no checkpoint, no Hydra
-    python -m benchmarks.gpu_first --out DIR --bench # forwards, attention and products beside their bars (`gpu_bench`)
+    python -m benchmarks.gpu_first --out DIR --bench # forwards, attention and products against their bars (`gpu_bench`)
     python -m benchmarks.gpu_first --out DIR --toy   # on a CPU, with small shapes, where nothing is measured
 
-Each stage is a process of its own with a time limit, so that one that crashes, hangs or runs out of memory costs the
-others nothing. One that dies in a fact is begun again behind it. At the end each such fact is found once more with
-blocking launches, which names the place of an error on a GPU.
-DIR gets `first.jsonl`, a line for each fact as it is found; `errors.txt`, whole tracebacks; and `first.md`, one screen.
-With --bench these are `bench.jsonl` and `bench.md`.
+Each stage runs in its own process with a time limit, so a stage that crashes, hangs or runs out of memory does not
+affect the others. A stage that dies while it finds a fact is started again, after that fact. At the end, if there is
+time left, each such fact is tried once more with blocking launches, which show where an error on a GPU happened.
+
+DIR gets `first.jsonl`, with a line for each fact as soon as it is found; `errors.txt`, with tracebacks; and `first.md`,
+a summary on one screen. With --bench, the names are `bench.jsonl` and `bench.md`.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ MODULE, BENCH_MODULE = "benchmarks.first_stages", "benchmarks.gpu_bench"
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of the program, and how long it may take."""
+    """A part of the program, with its time limit."""
 
     name: str
     seconds: float
-    module: str = MODULE  # that runs it
+    module: str = MODULE  # the module that runs it
 
 
-STAGES = (  # texts before kernels: these explain, those decide
+STAGES = (  # texts come before kernels: texts show whether something is wrong, kernels explain what
     Stage("environment", 20),
     Stage("compiled", 75),
     Stage("preflight", 60),
@@ -50,7 +51,7 @@ STAGES = (  # texts before kernels: these explain, those decide
     Stage("ranks", 40),
     Stage("layers", 35),
 )
-SANITIZER = Stage("sanitizer", 300)  # with --stage only: it compiles everything anew, and watches each access
+SANITIZER = Stage("sanitizer", 300)  # runs only with --stage: it compiles everything again, and checks each access
 BENCH = (
     Stage("environment", 20),
     Stage("steps", 270, BENCH_MODULE),
@@ -58,21 +59,21 @@ BENCH = (
     Stage("eager", 60, BENCH_MODULE),
     Stage("products", 150, BENCH_MODULE),
 )
-TOTAL = 590.0  # seconds of all stages and repetitions together
-UNKILLABLE = 30.0  # seconds after which a killed process is left behind
-LEAST = 5.0  # seconds that are worth beginning a stage for
+TOTAL = 590.0  # time limit, in seconds, of all stages and repetitions together
+UNKILLABLE = 30.0  # seconds to wait for a killed process to end
+LEAST = 5.0  # with fewer seconds left, no stage is started
 
 
 @dataclass
 class Journal:
-    """What was found, written into `folder` as it is found: `name`.jsonl, `name`.md and errors.txt."""
+    """What was found, written to `folder` as it is found: `name`.jsonl, `name`.md and errors.txt."""
 
     folder: Path
     name: str
     lines: list[dict[str, Any]] = field(default_factory=list)
 
     def put(self, line: dict[str, Any]) -> None:
-        """Add a line, with its traceback in `errors.txt`."""
+        """Add a line, and its traceback, if it has one, to `errors.txt`."""
         if trace := line.get("trace"):
             self.error(f"{line.get('stage')}: {line.get('fact')}", str(trace))
         self.lines.append(line)
@@ -80,12 +81,12 @@ class Journal:
             file.write(json.dumps(line) + "\n")
 
     def error(self, title: str, text: str) -> None:
-        """Add a whole traceback."""
+        """Add a text, such as a traceback, to `errors.txt`."""
         with (self.folder / "errors.txt").open("a") as file:
             file.write(f"## {title}\n{text.strip()}\n\n")
 
     def write_screen(self) -> None:
-        """Write one page: how each stage ended, what is wrong, and what was measured."""
+        """Write the page `name`.md: how each stage ended, what is wrong, and what was measured."""
         lines = [f"# {self.name.capitalize()} run", ""]
         for line in (line for line in self.lines if "ended" in line):
             lines += [f"- {line['stage']}: {line['ended']}, {line['facts']} facts, {line['wrong']} wrong"]
@@ -100,7 +101,7 @@ class Journal:
 
 
 def run(stages: Sequence[Stage], folder: Path, toy: bool, name: str = "first", total: float = TOTAL) -> Journal:
-    """Run stages one after the other, and then, while time is left, those that died once more."""
+    """Run stages one after the other; then, while time is left, try again each fact in which a stage died."""
     folder.mkdir(parents=True, exist_ok=True)
     for file in (f"{name}.jsonl", "errors.txt"):
         (folder / file).unlink(missing_ok=True)
@@ -112,7 +113,7 @@ def run(stages: Sequence[Stage], folder: Path, toy: bool, name: str = "first", t
 
 
 def around(stage: Stage, journal: Journal, toy: bool, end: float) -> list[str]:
-    """Run a stage, and behind each fact in which it dies once more; return these facts."""
+    """Run a stage, and start it again after each fact in which it dies; return these facts."""
     end = min(end, time.monotonic() + stage.seconds)
     done: list[str] = []
     fatal: list[str] = []
@@ -130,14 +131,14 @@ class Ended:
     """How an attempt at a stage ended."""
 
     how: str  # "fine", "time limit", "died (...)" or "no time left"
-    facts: Sequence[str] = ()  # that were found
-    begun: str = ""  # the fact that it was finding
+    facts: Sequence[str] = ()  # the facts that were found
+    begun: str = ""  # the fact that had begun and was not found
 
 
 def in_time(
     stage: Stage, journal: Journal, toy: bool, end: float, skip: Sequence[str] = (), only: str | None = None
 ) -> Ended:
-    """As `attempt`, until `end`; a stage for which no time is left is not begun."""
+    """Run a stage as `attempt` does, but at most until the time `end`; if no time is left, do not start it."""
     left = end - time.monotonic()
     if left < LEAST:
         ended = Ended("no time left")
@@ -149,14 +150,14 @@ def in_time(
 
 
 def attempt(stage: Stage, journal: Journal, toy: bool, skip: Sequence[str], only: str | None) -> Ended:
-    """Run a stage in a process of its own.
+    """Run a stage in its own process, and return how it ended.
 
     Args:
-        stage: with the time that it has.
+        stage: the stage, with its time limit.
         journal: gets what is found.
-        toy: on the CPU, with small shapes.
-        skip: facts that are not tried.
-        only: the fact that is tried alone, with blocking launches; None: all, without.
+        toy: whether to run on the CPU, with small shapes.
+        skip: facts to leave out.
+        only: the only fact to find, with blocking launches; None: all facts, without blocking launches.
     """
     blocking = only is not None
     command = [sys.executable, "-m", stage.module, stage.name, *["--toy"] * toy]
@@ -172,7 +173,7 @@ def attempt(stage: Stage, journal: Journal, toy: bool, skip: Sequence[str], only
 
         def stop() -> None:
             late.set()
-            child.send_signal(signal.SIGQUIT)  # it prints where it is
+            child.send_signal(signal.SIGQUIT)  # makes the child print where it is
             end(child)
 
         timer = Timer(stage.seconds, stop)
@@ -183,7 +184,7 @@ def attempt(stage: Stage, journal: Journal, toy: bool, skip: Sequence[str], only
                 line = json.loads(text)
             except json.JSONDecodeError:
                 line = None
-            if not isinstance(line, dict):  # a library's own words
+            if not isinstance(line, dict):  # a library printed this
                 continue
             begun = line.get("begun", begun)
             if "fact" in line:
@@ -194,7 +195,7 @@ def attempt(stage: Stage, journal: Journal, toy: bool, skip: Sequence[str], only
         end(child)
         try:
             code = child.wait(UNKILLABLE)
-        except subprocess.TimeoutExpired:  # it hangs in the driver, where no signal reaches it
+        except subprocess.TimeoutExpired:  # the child hangs in the driver, where no signal reaches it
             code = -signal.SIGKILL
         errors.seek(0)
         last = errors.read()
@@ -214,7 +215,7 @@ def attempt(stage: Stage, journal: Journal, toy: bool, skip: Sequence[str], only
 
 
 def end(child: subprocess.Popen[str]) -> None:
-    """Leave no process of a stage behind: its compilers are in its session."""
+    """Wait a second for a stage's process to end; then kill its whole session, which includes its compilers."""
     try:
         child.wait(1)
     except subprocess.TimeoutExpired:
@@ -222,7 +223,7 @@ def end(child: subprocess.Popen[str]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The command line."""
+    """Run the stages that the command line asks for, and exit with 1 if something is wrong."""
     parser = argparse.ArgumentParser(description="Check everything on a GPU, then measure the default decoding.")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the facts go")
     parser.add_argument("--toy", action="store_true", help="small shapes on the CPU: nothing is measured")
@@ -232,7 +233,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     name, stages = ("bench", BENCH) if options.bench else ("first", STAGES)
     chosen = [every[stage] for stage in options.stage] if options.stage else list(stages)
-    # the first import reads gigabytes from a disk that may be slow: no stage's time
+    # the first import reads gigabytes from a disk that may be slow, so it must not count as a stage's time
     subprocess.run([sys.executable, "-c", f"import {MODULE}"], check=False)
     journal = run(chosen, options.out, options.toy, name)
     print(options.out / f"{name}.md")

@@ -1,11 +1,12 @@
-"""How fast the kernels are beside the libraries' on a GPU: stages of ``python -m benchmarks.gpu_first --bench``.
+"""Compare our kernels' speed with that of libraries on a GPU: stages of ``python -m benchmarks.gpu_first --bench``.
 
-Attention: branches of several sequences, each of which sees its sequence's prefix and its own window. Torch's ways get
-K/V laid out for them beforehand, a copy for every branch, and do not pay for it: that favours them.
+Attention: branches of several sequences. Each branch sees its sequence's prefix and its own window. Torch's functions
+get K/V that are laid out for them in advance, with a copy for each branch. That favours them, because the layout is not
+timed.
 
-Products: a bucket's rows times a layer's four projections. The library multiplies the whole bucket; `vgemm` as many
-rows as there are in it on average, which it reads from the device. The engine takes the library's, and `vgemm` for
-`engine.reproducible` and int8 weights.
+Products: the rows of a bucket times the four projections of a layer. The library multiplies the whole bucket. `vgemm`
+multiplies as many rows as a bucket holds on average, and reads their number from the device. The engine uses the
+library's products, and `vgemm` for `engine.reproducible` and int8 weights.
 """
 
 from __future__ import annotations
@@ -33,18 +34,18 @@ from lopa_dist.kernels.virtual_gemm import vgemm
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.ragged import ragged_arange
 
-CACHES = 16  # K/V and weights of a run are at least so many times the L2 cache, where the model has as many layers
-TOLERANCE = 0.02  # the largest difference between two ways of attention; results are about 0.1
-REPEATS = 7  # of products
+CACHES = 16  # a run's K/V or weights are at least this many times the L2 cache's size, if the model has enough layers
+TOLERANCE = 0.02  # the largest difference allowed between two ways of attention; results are about 0.1
+REPEATS = 7  # timed runs of each product
 
-Attend = Callable[[int], Tensor]  # of a layer
+Attend = Callable[[int], Tensor]  # computes the attention of a layer
 Weights = Sequence[tuple[Tensor, "Tensor | None"]]
-"""Weights ``[N, K]`` of one shape, each with its bias ``[N]`` or null."""
+"""Weights ``[N, K]`` of one shape, each with its bias ``[N]`` or None."""
 
 
 @dataclass(frozen=True)
 class Mix:
-    """Sequences by their prefixes, each with so many branches of one window."""
+    """A batch: the sequences, by their prefixes, and the branches of each sequence, all with the same window."""
 
     prefixes: tuple[int, ...]
     branches: int
@@ -56,7 +57,7 @@ class Mix:
         return f"{len(self.prefixes)} sequences, prefix {prefix}, {self.branches} branches of {self.window}"
 
     def segments(self) -> Segments:
-        """The branches, packed sequence by sequence; scratch lies behind the prefixes."""
+        """Return the branches' segments, packed sequence by sequence; their own K/V are after all prefixes' K/V."""
         prefixes = np.array(self.prefixes)
         count = len(prefixes) * self.branches
         start = np.arange(count) * self.window
@@ -75,7 +76,7 @@ TOY_MIXES = (Mix((4, 6, 10), 3, 2), Mix((16,), 1, 4))
 
 
 def attention(device: torch.device) -> Iterator[Fact]:
-    """Meta-attention beside torch's ways; LLaDA's heads, of which the higher bar is, come first."""
+    """Yield comparisons of meta-attention with torch's ways; LLaDA comes first, because it has a bar of its own."""
     clock = Clock(device)
     for name, config in reversed(models(device).items()):
         for mix in MIXES if clock.gpu else TOY_MIXES:
@@ -83,7 +84,7 @@ def attention(device: torch.device) -> Iterator[Fact]:
 
 
 def compare(clock: Clock, config: ModelConfig, mix: Mix) -> dict[str, Any]:
-    """Every way over the same rows, layer after layer; microseconds a layer."""
+    """Measure the microseconds per layer of every way of attention, over the same rows, layer after layer."""
     device, segments = clock.device, mix.segments()
     total, slots = len(segments.hi), sum(mix.prefixes) + len(segments.hi)
     heads, kv_heads, dim = config.heads, config.kv_heads, config.head_dim
@@ -94,7 +95,7 @@ def compare(clock: Clock, config: ModelConfig, mix: Mix) -> dict[str, Any]:
 
     def measure(attend: Attend) -> float | None:
         def every_layer() -> None:
-            for layer in range(layers):  # results are dropped, so one's memory serves the next
+            for layer in range(layers):  # each result is dropped, so the next one can take its memory
                 attend(layer)
 
         return ratio(clock.graph(every_layer), layers / 1e3)
@@ -116,7 +117,7 @@ def compare(clock: Clock, config: ModelConfig, mix: Mix) -> dict[str, Any]:
             if not difference <= TOLERANCE:
                 raise ArithmeticError(f"differs from meta-attention by {difference:.3g}")
             figures[name] = measure(attend)
-        except Exception as error:  # a library's failure is not ours
+        except Exception as error:  # if a library fails, that is not our fault
             failed[f"{name} failed"] = f"{type(error).__name__}: {error}"
     times = [time for name in stock if (time := figures.get(name)) is not None]
     figures["x padded SDPA"] = ratio(figures.get("padded SDPA"), figures["us a layer"])
@@ -128,14 +129,17 @@ def compare(clock: Clock, config: ModelConfig, mix: Mix) -> dict[str, Any]:
 
 
 def columns_of(segments: Segments, which: np.ndarray[Any, Any], column: np.ndarray[Any, Any]) -> Tensor:
-    """The K/V slots of columns of segments, those behind a segment's last one being its last one."""
+    """Return the K/V slots of the columns `column` of the segments `which`.
+
+    Columns after a segment's last one get the last one's slot.
+    """
     own = np.minimum(column - segments.shared[which], segments.rows[which] - 1)
     slots = np.where(own < 0, segments.shared_base[which] + column, segments.own_base[which] + own)
     return torch.from_numpy(slots)
 
 
 def padded(segments: Segments, q: Tensor, keys: Tensor, values: Tensor) -> Attend:
-    """Torch's attention, a branch a batch row, query heads of a K/V head stacked."""
+    """Return torch's attention, with a batch row for each branch; query heads with the same K/V head are stacked."""
     count, n, kv_heads = len(segments.rows), int(segments.rows[0]), keys.shape[2]
     columns = segments.shared + segments.rows
     c = np.arange(-(-int(columns.max()) // 8) * 8)
@@ -155,7 +159,7 @@ def padded(segments: Segments, q: Tensor, keys: Tensor, values: Tensor) -> Atten
 
 
 def by_branch(segments: Segments, q: Tensor, keys: Tensor, values: Tensor) -> Attend:
-    """Torch's varlen_attn, a branch a sequence, its K/V laid out one behind the other; not on a CPU."""
+    """Return torch's varlen_attn, with a sequence for each branch and all K/V in one row; a CPU cannot run it."""
     from torch.nn.attention import varlen
 
     columns = segments.shared + segments.rows
@@ -176,7 +180,7 @@ def by_branch(segments: Segments, q: Tensor, keys: Tensor, values: Tensor) -> At
 
 
 def library(x: Tensor, weight: Tensor, rows: Tensor, bias: Tensor | None) -> Tensor:
-    """The library's product of all rows, padding included."""
+    """Return the library's product of all rows, padding included; `rows` is not read."""
     return F.linear(x, weight, bias)
 
 
@@ -184,7 +188,7 @@ PRODUCTS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]] =
 
 
 def products(device: torch.device) -> Iterator[Fact]:
-    """Every bucket, by the library and by `vgemm`."""
+    """Yield the times of the products of every bucket, by the library and by `vgemm`."""
     clock, weights = Clock(device), dict[str, Weights]()
 
     def make(config: ModelConfig) -> dict[str, Any]:
@@ -199,7 +203,7 @@ def products(device: torch.device) -> Iterator[Fact]:
 
 
 def weights_of(clock: Clock, config: ModelConfig) -> dict[str, Weights]:
-    """Random weights of a layer's projections, of so many layers that no cache holds them."""
+    """Return random weights of a layer's projections, for so many layers that they do not fit in the L2 cache."""
     weights: dict[str, Weights] = {}
     empty = partial(torch.empty, dtype=torch.bfloat16, device=clock.device)
     for name, (n, k) in projections(config).items():
@@ -210,7 +214,7 @@ def weights_of(clock: Clock, config: ModelConfig) -> dict[str, Weights]:
 
 
 def bucket_of(clock: Clock, weights: dict[str, Weights], size: int) -> dict[str, Any]:
-    """Microseconds of a layer's projections, each way."""
+    """Measure the microseconds of a layer's projections in a bucket of `size` rows, in each way."""
     step = next(step for top, step in STEPS if size <= top)
     rows = torch.full((1,), size - step // 2, dtype=torch.int32, device=clock.device)
     spent: dict[str, float | None] = {}

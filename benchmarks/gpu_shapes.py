@@ -1,6 +1,6 @@
-"""What the GPU programs run: the models' shapes with random weights, windows of a sequence, and a runner for them.
+"""What the GPU programs run: models with random weights, windows of a sequence, and a runner for them.
 
-On a CPU the shapes are toys of the models. Then the programs show that they work, and measure nothing.
+On a CPU, small toy models replace the real shapes. Then the programs only show that they work, and measure nothing.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ LLADA = ModelConfig(
     intermediate_size=12288, rms_eps=1e-5, rope_theta=5e5, qkv_bias=False, tied=False, shift=False, mask_id=126336,
     eos_ids=(126081,), pad_id=126081, max_positions=4096,
 )  # fmt: skip
-GRAPHS = EngineConfig(1, attention="meta", graphs="always")  # on a CPU the same buffers, without graphs
+GRAPHS = EngineConfig(1, attention="meta", graphs="always")  # on a CPU, the same buffers without graphs
 
 
 def toy(shape: ModelConfig) -> ModelConfig:
-    """Return a small model with as many query heads a K/V head."""
+    """Return the shape of a small model that has as many query heads per K/V head as `shape`."""
     kv_heads = max(1, 7 * shape.kv_heads // shape.heads)
     return replace(
         shape, vocab_size=512, hidden_size=64, layers=2, heads=7, kv_heads=kv_heads, head_dim=16, intermediate_size=96,
@@ -51,28 +51,28 @@ def toy(shape: ModelConfig) -> ModelConfig:
 
 
 def models(device: torch.device) -> dict[str, ModelConfig]:
-    """Return the shapes of the models, by name; toys of them on a CPU."""
+    """Return the shapes of the models by their names; on a CPU, toys of them."""
     both = {"Dream-7B": DREAM, "LLaDA-8B": LLADA}
     return both if device.type == "cuda" else {name: toy(shape) for name, shape in both.items()}
 
 
 def dtype_of(device: torch.device) -> torch.dtype:
-    """Return the precision that is checked."""
+    """Return the precision that is checked on a device."""
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
 def noise(device: torch.device, *shape: int) -> Tensor:
-    """Return normal numbers in the precision that is checked."""
+    """Return normally distributed random numbers in the precision that is checked."""
     return torch.randn(shape, device=device, dtype=dtype_of(device))
 
 
 def has_fp8(device: torch.device) -> bool:
-    """Return whether a device multiplies in fp8; a CPU computes what a GPU would."""
+    """Return whether a device multiplies in fp8; a CPU does, because torch computes there what a GPU would."""
     return device.type == "cpu" or torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def random_model(config: ModelConfig, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> Transformer:
-    """Return a model of noise, made on its device."""
+    """Return a model with random weights, which are drawn on its device."""
     with torch.device("meta"):
         model = Transformer(config)
     model = model.to(dtype).to_empty(device=device)
@@ -82,7 +82,7 @@ def random_model(config: ModelConfig, device: torch.device, dtype: torch.dtype =
 
 
 class Weights:
-    """The one model that a stage has in memory; making it is a fact of its own, because memory may run out."""
+    """The one model that a stage has in memory; making it is a separate fact, because memory may run out."""
 
     model: Transformer  # after `make`
 
@@ -90,7 +90,7 @@ class Weights:
         self.device = device
 
     def make(self, shape: ModelConfig, dtype: torch.dtype = torch.bfloat16) -> dict[str, Any]:
-        """Make a random model in place of the one before."""
+        """Make a random model, which replaces the previous one; return the number of its weights."""
         if hasattr(self, "model"):
             FUSED.pop(self.model, None)
             del self.model
@@ -98,14 +98,17 @@ class Weights:
         return {"weights": sum(parameter.numel() for parameter in self.model.parameters())}
 
     def to_fp8(self) -> dict[str, Any]:
-        """Quantise the model."""
+        """Quantise the model to fp8."""
         FUSED.pop(self.model, None)
         quantize(self.model, "fp8")
         return {}
 
 
 def windows(count: int, window: int, prefix: int, mask_id: int, device: torch.device, every: int = 2) -> ForwardBatch:
-    """Return a batch of `count` windows of one sequence on `prefix` cached tokens, which predicts every second row."""
+    """Return a batch of `count` windows of one sequence after `prefix` cached tokens.
+
+    Each window has `window` rows. Of all rows together, each `every`-th one predicts.
+    """
     numbers, total = np.arange(count), count * window
     rows = np.full(count, window)
     head = torch.arange(0, total, every, device=device)
@@ -127,7 +130,7 @@ def windows(count: int, window: int, prefix: int, mask_id: int, device: torch.de
 def plan_of(
     segments: Segments, rows: int, shape: ModelConfig, stack: int, split: Split | None, device: torch.device
 ) -> MetaPlan:
-    """Return attention's plan for `rows` rows, those of the segments first; a stack has `stack` rows."""
+    """Return a plan for the attention of `rows` rows, of which the segments' come first; a stack has `stack` rows."""
     tiles = tile(segments, tile_rows_for(shape.heads // shape.kv_heads, stack), split)
     capacity = Capacity(len(tiles.table), len(tiles.merges), tiles.parts)
     sizes = shape.heads, shape.kv_heads, shape.head_dim
@@ -145,7 +148,7 @@ def runner_of(
     sampling: Sampling | None = None,
     longest: int = 0,
 ) -> Runner:
-    """Return a runner for `windows` of one sequence, over a pool of noise; prompts may have `longest` tokens."""
+    """Return a runner for batches of `windows`, over a pool of random K/V; prompts may have `longest` tokens."""
     pool = KVPool(model.config, 1, prefix, model.head_weight.dtype, model.head_weight.device)
     pool.allocate(0, prefix)
     pool.reserve(branches * window)
@@ -159,7 +162,7 @@ def runner_of(
 
 
 def qwen2(model: Transformer, device: torch.device) -> Any:
-    """Return Qwen2 of transformers with a model's weights, in the same memory; its rows see all others."""
+    """Return transformers' Qwen2 with a model's weights, in the same memory; each of its rows sees all others."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
     from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
 

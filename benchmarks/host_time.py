@@ -1,16 +1,19 @@
-"""Host time of a step: everything but the model's forward, for 1 and for many sequences in flight.
+"""Measure the host time of a step, with one and with many sequences in flight.
 
     python -m benchmarks.host_time
 
-Prints medians over steps, in milliseconds and as a share of the forward, with the tokens per second that many in flight
-give, for one thread and for all cores, and writes benchmarks/results/host_time.json. The ways of decoding take turns,
-run by run, so that they share whatever else the machine does meanwhile.
-Host time is all of a step but the model's forward, the preparation of its attention included. Exposed is what of it a
-GPU would wait for, on the path that a GPU runs (`benchmarks.exposed`), in processor time: a run on one thread is
-repeated with its records, and where the model would run, the host only looks at the clock for `FORWARD_S`. It is the
-same for any number of threads, since it is one thread's processor time.
-Requests come one after the other, as in a job, many times as many as are in flight: with one, most steps then find
-the structure of an earlier one (`rows.window_rows`).
+Prints medians over steps, in milliseconds and as a share of the forward, and tokens per second, for one thread and for
+all cores. Writes them to benchmarks/results/host_time.json. The ways of decoding take turns, so that other work on the
+machine affects all of them alike.
+
+Host time is all time of a step except the model's forward, and includes the preparation of attention.
+
+Exposed time is the part that a GPU would wait for, on the path that a GPU runs (`benchmarks.exposed`), in processor
+time. To measure it, a run on one thread is repeated with its records; instead of running the model, the host watches
+the clock for `FORWARD_S`. The same figures are given for all cores, since they are one thread's processor time.
+
+As in a job, a new request begins when another one ends, and there are at least four times as many requests as are in
+flight. So with one in flight, most steps find the structure of an earlier step (`rows.window_rows`).
 """
 
 from __future__ import annotations
@@ -42,8 +45,8 @@ from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.tasks.embedded import Arithmetic
 
 EXPOSED = "exposed"
-FORWARD_S = 0.001  # a longer wait changes no exposed time
-RUNS = {1: (1, 128), 8: (2, 32), 64: (1, 256)}  # by sequences in flight: how often, and how many requests each time
+FORWARD_S = 0.001  # a longer wait does not change exposed times
+RUNS = {1: (1, 128), 8: (2, 32), 64: (1, 256)}  # by sequences in flight: how many runs, and how many requests in each
 DECODINGS: dict[str, dict[str, Any]] = {
     "plain": {"branches": 0},
     "control": {"branches": 0, "extra_fill": 1},
@@ -54,13 +57,13 @@ DECODINGS: dict[str, dict[str, Any]] = {
 
 
 class Steps:
-    """Appends what each step spent on each phase, in milliseconds."""
+    """Appends to `steps` the milliseconds that each step spent in each phase."""
 
     def __init__(self, steps: list[dict[str, float]]) -> None:
         self.steps, self.before = steps, dict.fromkeys(PHASES, 0.0)
 
     def __call__(self, engine: Engine) -> None:
-        """After a step; what follows it (collecting, admitting) counts with the next."""
+        """Note a step that has ended; the work after it (collecting, admitting) counts for the next step."""
         clock = engine.statistics
         self.steps.append({phase: 1000 * (clock.seconds[phase] - self.before[phase]) for phase in PHASES})
         self.before = dict(clock.seconds)
@@ -69,9 +72,9 @@ class Steps:
 def generate(
     builder: EngineBuilder, config: DecodeConfig, sequences: int, requests: list[Request], steps: list[dict[str, float]]
 ) -> tuple[int, list[Tensor]]:
-    """Return how many tokens the requests get, with so many in flight, and all steps' records.
+    """Answer the requests with `sequences` in flight; return the number of tokens, and the records of all forwards.
 
-    What each step takes is appended to `steps`.
+    The milliseconds of each step are appended to `steps`.
     """
     engine, records = builder.engine(config, EngineConfig(sequences), on_step=Steps(steps)), list[Tensor]()
     with recorded(records):
@@ -81,7 +84,7 @@ def generate(
 def exposed(
     builder: EngineBuilder, config: DecodeConfig, sequences: int, requests: list[Request], records: list[Tensor]
 ) -> list[float]:
-    """Return the exposed milliseconds of each step that follows another one, in a run with an earlier one's records."""
+    """Return the exposed milliseconds of each step but the first, in a run with the `records` of an earlier run."""
     options = EngineConfig(sequences, attention="meta", graphs="always")
     watched, engine = Exposed(), builder.engine(config, options)
     watched.watch(engine.statistics)
@@ -91,7 +94,7 @@ def exposed(
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure every case; print and write the results."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     builder = EngineBuilder(ModelOptions(dtype="fp32"), torch.device("cpu"))
     items = list(Arithmetic(256).items())

@@ -1,10 +1,10 @@
-"""Tokens per second of whole generations by how many sequences are in flight.
+"""Measure tokens per second of the embedded model, by the number of sequences in flight.
 
     python -m benchmarks.in_flight                     # 256 problems each, 1, 4, 16, 64 and 256 in flight: half an hour
     python -m benchmarks.in_flight --problems 64 --in-flight 1 --in-flight 16
 
-On one thread, the embedded model. The ways of decoding take turns, so that they share whatever else the machine does
-meanwhile. Results go to benchmarks/results/in_flight.json.
+Runs on one thread. For each number in flight, the ways of decoding run one after the other, so that other work on the
+machine affects them alike. Writes the results to benchmarks/results/in_flight.json.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
-    """Measure, print, and write the results."""
+    """Measure every case; print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problems", type=int, default=256)
     parser.add_argument("--in-flight", type=int, action="append", help=f"sequences; may be repeated ({IN_FLIGHT})")

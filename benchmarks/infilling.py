@@ -1,11 +1,11 @@
-"""How well the models in the package write what was removed from an answer, with and without what stands behind it.
+"""Measure how well the package's models fill a gap in an answer, with and without the text after the gap.
 
     python -m benchmarks.infilling            # 200 problems of each model
 
-From a word problem's answer the sentence of one step is removed, and what is written is right if it has the step's
-equation. From a copied, reversed or sorted list a stretch of eight items is removed, which must come back as it was.
-What stands before and behind is in the assistant's turn. The models were not trained for it: in training, an answer
-never began in the prompt, and nothing was given behind masks.
+In a word problem's answer, the gap is the sentence of one step; the new text is right if it has the equation of that
+step. In a copied, reversed or sorted list, the gap is eight items; the new text must be exactly these items. The text
+before the gap begins the assistant's turn, and the text after it ends the turn. The models were not trained for this:
+in training, an answer never began in the prompt.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from lopa_dist import LLM
 from lopa_dist.llm import SamplingParams
 from lopa_dist.tasks import list_problems, word_problems
 
-STRETCH = 8  # items
+STRETCH = 8  # items in a gap
 FAMILIES = ("copy", "reverse", "sort")
 ONE_AT_A_TIME = {**PUBLISHED, "tau_conf": 1.0}
 Gap = tuple[str, str, str, str, str, int]
-"""Kind, question, text before, what was removed, text behind, and the tokens between the two."""
+"""Kind of gap, question, text before the gap, the removed text (or its equation), text after the gap, masks for it."""
 
 
 def sentences(seed: int) -> Iterator[Gap]:
-    """Yield word problems without one of their answer's steps."""
+    """Yield gaps in word problems: the answer to each lacks the sentence of one step."""
     rng = random.Random(seed)
     for problem in word_problems.problems("held_out", seed):
         *parts, number = problem.answer.split(" . ")
@@ -42,7 +42,7 @@ def sentences(seed: int) -> Iterator[Gap]:
 
 
 def stretches(seed: int) -> Iterator[Gap]:
-    """Yield list problems without some items of the answer."""
+    """Yield gaps in list problems: the answer to each lacks `STRETCH` items."""
     rng = random.Random(seed)
     for problem in list_problems.problems("held_out", seed):
         items = problem.answer.split()
@@ -53,13 +53,13 @@ def stretches(seed: int) -> Iterator[Gap]:
 
 
 def shares(llm: LLM, gaps: list[Gap], given: bool, **decode: Any) -> dict[str, tuple[int, int]]:
-    """By kind, how many gaps were filled rightly, and how many there are.
+    """Fill gaps, and return for each kind how many were filled correctly, and how many there are.
 
     Args:
         llm: the model.
-        gaps: to fill.
-        given: whether the model sees what stands behind a gap.
-        decode: options.
+        gaps: the gaps to fill.
+        given: whether the model gets the text after a gap.
+        decode: options of decoding.
     """
     end = str(llm.builder.tokenizer.eos_token)
     chats = [[{"role": "user", "content": q}, {"role": "assistant", "content": b}] for _, q, b, *_ in gaps]
@@ -77,7 +77,7 @@ MODELS = (("embedded", "vanilla", sentences), ("embedded", "d2f", sentences), ("
 
 
 def main() -> None:
-    """Measure, write and print."""
+    """Measure every model and way; write and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problems", type=int, default=200, help="of each model")
     parser.add_argument("--seed", type=int, default=1, help="2 is the final test")

@@ -1,13 +1,16 @@
-"""What a large job takes besides the model: start, memory, requests per second, resume after a kill, end, shards.
+"""Measure what a large job takes apart from the model: start, memory, requests per second, resuming, end, and merging.
 
     python -m benchmarks.large_job                          # 100,000 requests on 1 rank, then on 2 data ranks
     python -m benchmarks.large_job --requests 1000000 --ranks 1
 
-The model is a stub: one tiny layer, answers of one block. The job is the real one, in its own processes. It starts on
-all requests and is killed after `--real` of them. Then a made-up journal says that all but the last `--real` are done
-as well, and the job is started again: it resumes, generates these, and ends as a job of all requests would. At last the
-results are dealt out to 64 shards, for `lopa-dist merge`. Memory is the most that rank 0 ever holds beyond the same job
-of 16 requests. Results are in benchmarks/results/large_job.json, by requests and ranks. Linux only: it reads /proc.
+The model is a stub: one tiny layer, and answers of one block. The job is a real one, in its own processes. The job
+starts with all requests, and is killed after `--real` of them. Then a made-up journal is added, which says that all but
+the last `--real` requests are done, and the job is started again. The second attempt resumes, generates the remaining
+answers, and ends like a job that answered all requests.
+
+Finally, the results of the first rank count are dealt out to 64 shards, for `lopa-dist merge`. Memory is the peak of
+rank 0, less its peak in the same job with 16 requests, divided by the requests. The results are in
+benchmarks/results/large_job.json, by requests and ranks. This program runs only on Linux, because it reads /proc.
 """
 
 from __future__ import annotations
@@ -52,14 +55,14 @@ from training import checkpoint
 
 ROOT = Path(__file__).parent.parent
 SHARDS = 64
-FEW = 16  # requests of the job that memory is compared with
+FEW = 16  # requests of the small job whose memory is subtracted
 DECODE = (
     "context=d2f", "verify=confidence", "branches=0", "drafts=0", "tau_conf=0", "block_size=8", "max_new_tokens=8",
 )  # fmt: skip
 
 
 class Process:
-    """A command and its rank 0, watched from outside until it ends."""
+    """A running command, and its rank 0, whose memory is read from outside."""
 
     def __init__(self, command: list[str], ranks: int, log: Path) -> None:
         self.ranks, self.log, self.began = ranks, log, time.perf_counter()
@@ -69,11 +72,11 @@ class Process:
 
     @property
     def age(self) -> float:
-        """Seconds since its start."""
+        """Seconds since the start of the command."""
         return time.perf_counter() - self.began
 
     def peak(self) -> int:
-        """The most bytes that rank 0 ever held; 0 where it is not there."""
+        """Return the most bytes that rank 0 ever held; 0 if it is not running."""
         if self.first is None:
             self.first = rank_0(self.process.pid)
         try:
@@ -83,10 +86,10 @@ class Process:
         return 1024 * int(dict(line.split(":", 1) for line in lines).get("VmHWM", "0 kB").split()[0])
 
     def running(self) -> bool:
-        """Whether it has not ended.
+        """Return whether the command is still running.
 
         Raises:
-            RuntimeError: it failed; the message is what it wrote.
+            RuntimeError: the command failed; the message is its output.
         """
         status = self.process.poll()
         if status:
@@ -94,13 +97,13 @@ class Process:
         return status is None
 
     def kill(self) -> None:
-        """End all of its processes at once."""
+        """Kill all processes of the command at once."""
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
 
 def rank_0(parent: int) -> int | None:
-    """The child that a launcher started as rank 0."""
+    """Return the process id of rank 0, a child of the launcher `parent`; None if there is none."""
     children = Path(f"/proc/{parent}/task/{parent}/children")
     for child in children.read_text().split() if children.exists() else []:
         if b"\0RANK=0\0" in b"\0" + Path(f"/proc/{child}/environ").read_bytes():
@@ -109,7 +112,7 @@ def rank_0(parent: int) -> int | None:
 
 
 def options(place: Path, requests: int) -> list[str]:
-    """The job's."""
+    """Return the job's arguments; its model and input are in the folder `place`."""
     return [
         f"model.path={place / 'model'}", "model.dtype=fp32", "model.chat_template=never", "task=batch",
         f"task.input={place / 'input.jsonl'}", f"task.limit={requests}",
@@ -119,7 +122,7 @@ def options(place: Path, requests: int) -> list[str]:
 
 
 def start(place: Path, requests: int, ranks: int, folder: Path) -> Process:
-    """The job, as a user starts it."""
+    """Start the job in the run folder `folder`, as a user does, and return its process."""
     launcher = [] if ranks == 1 else [*TORCHRUN, str(ranks)]
     command = [sys.executable, *launcher, "-m", "lopa_dist", *options(place, requests), f"hydra.run.dir={folder}"]
     folder.mkdir(exist_ok=True)
@@ -128,17 +131,17 @@ def start(place: Path, requests: int, ranks: int, folder: Path) -> Process:
 
 @dataclass
 class Watched:
-    """An attempt, seen from outside: requests that it finished, seconds since its start, bytes."""
+    """What can be seen of an attempt from outside; times are seconds since its start."""
 
-    count: int = 0
-    first: float = 0.0  # when the first answers were there
-    last: float = 0.0  # the last ones
+    count: int = 0  # lines in the attempt's journal: finished requests, and at the end one line for each rank
+    first: float = 0.0  # when the first answers were in the journal
+    last: float = 0.0  # when the last answers were in the journal
     ended: float = 0.0
-    peak: int = 0  # of rank 0
+    peak: int = 0  # the most bytes that rank 0 held
 
 
 def watched(job: Process, folder: Path, attempt: int, until: float = float("inf")) -> Watched:
-    """Follow an attempt to its end, or kill it as soon as so many requests are finished."""
+    """Follow an attempt to its end, or kill it as soon as `until` requests are finished; return what was seen."""
     found = Watched()
     sizes = dict.fromkeys((folder / "journal" / f"{attempt:03d}-{i}.jsonl" for i in range(job.ranks)), 0)
     while job.running():
@@ -162,7 +165,7 @@ def watched(job: Process, folder: Path, attempt: int, until: float = float("inf"
 
 
 def stub(folder: Path) -> None:
-    """A random model of one tiny layer, with the embedded model's tokenizer."""
+    """Write the checkpoint of a random model with one tiny layer and the embedded model's tokenizer."""
     words = load_tokenizer(EMBEDDED)
     mask, eos = words.convert_tokens_to_ids(words.mask_token), words.eos_token_id
     shape = ModelConfig(
@@ -177,14 +180,14 @@ def stub(folder: Path) -> None:
 
 
 def prompts(count: int) -> Iterator[str]:
-    """Lines of the input."""
+    """Yield the lines of an input file with `count` prompts."""
     for n in range(count):
         prompt = f"Ann has {n % 90} books . Tom has {n // 90 % 90} books . How many books does Ann have now ?"
         yield json.dumps({"custom_id": f"request-{n:07}", "prompt": prompt}) + "\n"
 
 
 def encoded(config: Config) -> Iterator[tuple[int, Item, Request]]:
-    """The job's requests, as it makes them."""
+    """Yield the index, the item and the request of each input line, as the job makes them."""
     builder = EngineBuilder(config.model, torch.device("cpu"))
     encoder, items, first = Encoder(config, builder.shape, builder.tokenizer), iter(make_task(config.task).items()), 0
     while some := list(islice(items, 1000)):
@@ -195,7 +198,7 @@ def encoded(config: Config) -> Iterator[tuple[int, Item, Request]]:
 
 
 def make_up(config: Config, folder: Path, most: int) -> None:
-    """A journal in which the first `most` requests are done, after a real one's example."""
+    """Add a journal in which the first `most` requests are done; a real entry is the pattern for all of them."""
     real = next((folder / "journal").glob("001-*.jsonl"))
     with real.open() as lines:
         example = json.loads(next(lines))
@@ -207,7 +210,7 @@ def make_up(config: Config, folder: Path, most: int) -> None:
 
 
 def deal_out(config: Config, folder: Path, place: Path) -> None:
-    """A finished run as the shards of an array."""
+    """Write the finished run in `folder` as the shards of an array, into folders in `place`."""
     report = read_report(folder / "report.json")
     with next((folder / "journal").glob("001-*.jsonl")).open() as entries:
         example = json.loads(next(entries))
@@ -233,7 +236,14 @@ def deal_out(config: Config, folder: Path, place: Path) -> None:
 
 
 def measure(place: Path, requests: int, real: int, ranks: int) -> dict[str, Any]:
-    """One kind of job."""
+    """Run a job as described above, and return its figures.
+
+    Args:
+        place: the folder with the model and the input; the run folders are made in it.
+        requests: all requests of the job.
+        real: requests that are generated in each of the two attempts.
+        ranks: data ranks.
+    """
     few, folder = place / f"few-{ranks}", place / f"run-{ranks}"
     small = watched(start(place, FEW, ranks, few), few, 1)
     first = watched(start(place, requests, ranks, folder), folder, 1, real)
@@ -250,7 +260,7 @@ def measure(place: Path, requests: int, real: int, ranks: int) -> dict[str, Any]
         "ranks": ranks,
         "start_s": first.first,
         "resume_s": second.first,
-        "requests_per_s": (second.count - ranks) / decode_s,  # the last line of each rank tells of the rank
+        "requests_per_s": (second.count - ranks) / decode_s,  # the last line of each rank's journal is about the rank
         "end_s": second.ended - second.last,
         "bytes_a_request": {
             "first attempt": round((first.peak - small.peak) / requests),
@@ -260,7 +270,7 @@ def measure(place: Path, requests: int, real: int, ranks: int) -> dict[str, Any]
 
 
 def measure_merge(place: Path, requests: int, ranks: int) -> dict[str, float]:
-    """`lopa-dist merge` of the run as shards."""
+    """Deal the run out to shards, run `lopa-dist merge` on them, and return its seconds and its peak memory."""
     folder, array = place / f"run-{ranks}", place / "array"
     deal_out(composed(options(place, requests)), folder, array)
     job, most = Process([sys.executable, "-m", "lopa_dist", "merge", str(array)], 1, place / "merge.log"), 0
@@ -272,7 +282,7 @@ def measure_merge(place: Path, requests: int, ranks: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure, write and print."""
+    """Measure the jobs and the merge; write and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--real", type=int, default=4000, help="requests generated in each of the two attempts")

@@ -1,15 +1,17 @@
-"""What drafts that are learned from a job's own answers bring, and what the learning takes.
+"""Measure what an adapter that learns drafts from a model's own answers gains, and what the learning costs.
 
     python -m benchmarks.learned_drafts --minutes 20                        # the package's model, shuffled questions
     python -m benchmarks.learned_drafts --model MY/AUTOREGRESSIVE/CHECKPOINT --name autoregressive --kind own
-    python -m benchmarks.learned_drafts --adapter outputs/run/drafts        # measures one that was learned before
-    python -m benchmarks.learned_drafts --part rows                         # processor time of a trained row
+    python -m benchmarks.learned_drafts --adapter outputs/run/drafts        # measures an adapter from an earlier run
+    python -m benchmarks.learned_drafts --part rows                         # processor time of a trained mask
 
-Learns from one model's own answers to the first `--answers` prompts of a kind (`benchmarks.text_drafts`), and measures
-on the next `--held-out` ones: tokens per forward with drafts from masks, from text (whose table holds the answers that
-were learned from) and from both. Every text is compared with that of one token at a time. `--part rows` takes the
-processor time of a trained mask by the way of `lopa_dist.learn` and by the plain one: dense attention over prompt,
-answer and masks together, gradients for all rows, 192 rows a text. Results go to
+An adapter learns from the model's own answers to the first `--answers` prompts of a kind (`benchmarks.text_drafts`).
+Then tokens per forward are measured on the next `--held-out` prompts, with drafts from masks, from text, and from both.
+The table of text holds the answers from which the adapter learned. Every text is compared with the one that is written
+one token at a time.
+
+`--part rows` measures the processor time of a trained mask, in the way of `lopa_dist.learn` and in the plain way: dense
+attention over prompt, answer and masks together, gradients for all rows, 192 rows per text. Writes the results to
 benchmarks/results/learned_drafts.json.
 """
 
@@ -44,8 +46,8 @@ from training.causal import hidden_rows
 
 KINDS = ("own", "shuffled", "samples")
 SOURCES = ("masks", "text", "auto")
-PLAIN_ROWS = 192  # of a text with its groups, by the plain way
-KEYS = ("part", "model", "kind", "temperature", "drafts", "draft_from")  # of a row in the file
+PLAIN_ROWS = 192  # rows of a text with its groups of masks, in the plain way
+KEYS = ("part", "model", "kind", "temperature", "drafts", "draft_from")  # identify a row in the file
 SHOWN = {
     "drafts": "{drafts}", "from": "{draft_from}", "tokens per forward": "{tpf:.2f}",
     "rows per token": "{rows_per_token:.2f}", "processor s": "{processor_s:.1f}",
@@ -54,7 +56,7 @@ SHOWN = {
 
 
 def written(builder: EngineBuilder, config: DecodeConfig, requests: list[Request], known: Answers) -> Result:
-    """Generate with the text of `known` answers in the table; returns the texts and what is counted of them."""
+    """Answer the requests, with the text of `known` answers in the table; return the texts and their figures."""
     engine = builder.engine(config, EngineConfig(64))
     engine.take_adapter()
     if engine.drafter and config.draft_from != "masks":
@@ -72,7 +74,7 @@ def written(builder: EngineBuilder, config: DecodeConfig, requests: list[Request
 
 
 def own_answers(builder: EngineBuilder, config: DecodeConfig, requests: list[Request]) -> Answers:
-    """Return the model's answers to requests."""
+    """Return the model's answers to the requests, in the form in which an adapter learns from them."""
     engine = builder.engine(replace(config, drafts=4, draft_from="text"), EngineConfig(64))
     answers = Answers()
     for one in sorted(engine.generate(requests), key=lambda one: one.request.index):
@@ -81,7 +83,7 @@ def own_answers(builder: EngineBuilder, config: DecodeConfig, requests: list[Req
 
 
 def measure(builder: EngineBuilder, arguments: argparse.Namespace) -> None:
-    """Learn, or take what was learned before, and measure."""
+    """Let an adapter learn, or load one that learned earlier; measure it, and print and write the results."""
     kind, model = arguments.kind, builder.load()
     config = replace(CAUSAL, temperature=arguments.temperature or TEMPERATURES.get(kind, 0.0))
     requests = prompts(builder, kind, arguments.answers + arguments.held_out)
@@ -130,7 +132,7 @@ def measure(builder: EngineBuilder, arguments: argparse.Namespace) -> None:
 
 
 def plain_step(learning: Learning, batch: GroupBatch, optimizer: torch.optim.Optimizer) -> None:
-    """Make a step by the plain way: clean rows and masks in one forward, with gradients for all of them."""
+    """Make a training step in the plain way: clean rows and masks in one forward, with gradients for all of them."""
     model, adapter, config = learning.model, learning.adapter, learning.model.config
     tokens, starts, counts = (torch.from_numpy(x) for x in (batch.tokens, batch.starts, batch.counts))
     count, length = tokens.shape
@@ -162,7 +164,7 @@ def plain_step(learning: Learning, batch: GroupBatch, optimizer: torch.optim.Opt
 
 
 def rows(builder: EngineBuilder, arguments: argparse.Namespace) -> None:
-    """Compare the processor time of a trained mask with that of the plain way, in turns."""
+    """Measure the processor time of a trained mask in both ways, which take turns; print and write the results."""
     requests = prompts(builder, arguments.kind, 400)
     known = list(own_answers(builder, CAUSAL, requests).learned)
     model = builder.load()
@@ -196,7 +198,7 @@ def rows(builder: EngineBuilder, arguments: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Measure, print, and write the results."""
+    """Measure the part that the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=("drafts", "rows"), default="drafts")
     parser.add_argument("--model", default="causal", help="a checkpoint of a causal model")

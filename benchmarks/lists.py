@@ -1,16 +1,18 @@
-"""Accuracy of the list model by family, its tokens per forward and rows per token, under every kind of decoding.
+"""Measure the list model's accuracy, tokens per forward and rows per token, by family, with every kind of decoding.
 
-    python -m benchmarks.lists                                  # 800 held-out problems a setting
+    python -m benchmarks.lists                                  # 800 held-out problems per setting
     python -m benchmarks.lists --model outputs/lists/checkpoint --problems 80 --only plain
-    python -m benchmarks.lists --model causal_lists             # lossless
+    python -m benchmarks.lists --model causal_lists             # lossless lookahead
     python -m benchmarks.lists --seed 2                         # the final test
     python -m benchmarks.lists --problems 3200 --items 61       # the longest lists: answers of 4 to 8 blocks
 
-The families are run one after the other. Each setting is compared with plain decoding that makes as many tokens a
-forward, by its own `tau_conf`: whatever fills more at a time must do better than a lower threshold. A causal model
-(`--model causal_lists`) has one text, whatever it looks ahead; it is said how many answers are that of one token at a
-time. Results are in benchmarks/results/lists.json or causal_lists.json, by the model's weights, and only what is
-missing is run.
+The families run one after the other. Each setting is compared with plain decoding at the `tau_conf` that gives as many
+tokens per forward, because a setting that fills more tokens at a time must do better than a lower threshold does. A
+causal model (`--model causal_lists`) writes the same text with any lookahead; its table says how many answers are equal
+to those written one token at a time.
+
+The results are kept in benchmarks/results/lists.json or causal_lists.json as long as the model's weights stay the same;
+only missing ones are measured.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from lopa_dist.tasks.embedded import Lists
 from lopa_dist.tasks.list_problems import BLANK, FAMILIES
 from lopa_dist.tasks.task import Item
 
-BASE: Setting = {"block_size": 16, "max_new_tokens": 144, "branches": 0}  # with `PUBLISHED`
+BASE: Setting = {"block_size": 16, "max_new_tokens": 144, "branches": 0}  # every setting extends `PUBLISHED` and this
 PLAIN: dict[str, Setting] = {
     "plain": {},
     **{f"plain, tau_conf {tau}": {"tau_conf": tau} for tau in (0.95, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6, 0.5)},
@@ -64,7 +66,7 @@ LOSSLESS: dict[str, Setting] = {
 
 @dataclass(frozen=True)
 class Job:
-    """One measurement. `items` is the least number of items in a list; with it, there are no other problems."""
+    """One measurement. If `items` is not 0, its problems are only lists with at least this many items."""
 
     path: str
     name: str
@@ -75,23 +77,23 @@ class Job:
 
     @property
     def setting(self) -> Setting:
-        """What is decoded with."""
+        """All options of decoding that differ from `PUBLISHED`."""
         return {**BASE, **(SETTINGS | LOSSLESS)[self.name], "block_size": self.block_size}
 
     @property
     def key(self) -> str:
-        """What identifies the result, besides the weights."""
+        """What identifies the job's result among those of the same weights."""
         lists = [self.problems, self.seed, *([self.items] if self.items else [])]
         return json.dumps([self.setting, *lists], sort_keys=True)
 
     def takes(self, item: Item) -> bool:
-        """Whether a problem is asked; squares have no items."""
+        """Return whether a problem is part of the job; with `items` set, Latin squares are not."""
         _, _, question = item.reference[0].partition(" : ")
         return not self.items or (BLANK not in question and len(question.split()) >= self.items)
 
 
 def work(job: Job) -> Result:
-    """Run one setting in this process, on one thread; returns the figures of each family."""
+    """Measure one setting in this process, on one thread, and return the figures of each family."""
     builder = load(job.path) if job.name in LOSSLESS else load(job.path, pattern="d2f")
     config = DecodeConfig(**{**PUBLISHED, **job.setting})
     task = Lists(job.problems, "held_out", job.seed)
@@ -106,12 +108,15 @@ def work(job: Job) -> Result:
 
 
 def mean(families: Result, figure: str) -> float:
-    """The mean of a figure over the families: each has as many problems as another."""
+    """Return the mean of a figure over the families, each of which counts the same."""
     return sum(found[figure] for found in families.values()) / len(families)
 
 
 def means(results: dict[str, Result]) -> list[Result]:
-    """Return means over the families, and the points above plain decoding with as many tokens per forward."""
+    """Return a row for each setting: means over the families, and the accuracy compared with plain decoding.
+
+    The comparison, in points, is with plain decoding that has as many tokens per forward, by interpolation.
+    """
     rows: list[Result] = [
         {"name": name, **{figure: mean(families, figure) for figure in ("accuracy", "tpf", "rows_per_token")}}
         for name, families in results.items()
@@ -124,7 +129,7 @@ def means(results: dict[str, Result]) -> list[Result]:
 
 
 def lossless(results: dict[str, Result]) -> list[Result]:
-    """Return means over the families, and how many answers are those of one token at a time."""
+    """Return a row for each setting: means over the families, and the number of answers equal to those of `ONE`."""
 
     def answers(name: str) -> list[int]:
         return [number for found in results[name].values() for number in found["answers"]]
@@ -138,7 +143,7 @@ def lossless(results: dict[str, Result]) -> list[Result]:
 
 
 def main() -> None:
-    """Measure what is missing, and print the tables."""
+    """Measure what is missing in the file, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="lists", help="lists, causal_lists, or a checkpoint folder")
     parser.add_argument("--problems", type=int, default=800)

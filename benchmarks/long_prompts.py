@@ -1,10 +1,10 @@
-"""What a long prompt does to the sequences beside it, computed at once and in chunks.
+"""Measure how a long prompt delays other sequences, if it is computed at once, and if it is computed in chunks.
 
     python -m benchmarks.long_prompts
 
-One of eight prompts has 8,192 tokens, the others 64, on a model of random weights (27M parameters) whose prompts are
-causal by blocks, on one thread. Each run has a process of its own, whose peak memory is reported. Results go to
-benchmarks/results/long_prompts.json.
+One of eight prompts has 8,192 tokens, and the others have 64. The model has random weights (26M parameters) and reads
+prompts block by block (`decode.context=blocks`), on one thread. Each run has its own process, whose peak memory is
+reported. Writes the results to benchmarks/results/long_prompts.json.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ MODEL = ModelConfig(
     eos_ids=(0,), pad_id=0, max_positions=16_384,
 )  # fmt: skip
 DECODE = DecodeConfig(**PUBLISHED, branches=0, max_new_tokens=64, max_active_blocks=1, context="blocks")
-PROMPTS = (64,) * 7 + (8192,)  # tokens
-CHUNKS = (None, 2048, 1024, 512)
+PROMPTS = (64,) * 7 + (8192,)  # tokens of each prompt
+CHUNKS = (None, 2048, 1024, 512)  # values of `engine.prefill_chunk`
 
 
 def measure(chunk: int | None) -> dict[str, Any]:
-    """Run the job once in this process."""
+    """Run the job once in this process, with chunks of `chunk` tokens, and return its figures."""
     torch.set_num_threads(1)
     model = random_model(MODEL, torch.device("cpu"))
     rng = np.random.default_rng(0)
@@ -59,7 +59,7 @@ def measure(chunk: int | None) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure every setting three times in turn; write and print the medians."""
+    """Measure all settings in turn, three times; write and print the medians."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         runs = pool.map(measure, CHUNKS * 3, chunksize=1)

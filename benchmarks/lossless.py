@@ -1,4 +1,4 @@
-"""Whether the causal model's texts stay the same whatever it looks ahead, and how fast they come.
+"""Check that the causal model writes the same texts with any lookahead, and measure how fast it writes them.
 
     python -m benchmarks.lossless --part texts                     # 2,000 problems: half an hour
     python -m benchmarks.lossless --part speed                     # 256 problems, 1 to 256 in flight: half an hour
@@ -6,11 +6,12 @@
     python -m benchmarks.lossless --part texts --seed 2 --temperature 0 --decoding "n = 8" --decoding auto
     python -m benchmarks.lossless --part texts --in-flight 4 --in-flight 256 --temperature 0 --decoding "n = 8"
 
-On one thread, with the held-out problems of `--seed`. `texts` compares every text with that of one token at a time with
-64 in flight, greedy and sampled. In `speed` the ways of decoding take turns, in `--rounds` rounds whose medians count,
-and the masked model with its best settings takes part, as does
-transformers' `generate`. Seconds are those of the processor, which other work beside it hardly changes;
-`wall_tokens_per_s` is by the clock. Results go to benchmarks/results/lossless.json.
+Runs on one thread, with the held-out problems of `--seed`. `texts` compares every text, greedy or sampled, with the one
+that is written one token at a time with 64 in flight. `speed` takes medians over `--rounds` rounds, in which the ways
+of decoding take turns. `speed` includes the masked model with its best settings, and transformers' `generate`.
+
+`tokens_per_s` is by processor time, which other work on the machine hardly changes, and `wall_tokens_per_s` by the
+clock. Writes the results to benchmarks/results/lossless.json.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ MASKED_SETTINGS: dict[str, dict[str, Any]] = {
     "masked model, one block": {"max_active_blocks": 1},
 }
 TEMPERATURES = (0.0, 0.7, 1.0)
-COMPARED = (8, "auto")  # drafts of sampled texts
+COMPARED = (8, "auto")  # numbers of drafts that are also compared on sampled texts
 SPEEDS = ("tokens_per_s", "wall_tokens_per_s")
-KEYS = ("part", "seed", "in_flight", "decoding", "temperature", "dtype")  # of a row in the file; fp32 is not told
+KEYS = ("part", "seed", "in_flight", "decoding", "temperature", "dtype")  # identify a row in the file
 SHOWN = {
     "decoding": "{decoding}", "in flight": "{in_flight}", **COLUMNS,
     "accepted per forward": "{accepted_per_forward:.2f}", "against transformers": "{against_peer:.2f}",
@@ -60,7 +61,7 @@ Texts = list[list[int]]
 def generate(
     builder: EngineBuilder, config: DecodeConfig, in_flight: int, problems: int, seed: int
 ) -> tuple[Texts, Result]:
-    """Answer the problems; returns the texts and what is counted of them."""
+    """Answer the first held-out problems of `seed`; return the texts and their figures."""
     task = Arithmetic(problems, "held_out", seed)
     answers = answer(builder, config, task, list(task.items()), in_flight)
     statistics = answers.engine.statistics
@@ -75,17 +76,17 @@ def generate(
 
 
 def equal(texts: Texts, others: Texts) -> int:
-    """How many texts are the same."""
+    """Return how many texts are the same in both lists."""
     return sum(one == other for one, other in zip(texts, others, strict=True))
 
 
 def of_precision(arguments: argparse.Namespace) -> dict[str, str]:
-    """Return what a row in the file says of the precision."""
+    """Return what a row in the file says about the precision: its name, or nothing for fp32."""
     return {} if arguments.dtype == "fp32" else {"dtype": arguments.dtype}
 
 
 def compare_texts(builder: EngineBuilder, problems: int, arguments: argparse.Namespace) -> None:
-    """Compare ways of looking ahead with one token at a time, at several temperatures."""
+    """Compare the texts of every lookahead with those of one token at a time, at several temperatures."""
     precision = of_precision(arguments)
     for temperature in arguments.temperature or TEMPERATURES:
         plain: Texts = []
@@ -107,7 +108,10 @@ def compare_texts(builder: EngineBuilder, problems: int, arguments: argparse.Nam
 
 
 def compare_speed(builder: EngineBuilder, most: int, arguments: argparse.Namespace) -> None:
-    """Time every way of looking ahead, and the masked model, with few and many sequences in flight."""
+    """Measure the speed of every lookahead, of the masked model and of transformers, with few and many in flight.
+
+    `most` is the number of problems; with one in flight, a quarter of them.
+    """
     masked = load(dtype=arguments.dtype)
     ways = {name: (builder, replace(CAUSAL, **setting)) for name, setting in LOOKAHEADS.items()}
     ways |= {name: (masked, replace(MASKED, **setting)) for name, setting in MASKED_SETTINGS.items()}
@@ -143,7 +147,7 @@ def compare_speed(builder: EngineBuilder, most: int, arguments: argparse.Namespa
 
 
 def main() -> None:
-    """Measure, print, and write the results."""
+    """Measure the part that the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=("texts", "speed"), default="texts")
     parser.add_argument("--problems", type=int)

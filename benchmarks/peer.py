@@ -1,4 +1,4 @@
-"""The loop to compare with: transformers' own `generate`, with the same weights, prompts and thread."""
+"""What our decoding is compared with: transformers' own `generate`, with the same weights, prompts and threads."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from lopa_dist.models.transformer import Transformer
 def transformers_texts(
     model: Transformer, requests: Sequence[Request], in_flight: int
 ) -> tuple[list[list[int]], float]:
-    """Return the greedy texts of a causal model of Qwen2's layout, and the processor's seconds.
+    """Return the greedy texts of a causal model with Qwen2's layout, and the processor time in seconds.
 
     Args:
-        model: on the CPU.
-        requests: with limits that are all the same; `in_flight` of them at a time are padded on the left to one length.
-        in_flight: prompts at a time.
+        model: the model, on the CPU.
+        requests: the requests, which all have the same `max_new_tokens`.
+        in_flight: how many prompts are in a batch, padded on the left to one length.
     """
     theirs, pad = qwen2(model, torch.device("cpu")), model.config.eos_ids[0]
     for layer in theirs.model.layers:

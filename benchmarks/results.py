@@ -1,4 +1,4 @@
-"""The files in benchmarks/results, and tables on the terminal."""
+"""Read and write the files in benchmarks/results, and print tables on the terminal."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from rich.console import Console
 from rich.table import Column, Table
 
 RESULTS = Path(__file__).parent / "results"
-WIDTH = 150  # of a table that no terminal shows
+WIDTH = 150  # columns of a table whose output is not a terminal
 Result = dict[str, Any]
 Job = TypeVar("Job")
 
 
 def read(name: str) -> Result:
-    """Return the content of a file; an empty one where there is none."""
+    """Return the content of the file `name`.json; empty if there is no such file."""
     file = RESULTS / f"{name}.json"
     return json.loads(file.read_text()) if file.exists() else {}
 
 
 def write(name: str, content: Result) -> None:
-    """Write a file, each list of numbers on one line."""
+    """Write `content` to the file `name`.json, with each list of numbers on one line."""
     numbers = re.compile(r"\[[\s\d.,e+-]+\]")
     text = numbers.sub(lambda found: re.sub(r"\s+", " ", found[0]), json.dumps(content, indent=1))
     RESULTS.mkdir(exist_ok=True)
@@ -39,13 +39,13 @@ def write(name: str, content: Result) -> None:
 
 
 def machine() -> Result:
-    """Return what seconds depend on."""
+    """Return what measured seconds depend on: the processor, the number of cores, and torch's version."""
     name, cores = platform.processor() or platform.machine(), len(os.sched_getaffinity(0))
     return {"machine": name, "cores": cores, "torch": torch.__version__}
 
 
 def replace_rows(name: str, rows: Iterable[Result], keys: Iterable[str]) -> list[Result]:
-    """Write rows in place of older ones that have the same values of `keys`; return all rows of the file."""
+    """Write `rows` to a file, in place of older rows with the same values of `keys`; return all rows of the file."""
 
     def setting(row: Result) -> tuple[Any, ...]:
         return tuple(row.get(key) for key in keys)
@@ -60,9 +60,17 @@ def replace_rows(name: str, rows: Iterable[Result], keys: Iterable[str]) -> list
 def measured(
     name: str, model: Path, jobs: Mapping[str, Job], work: Callable[[Job], Result], processes: int
 ) -> dict[str, Result]:
-    """Return the results of jobs by their keys; only those that the file lacks are measured.
+    """Return the results in the file `name`.json by their keys, after running the jobs whose results are missing there.
 
-    Each result is in the file as soon as it is there. Results of other weights than the folder `model` has are dropped.
+    Each result is written to the file as soon as it is known. Results of other weights than those in the folder `model`
+    are dropped.
+
+    Args:
+        name: the file's name.
+        model: the checkpoint's folder.
+        jobs: the jobs by their keys.
+        work: runs a job, in one of the processes, and returns its result.
+        processes: how many jobs run at a time.
     """
     weights = hashlib.sha256((model / "model.safetensors").read_bytes()).hexdigest()[:16]
     content = read(name)
@@ -79,7 +87,7 @@ def measured(
 
 
 class Missing:
-    """What a row does not have: nothing is shown, whatever the form."""
+    """The value of a column that a row does not have; with any format, its text is empty."""
 
     def __format__(self, form: str) -> str:
         return ""
@@ -89,10 +97,10 @@ def show(title: str, rows: Sequence[Result], columns: Mapping[str, str] | None =
     """Print rows as a table.
 
     Args:
-        title: above the table.
-        rows: of the table.
-        columns: headings, and how their cells are formatted: ``{"tokens/s": "{speed:.0f}"}``; what a row does not have
-            stays empty. Null: all values as they are.
+        title: the text above the table.
+        rows: the rows, by the names of their values.
+        columns: headings, each with the format of its cells: ``{"tokens/s": "{speed:.0f}"}``. A cell whose value a row
+            does not have stays empty. None: all values as they are.
     """
     first, *others = columns or rows[0]
     table = Table(Column(first, no_wrap=True), *(Column(name, justify="right") for name in others), title=title)

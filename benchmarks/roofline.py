@@ -1,13 +1,14 @@
-"""What a forward takes at least on a machine, and the bars that measured figures are held to: arithmetic alone.
+"""Calculate the least time that a forward takes on a machine, and judge measured figures by bars.
 
     floor = max(bytes / bandwidth, sum of operations / their rate)
 
-Bytes: the weights of all layers and of the head once, two bytes a number, in fp8 one, and four for the scale of every
-output of a layer's projections; and in every layer K/V of the prefix, read once for all branches, and of the forward's
-own rows. Activations are left out: some 1 % for 64 rows. The engine keeps the head in bf16 with fp8, too, so it cannot
-reach that floor.
-Operations: two for every weight and row, of the head for every other row only, and four for every query number and
-column that it sees.
+Bytes: the weights of all layers and of the head, and the biases and norms, each read once. A weight has two bytes, or
+one in fp8; in fp8, each output of a layer's projections also has a scale of four bytes. Every layer also reads the K/V
+of the prefix, once for all branches, and of the forward's own rows. Activations are left out; they are about 1 % for 64
+rows. With fp8 weights, the engine still keeps the head in bf16, so it cannot reach that floor.
+
+Operations: two for each weight of a layer in each row; two for each weight of the head in every second row; and four
+for each number of a query and each column that its row sees.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ BF16, FP8 = "bf16", "fp8"
 
 @dataclass(frozen=True)
 class Machine:
-    """What this GPU was measured to do, a second."""
+    """The measured rates of a GPU."""
 
-    bandwidth: float  # bytes
-    rate: float  # bf16 operations
-    fp8_rate: float
+    bandwidth: float  # bytes per second
+    rate: float  # bf16 operations per second
+    fp8_rate: float  # fp8 operations per second
 
 
 @dataclass(frozen=True)
 class Case:
-    """A forward: branches of one sequence, of `window` rows each, that see `prefix` cached tokens."""
+    """A forward: branches of one sequence, each with `window` rows, which see `prefix` cached tokens."""
 
     prefix: int
     window: int
@@ -40,7 +41,7 @@ class Case:
 
     @property
     def rows(self) -> int:
-        """Packed rows."""
+        """The number of packed rows."""
         return self.branches * self.window
 
     def __str__(self) -> str:
@@ -48,7 +49,7 @@ class Case:
 
 
 def projections(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Outputs and inputs of a layer's products, by their names in `FusedLayer`."""
+    """Return the numbers of outputs and inputs of a layer's projections, by the projections' names in `FusedLayer`."""
     d, q, kv = config.hidden_size, config.heads * config.head_dim, config.kv_heads * config.head_dim
     return {
         "qkv": (q + 2 * kv, d),
@@ -59,14 +60,14 @@ def projections(config: ModelConfig) -> dict[str, tuple[int, int]]:
 
 
 def floor_s(config: ModelConfig, precision: str, case: Case, machine: Machine) -> float:
-    """The least seconds of a forward."""
+    """Return the least seconds that the forward `case` of a model takes on a machine."""
     fp8 = precision == FP8
     shapes = projections(config)
-    weights = sum(n * k for n, k in shapes.values())  # of a layer
+    weights = sum(n * k for n, k in shapes.values())  # in a layer
     scales = 4 * sum(n for n, _ in shapes.values()) if fp8 else 0
-    others = 2 * (shapes["qkv"][0] * config.qkv_bias + 2 * config.hidden_size)  # biases and norms of a layer
+    others = 2 * (shapes["qkv"][0] * config.qkv_bias + 2 * config.hidden_size)  # bytes of a layer's biases and norms
     head = config.vocab_size * config.hidden_size
-    kv = 2 * 2 * config.kv_heads * config.head_dim * (case.prefix + case.rows)  # of a layer
+    kv = 2 * 2 * config.kv_heads * config.head_dim * (case.prefix + case.rows)  # bytes in a layer
     size = 1 if fp8 else 2  # bytes of a weight
     moved = config.layers * (size * weights + scales + others + kv) + size * head + 2 * config.hidden_size
     products = 2.0 * case.rows * config.layers * weights
@@ -79,14 +80,14 @@ def floor_s(config: ModelConfig, precision: str, case: Case, machine: Machine) -
 
 @dataclass(frozen=True)
 class Bar:
-    """What a figure has to reach."""
+    """A limit that a figure has to meet."""
 
     figure: str
     limit: float
     at_most: bool = True
 
     def met(self, value: float) -> bool:
-        """Whether the figure does."""
+        """Return whether the figure meets the bar with this value."""
         return value <= self.limit if self.at_most else value >= self.limit
 
     def __str__(self) -> str:
@@ -94,7 +95,7 @@ class Bar:
 
 
 def step_bar(precision: str, case: Case) -> Bar | None:
-    """The bar of a forward's time over its floor."""
+    """Return the bar for the ratio of a forward's time to its floor; None if the forward has no bar."""
     if precision == FP8:
         return Bar("x floor", 1.5)
     if case.branches == 1 and case.window <= 96:
@@ -103,7 +104,10 @@ def step_bar(precision: str, case: Case) -> Bar | None:
 
 
 def judged(figures: Mapping[str, float | None], *bars: Bar) -> dict[str, Any]:
-    """Return figures, null where not measured, with whether they meet their bars, and all of it in words."""
+    """Return figures, with "ok" for whether they meet their bars, and a text that tells what was measured.
+
+    Figures that were not measured are None, and have no bar to meet.
+    """
     measured = {name: value for name, value in figures.items() if value is not None}
     missed = [str(bar) for bar in bars if bar.figure in measured and not bar.met(measured[bar.figure])]
     words = [f"{name} {value:.3g}" for name, value in measured.items()]
@@ -114,5 +118,5 @@ def judged(figures: Mapping[str, float | None], *bars: Bar) -> dict[str, Any]:
 
 
 def ratio(a: float | None, b: float | None) -> float | None:
-    """``a / b``, where both were measured."""
+    """Return ``a / b``; None if one of them was not measured, or `b` is 0."""
     return None if a is None or not b else a / b

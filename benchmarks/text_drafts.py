@@ -1,16 +1,18 @@
-"""What drafts from text bring a causal model, on prompts of its own kind and on foreign ones.
+"""Measure what drafts from text gain for a causal model, on prompts that it was trained for and on foreign ones.
 
     python -m benchmarks.text_drafts                                        # all kinds of prompts, 2,048 of each
     python -m benchmarks.text_drafts --kind shuffled --drafts 8             # tokens per forward with 8 drafts
     python -m benchmarks.text_drafts --kind own --in-flight 1 --problems 512 --rounds 3
-    python -m benchmarks.text_drafts --model my/autoregressive/checkpoint   # text is all that it drafts from
+    python -m benchmarks.text_drafts --model my/autoregressive/checkpoint   # a model with drafts from text only
 
-On one thread. Kinds of prompts: *own* word problems, of the kind that the package's model was trained on; *shuffled*,
-the same with the words of each question in random order; *samples*, eight sampled answers to each problem at
-temperature 0.7; *random*, tokens drawn at random, sampled at temperature 1.5: nothing repeats. Every text is compared
-with that of one token at a time. `later` is the tokens per forward of the second half of the prompts, when the table
-holds the first half's answers. Seconds are the processor's, medians of the rounds, in which the ways take turns.
-Results go to benchmarks/results/text_drafts.json.
+Runs on one thread. The kinds of prompts are: *own*, word problems of the kind that the package's model was trained on;
+*shuffled*, the same with the words of each question in random order; *samples*, the word problems again, with eight
+answers to each, sampled at temperature 0.7; and *random*, random tokens, with answers sampled at temperature 1.5, so
+that nothing repeats.
+
+Every text is compared with the one that is written one token at a time. `later` is the tokens per forward of the second
+half of the prompts, when the table holds the first half's answers. Seconds are processor time; they are medians over
+the rounds, in each of which the ways take turns. Writes the results to benchmarks/results/text_drafts.json.
 """
 
 from __future__ import annotations
@@ -35,9 +37,9 @@ from lopa_dist.tasks.embedded import Arithmetic
 KINDS = ("own", "shuffled", "samples", "random")
 PLAIN: dict[str, Any] = {"drafts": 0}
 CAUSAL = DecodeConfig(context="causal", max_new_tokens=64, drafts=0)
-SAMPLES = 8  # of a prompt
+SAMPLES = 8  # samples of each prompt
 TEMPERATURES = {"samples": 0.7, "random": 1.5}
-KEYS = ("model", "kind", "in_flight", "drafts", "draft_from", "problems")  # of a row in the file
+KEYS = ("model", "kind", "in_flight", "drafts", "draft_from", "problems")  # identify a row in the file
 SHOWN = {
     "kind": "{kind}", "in flight": "{in_flight}", "drafts": "{drafts}", "from": "{draft_from}",
     "tokens per forward": "{tpf:.2f}", "later": "{later:.2f}", "rows per token": "{rows_per_token:.2f}",
@@ -46,7 +48,7 @@ SHOWN = {
 
 
 def prompts(builder: EngineBuilder, kind: str, problems: int) -> list[Request]:
-    """Return the requests of a kind; sampled ones have the seeds of a job."""
+    """Return `problems` requests of a kind, each with its own key of random numbers."""
     rng = random.Random(7)
     if kind == "random":
         ids = range(builder.shape.vocab_size)
@@ -70,7 +72,7 @@ def prompts(builder: EngineBuilder, kind: str, problems: int) -> list[Request]:
 
 
 def run(builder: EngineBuilder, config: DecodeConfig, requests: list[Request], in_flight: int) -> tuple[Any, Result]:
-    """Generate; returns the texts, and what is counted of them."""
+    """Answer the requests with `in_flight` in flight; return the texts and their figures."""
     engine = builder.engine(config, EngineConfig(in_flight))
     processor = time.process_time()
     done = sorted(engine.generate(requests), key=lambda one: one.request.index)
@@ -91,7 +93,10 @@ def run(builder: EngineBuilder, config: DecodeConfig, requests: list[Request], i
 
 
 def measure(builder: EngineBuilder, model: str, kind: str, in_flight: int, arguments: argparse.Namespace) -> None:
-    """Measure one kind of prompts with so many in flight."""
+    """Measure one kind of prompts with `in_flight` in flight; write and print the results.
+
+    `model` is the name of the model in the file.
+    """
     requests = prompts(builder, kind, arguments.problems)
     sources = ("masks", "text", "auto") if builder.shape.has_mask else ("text",)
     ways = [PLAIN, *({"drafts": n, "draft_from": source} for n in arguments.drafts for source in sources)]
@@ -114,7 +119,7 @@ def measure(builder: EngineBuilder, model: str, kind: str, in_flight: int, argum
 
 
 def main() -> None:
-    """Measure, print, and write the results."""
+    """Measure all cases that the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="causal", help="a checkpoint of a causal model that knows the word problems")
     parser.add_argument("--name", help="of the model in the file; its path unless told otherwise")

@@ -1,4 +1,4 @@
-"""The training curves of a run folder as one picture: ``python -m benchmarks.training_curves FOLDER PNG``."""
+"""Draw the training curves in a run folder as one picture: ``python -m benchmarks.training_curves FOLDER PNG``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lopa_dist.jobs.show.pareto import draw
 
 
 def curves(folder: Path, picture: Path) -> None:
-    """Loss, and the share of masked results predicted right on held-out stories, against training minutes."""
+    """Draw the losses and, for held-out stories, the share of masked results predicted right, against minutes."""
     log = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
     minutes = [entry["seconds"] / 60 for entry in log]
 

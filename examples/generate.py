@@ -1,7 +1,7 @@
 """Answer prompts from Python: ``python examples/generate.py``, or ``torchrun --nproc-per-node 2 examples/generate.py``.
 
-With the embedded model, which knows nothing but such problems. With your own: ``LLM("/path/to/checkpoint")``, a hub id,
-or a preset as in ``LLM("dream_instruct")``.
+The example uses the embedded model, which can answer only problems like these. For your own model, give the path of a
+checkpoint, ``LLM("/path/to/checkpoint")``, a hub id, or a preset, as in ``LLM("dream_instruct")``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PROBLEMS = [
 
 
 def show(title: str, outputs: Sequence[Output]) -> None:
-    """Print some answers. Every rank has them all; one prints."""
+    """Print answers with a title. Every rank has all answers, and rank 0 prints them."""
     if os.environ.get("RANK", "0") == "0":
         print(title)
         for output in outputs:
@@ -27,7 +27,7 @@ def show(title: str, outputs: Sequence[Output]) -> None:
 
 
 def main() -> None:
-    """Generate three times with one model."""
+    """Generate answers in three ways with the same model."""
     llm = LLM("embedded")
     show("as the model is set up, by verified lookahead:", llm.generate(PROBLEMS))
     show("LoPA as its paper describes it, with 3 branches:", llm.generate(PROBLEMS, decode="embedded_lopa", branches=3))

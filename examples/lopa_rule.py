@@ -1,8 +1,8 @@
-"""A decoding rule of one's own: ``lopa-dist decode=lopa decode.rule=examples/lopa_rule.py:LOPA``.
+"""A decoding rule of your own: ``lopa-dist decode=lopa decode.rule=examples/lopa_rule.py:LOPA``.
 
-It is LoPA itself (arXiv 2512.16229), written as such a file: it decodes exactly as ``decode=lopa`` does. Copy it and
-change how a branch is scored, or which tokens branches try. Both functions run in every step on all sequences together,
-and on a GPU nothing may wait for the device: no Python loop over sequences or positions, no `.item()`.
+The rule is LoPA itself (arXiv 2512.16229), and decodes exactly as ``decode=lopa`` does. Copy the file, and change how a
+branch is scored, or which tokens branches try. Both functions run in every step, on all sequences together. On a GPU
+they must not wait for the device, so use no Python loop over sequences or positions, and no `.item()`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from lopa_dist.rules import Rule
 
 
 def verify(state: State, records: Records) -> Winner:
-    """Return the branch that is surest of what it leaves masked (LoPA, Eq. 2), and the token that it fills.
+    """Return the branch that is most confident about what it leaves masked (LoPA, Eq. 2), and the token that it fills.
 
     Args:
-        state: from which the branches' rows were laid out.
-        records: ``[S, K, W]`` what each branch predicts in the window: token, probability, confidence.
+        state: the state from which the branches' rows were laid out.
+        records: ``[S, K, W]``, what each branch predicts in the window: token, probability, confidence.
     """
     slots, branches, width = records.confidence.shape
     window = state.window(width)
@@ -30,20 +30,20 @@ def verify(state: State, records: Records) -> Winner:
     score = score.masked_fill(count == 0, 1.0)
     number = torch.arange(branches, device=score.device)
     score = score.masked_fill(number >= state.branches[:, None], -torch.inf)
-    branch = (score.roll(-1, 1).argmax(1) + 1) % branches  # of equals a lookahead before the anchor
+    branch = (score.roll(-1, 1).argmax(1) + 1) % branches  # with equal scores, a lookahead branch beats the anchor
     slot = torch.arange(slots, device=score.device)
     position, token = state.edits[:, slot, branch].unbind()
-    # besides what the winner brings, the step fills what `decode.tau_conf` allows (docs/inputs.md#a-rule-of-your-own)
+    # besides the winner's token, the step fills what `decode.tau_conf` allows (docs/inputs.md#a-rule-of-your-own)
     return Winner(branch, Records(records.packed[:, slot, branch]), position, token, score)
 
 
 def spawn(state: State, winner: Winner, window: Window | None) -> None:
-    """Let branch j of the next forward try the winner's token at the masked position of which it is j-th surest.
+    """Let branch j of the next forward try the winner's token at the masked position with the j-th highest confidence.
 
     Args:
-        state: after the step.
-        winner: of the step.
-        window: its positions as they are now.
+        state: the state after the step.
+        winner: the step's winner.
+        window: the window's positions after the step.
     """
     assert window is not None
     masked = state.fillable(window.masked)

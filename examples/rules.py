@@ -1,4 +1,4 @@
-"""A fill rule of one's own: ``lopa-dist decode.fill=examples/rules.py:budget``."""
+"""A fill rule of your own: ``lopa-dist decode.fill=examples/rules.py:budget``."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from torch import Tensor
 
 
 def budget(probability: Tensor, confidence: Tensor, masked: Tensor) -> Tensor:
-    """Return which masked positions to fill: the most whose chances of an error add up to less than 0.2.
+    """Return which masked positions to fill: as many as possible whose chances of an error add up to less than 0.2.
 
-    Where it fills none, the best position of each fully active block is filled. It runs in every step, on all sequences
-    together, and on a GPU in a CUDA graph: no Python loop over positions, no `.item()`.
+    In a fully active block where the function fills none, the best position is filled. The function runs in every step,
+    on all sequences together, and on a GPU in a CUDA graph. So use no Python loop over positions, and no `.item()`.
 
     Args:
-        probability: ``[S, W]`` of each position's most probable token.
-        confidence: ``[S, W]``, what positions are ranked by (`decode.confidence`).
+        probability: ``[S, W]``, the probability of each position's predicted token.
+        confidence: ``[S, W]``, what ranks positions (`decode.confidence`).
         masked: ``[S, W]`` bool, the positions that may be filled.
     """
     error = torch.where(masked, 1 - probability, torch.inf)

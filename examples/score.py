@@ -1,4 +1,4 @@
-"""Scoring of one's own: ``task=batch task.input=examples/prompts.jsonl task.score=examples/score.py:answer``."""
+"""Scoring of your own: ``task=batch task.input=examples/prompts.jsonl task.score=examples/score.py:answer``."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 
 def answer(text: str, fields: dict[str, Any]) -> tuple[bool, str | None]:
-    """Whether the number behind ``####`` is the line's reference, and what that number is.
+    """Return whether the number after ``####`` is the reference, and the number itself.
 
     Args:
         text: what the model wrote.
-        fields: what the input line says besides the prompt.
+        fields: the fields of the input line other than the prompt.
     """
     found = re.search(r"#### (-?\d+)", text)
     number = found.group(1) if found else None

@@ -1,11 +1,13 @@
-"""Write what the authors' own program writes: ``python scripts/authors_texts.py NAME FOLDER [FOLDER]``.
+"""Generate texts with the authors' own program: ``python scripts/authors_texts.py NAME FOLDER [FOLDER]``.
 
-It goes to tests/models/authors_texts/NAME.json. FOLDER is a checkout of the repository at the commit that
-`tests/models/authors.py` gives for NAME. The second one has the code of the model: `d3llm` and `llada` want
-czg1225/dParallel, `sdar_moe` wants PKU-SEC-Lab/TEAM-MoE-dLLM. Run it from the root, in an environment with numpy,
-pytest, einops, accelerate, tqdm, and the transformers that the program wants: 4.52.4 for `lopa`, `sdar`, `sdar_moe` and
-`trado`, 4.57.1 for the others. A prompt is left out if its answer changes when all logits are moved by up to `NEAR`, so
-that rounding does not choose the text.
+The texts are written to tests/models/authors_texts/NAME.json. FOLDER is a checkout of the program's repository, at the
+commit that `tests/models/authors.py` gives for NAME. The second FOLDER has the code of the model: `d3llm` and `llada`
+need czg1225/dParallel, and `sdar_moe` needs PKU-SEC-Lab/TEAM-MoE-dLLM. Run this from the root, in an environment with
+numpy, pytest, einops, accelerate, tqdm, and the version of transformers that the program needs: 4.52.4 for `lopa`,
+`sdar`, `sdar_moe` and `trado`, 4.57.1 for the others.
+
+A prompt is left out if its answer changes when all logits are moved by up to `NEAR`, so that no text depends on
+rounding.
 """
 
 from __future__ import annotations
@@ -29,14 +31,14 @@ from tests.models.authors import EOS, MASK, PAD, Comparison
 from tests.models.small_checkpoints import reference
 
 NEAR = 1e-4
-DRAWS = 4
+DRAWS = 4  # how often each prompt is answered with moved logits
 
 Generate = Callable[..., Tensor]
-"""Given a prompt, the length of its answer and the setting's arguments, the answer."""
+"""Takes a prompt, the length of its answer and the setting's arguments, and returns the answer."""
 
 
 def main(name: str, *folders: Path) -> None:
-    """Write the texts of every setting."""
+    """Write the texts of all settings of the comparison `name`."""
     comparison = authors.COMPARISONS[name]
     torch.set_num_threads(1)
     model, generate = PROGRAMS[name](comparison, *folders)
@@ -52,14 +54,14 @@ def main(name: str, *folders: Path) -> None:
 
 
 class Calls:
-    """Run forwards, count them, take the mask from what random weights may predict, and move logits."""
+    """Runs and counts forwards, keeps random weights from predicting the mask, and moves logits by up to `near`."""
 
     def __init__(self, forward: Callable[..., Any]) -> None:
         self.forward, self.number, self.near = forward, 0, 0.0
         self.noise = torch.Generator().manual_seed(0)
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
-        """Return the output of a forward with changed logits."""
+        """Return the output of a forward, with the logits changed."""
         self.number += 1
         output = self.forward(*inputs, **options)
         if self.near:
@@ -72,7 +74,7 @@ class Calls:
 def texts_of(
     comparison: Comparison, setting: authors.Setting, generate: Generate, calls: Calls
 ) -> list[dict[str, Any]]:
-    """Return the first prompts without near ties, and what the program makes of them."""
+    """Return the first prompts without near ties, with the answers of the program and its numbers of forwards."""
     found: list[dict[str, Any]] = []
     for prompt, most in comparison.requests(setting):
         answers = []
@@ -90,11 +92,11 @@ def texts_of(
 
 
 def rnd1(comparison: Comparison, folder: Path) -> tuple[torch.nn.Module, Generate]:
-    """RND1's sampler with as many steps as tokens."""
+    """Return RND1's model and sampler, with as many steps as tokens."""
     sys.path.insert(0, str(folder))
     rnd = importlib.import_module("rnd")
     config = rnd.RND1Config(attn_implementation="sdpa")
-    for key, value in comparison.kind.config.items():  # its constructor sets the published sizes
+    for key, value in comparison.kind.config.items():  # the constructor of the config has set the published sizes
         if key not in ("model_type", "rope_scaling"):
             setattr(config, key, value)
     config.rope_scaling, config.pad_token_id = None, PAD
@@ -111,7 +113,7 @@ def rnd1(comparison: Comparison, folder: Path) -> tuple[torch.nn.Module, Generat
 
 
 def in_blocks(decode: Any, model: torch.nn.Module) -> Generate:
-    """The generation in blocks of SDAR's program, whose module is `decode`."""
+    """Return the block-by-block generation of SDAR's program; `decode` is its module."""
 
     def generate(prompt: Tensor, most: int, block: int, threshold: float) -> Tensor:
         options = {"block_length": block, "denoising_steps": block, "confidence_threshold": threshold}
@@ -122,7 +124,7 @@ def in_blocks(decode: Any, model: torch.nn.Module) -> Generate:
 
 
 def sdar(comparison: Comparison, folder: Path) -> tuple[torch.nn.Module, Generate]:
-    """The generation in blocks that SDAR and TraDo share, greedy."""
+    """Return the model of SDAR or TraDo, and the block-by-block generation that both have, made greedy."""
     stand_in("flash_attn", flash_attn_func=attention)
     stand_in("flash_attn.ops.triton.layer_norm", rms_norm_fn=rms_norm)
     sys.path.insert(0, str(folder))
@@ -141,7 +143,7 @@ def sdar(comparison: Comparison, folder: Path) -> tuple[torch.nn.Module, Generat
 
 
 def sdar_moe(comparison: Comparison, folder: Path, copy: Path) -> tuple[torch.nn.Module, Generate]:
-    """SDAR's generation with its mixture of experts, from TEAM's copy of the model's code, without TEAM's additions."""
+    """Return SDAR's mixture of experts and generation; the model's code is TEAM's copy, without TEAM's additions."""
     stand_in("flash_attn.ops.triton.layer_norm", rms_norm_fn=rms_norm)
     transformers = importlib.import_module("transformers")
     package("team", copy)
@@ -152,13 +154,13 @@ def sdar_moe(comparison: Comparison, folder: Path, copy: Path) -> tuple[torch.nn
     decode = importlib.import_module("generate")
     model = code.SDARMoeForCausalLM(transformers.Qwen3MoeConfig(**plain(comparison), attn_implementation="sdpa"))
     both = model.forward
-    model.forward = lambda *inputs, **options: both(*inputs, **options)[0]  # the other is what TEAM keeps
+    model.forward = lambda *inputs, **options: both(*inputs, **options)[0]  # the second output is for TEAM's additions
 
     return model, in_blocks(decode, model)
 
 
 def fast_dllm_v2(comparison: Comparison, folder: Path) -> tuple[torch.nn.Module, Generate]:
-    """Fast-dLLM v2's `generate`, from a copy of the model's code."""
+    """Return Fast-dLLM v2's model and `generate`, from a copy of the model's code."""
     at = next(folder.glob("**/Fast_dLLM_v2_7B"))
     sys.path.insert(0, str(at.parent))
     code = importlib.import_module(f"{at.name}.modeling")
@@ -174,9 +176,9 @@ def fast_dllm_v2(comparison: Comparison, folder: Path) -> tuple[torch.nn.Module,
 
 
 def a2d(comparison: Comparison, folder: Path) -> tuple[torch.nn.Module, Generate]:
-    """DLLM's sampler for models that see everything, one token per step."""
+    """Return dLLM's model and sampler for models whose rows see everything, with one token per step."""
     sys.path.insert(0, str(folder))
-    for name in ("dllm", "dllm.core", "dllm.pipelines", "dllm.pipelines.a2d"):  # without what they import
+    for name in ("dllm", "dllm.core", "dllm.pipelines", "dllm.pipelines.a2d"):  # without running what they import
         package(name, folder / name.replace(".", "/"))
     sampler = importlib.import_module("dllm.core.samplers.mdlm")
     layout = comparison.kind.config["model_type"].removeprefix("a2d-")
@@ -196,7 +198,7 @@ def a2d(comparison: Comparison, folder: Path) -> tuple[torch.nn.Module, Generate
 
 
 def a2d_blocks(comparison: Comparison, folder: Path) -> tuple[torch.nn.Module, Generate]:
-    """The sampler of dLLM for models that see blocks, one token per step."""
+    """Return dLLM's model and sampler for models that read block by block, with one token per step."""
     model, _ = a2d(comparison, folder)
     sampler = importlib.import_module("dllm.core.samplers.bd3lm")
     tokenizer = types.SimpleNamespace(mask_token_id=MASK, eos_token_id=EOS, bos_token_id=None, pad_token_id=-1)
@@ -211,7 +213,7 @@ def a2d_blocks(comparison: Comparison, folder: Path) -> tuple[torch.nn.Module, G
 
 
 def llada_model(comparison: Comparison, folder: Path) -> torch.nn.Module:
-    """LLaDA's model, from dParallel's copy of its code."""
+    """Return LLaDA's model, from dParallel's copy of its code."""
     at = folder / "LLaDA"
     sys.path.insert(0, str(at))
     code = importlib.import_module("model.modeling_llada")
@@ -219,7 +221,7 @@ def llada_model(comparison: Comparison, folder: Path) -> torch.nn.Module:
 
 
 def dparallel(comparison: Comparison, folder: Path) -> tuple[torch.nn.Module, Generate]:
-    """DParallel's `generate` by entropy."""
+    """Return LLaDA's model and dParallel's `generate`, which fills by entropy."""
     model = llada_model(comparison, folder)
     decode = importlib.import_module("generate")
 
@@ -231,7 +233,7 @@ def dparallel(comparison: Comparison, folder: Path) -> tuple[torch.nn.Module, Ge
 
 
 def dparallel_dream(comparison: Comparison, folder: Path) -> tuple[torch.nn.Module, Generate]:
-    """The generation by entropy of dParallel-Dream."""
+    """Return Dream's model and the generation of dParallel-Dream, which fills by entropy."""
     sys.path.insert(0, str(folder / "Dream"))
     code = importlib.import_module("model.modeling_dream")
     decode = importlib.import_module("model.generation_utils_semiar")
@@ -247,10 +249,10 @@ def dparallel_dream(comparison: Comparison, folder: Path) -> tuple[torch.nn.Modu
 
 
 def dream(comparison: Comparison, folder: Path) -> tuple[torch.nn.Module, Generate]:
-    """Dream's own sampler, which Fast-dLLM carries along.
+    """Return Dream's model and its own sampler, from the copy in Fast-dLLM.
 
-    Its schedule gives the first step no token and the last one two, for its `eps` of 0.001 is rounded down. With one
-    below 0, each step has one.
+    With the default `eps` of 0.001, the sampler's schedule rounds down, so the first step fills no token and the last
+    step two. With an `eps` below 0, each step fills one token.
     """
     sys.path.insert(0, str(folder / "dream"))
     code = importlib.import_module("model.modeling_dream")
@@ -268,7 +270,7 @@ def dream(comparison: Comparison, folder: Path) -> tuple[torch.nn.Module, Genera
 
 
 def d3llm(comparison: Comparison, folder: Path, copy: Path) -> tuple[torch.nn.Module, Generate]:
-    """d3LLM's `generate_multi_block`."""
+    """Return LLaDA's model and d3LLM's `generate_multi_block`."""
     model = llada_model(comparison, copy)
     stand_in("utils.utils_LLaDA.model.modeling_llada", LLaDAModelLM=None)
     sys.path.insert(0, str(folder / "d3llm" / "d3llm_LLaDA"))
@@ -285,7 +287,10 @@ def d3llm(comparison: Comparison, folder: Path, copy: Path) -> tuple[torch.nn.Mo
 
 
 def llada(comparison: Comparison, folder: Path, copy: Path | None = None) -> tuple[torch.nn.Module, Generate]:
-    """LLaDA's `generate`, one token per step; for iLLaDA, too, whose model is Llama that sees everything."""
+    """Return LLaDA's model and `generate`, with one token per step.
+
+    Without `copy`, the model is the one of iLLaDA: Llama whose rows see everything.
+    """
     model = SeesAll(comparison) if copy is None else llada_model(comparison, copy)
     sys.path.insert(0, str(folder))
     decode = importlib.import_module("generate")
@@ -298,7 +303,7 @@ def llada(comparison: Comparison, folder: Path, copy: Path | None = None) -> tup
 
 
 class SeesAll(torch.nn.Module):
-    """transformers' model, whose rows all see one another."""
+    """A model of transformers in which all rows see one another."""
 
     def __init__(self, comparison: Comparison) -> None:
         super().__init__()
@@ -310,13 +315,13 @@ class SeesAll(torch.nn.Module):
         return self.model.load_state_dict(weights, strict)
 
     def forward(self, tokens: Tensor, attention_mask: Tensor | None) -> Any:
-        """Run all rows; the program gives no mask."""
+        """Run all rows; the program must give no attention mask."""
         assert attention_mask is None
         return self.model(tokens, attention_mask=torch.zeros(1, 1, *2 * tokens.shape[1:]), use_cache=False)
 
 
 def lopa(comparison: Comparison, folder: Path) -> tuple[torch.nn.Module, Generate]:
-    """LoPA's program for D2F-Dream with all branches on one device, with the settings of its scripts."""
+    """Return Dream's model and LoPA's program for D2F-Dream on one device, with the settings of LoPA's scripts."""
     sys.path.insert(0, str(folder / "scale_dream_d2f"))
     stand_in("datasets", Dataset=None)
     stand_in("peft", PeftConfig=None, PeftModel=None)
@@ -328,7 +333,7 @@ def lopa(comparison: Comparison, folder: Path) -> tuple[torch.nn.Module, Generat
     stand_in("lm_eval.__main__", cli_evaluate=None)
     vars(sys.modules["lm_eval"])["utils"] = None
     module = importlib.import_module("scale_dream_d2f")
-    module.gc = types.SimpleNamespace(collect=lambda: None)  # it collects in every round
+    module.gc = types.SimpleNamespace(collect=lambda: None)  # otherwise the program collects garbage in every round
     code = importlib.import_module("model_cache.dream.model_dream")
     model = code.DreamModel(code.DreamConfig(**plain(comparison), attn_implementation="sdpa"))
 
@@ -349,18 +354,18 @@ def lopa(comparison: Comparison, folder: Path) -> tuple[torch.nn.Module, Generat
 
 
 def plain(comparison: Comparison) -> dict[str, Any]:
-    """Return the entries of `config.json` without its kind."""
+    """Return the entries of `config.json`, except those that name the kind of model."""
     return {key: value for key, value in comparison.kind.config.items() if key not in ("model_type", "auto_map")}
 
 
 def package(name: str, folder: Path) -> None:
-    """Make a folder a package without running its `__init__.py`."""
+    """Register `folder` as the package `name`, without running its `__init__.py`."""
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = [str(folder)]
 
 
 def stand_in(name: str, **members: Any) -> None:
-    """Put a module in place of one that needs a GPU, or is of no use here."""
+    """Register a module `name` that has only `members`, in place of one that needs a GPU or that is not used here."""
     parts = name.split(".")
     for size in range(1, len(parts)):
         sys.modules.setdefault(".".join(parts[:size]), types.ModuleType(parts[size - 1]))
@@ -369,7 +374,7 @@ def stand_in(name: str, **members: Any) -> None:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_scale: float) -> Tensor:
-    """Return flash attention's ``[B, rows, heads, D]``; nothing is masked."""
+    """Return what flash attention returns, ``[B, rows, heads, D]``; nothing is masked."""
     assert not causal
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     options = {"scale": softmax_scale, "enable_gqa": True}
@@ -377,7 +382,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_scale: floa
 
 
 def rms_norm(x: Tensor, weight: Tensor, bias: None, eps: float) -> Tensor:
-    """Return flash attention's norm."""
+    """Return what the norm of flash attention returns."""
     return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps))
 
 

@@ -31,7 +31,7 @@ GROUPS = {
 
 
 def sections() -> Iterator[tuple[str, Any]]:
-    """Every section with settings of its own: its dotted name and its dataclass; the root first."""
+    """Yield the dotted name and the dataclass of every section with settings of its own; the root comes first."""
     yield "", Config
     for key, _, entry in keys_of():
         if is_dataclass(entry.default_factory):
@@ -39,7 +39,7 @@ def sections() -> Iterator[tuple[str, Any]]:
 
 
 def section_page(name: str, section: Any) -> str:
-    """A section's description and the table of its settings."""
+    """Return a section's description and the table of its settings."""
     prefix = f"{name}." if name else ""
     own = {prefix + entry.name for entry in fields(section)}
     rows = [one for one in settings_of(section, prefix) if one.key in own]
@@ -53,7 +53,7 @@ def section_page(name: str, section: Any) -> str:
 
 
 def presets(group: str, title: str) -> str:
-    """What each preset of a group is, by the comment that its file begins with."""
+    """Return the table of a group's presets, each with the comment at the beginning of its file."""
     lines = [f"### {title}", "", f"| `{group}=` | |", "|---|---|"]
     for file in sorted((CONF / group).glob("*.yaml")):
         comment = []
@@ -68,7 +68,7 @@ def presets(group: str, title: str) -> str:
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     settings = [section_page(name, section) for name, section in sections()]
     chosen = [presets(group, title) for group, title in GROUPS.items()]
     return "\n\n".join([INTRO, "## Settings", *settings, "## Presets", *chosen]) + "\n"

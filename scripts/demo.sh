@@ -1,7 +1,8 @@
 #!/bin/sh
-# The main job over the same held-out problems, and one table. The masked model: plain decoding, the control (one more
-# token per step, unverified), LoPA as its paper describes it, and verified lookahead, which is its own setting. The
-# causal model: one token at a time, and lossless lookahead, whose texts are compared.
+# Runs the main job on the same held-out problems with six ways of decoding, and prints one table. The masked model uses
+# plain decoding, the control (one more token per step, unverified), LoPA as its paper describes it, and verified
+# lookahead, its default. The causal model writes one token at a time, and with lossless lookahead; the texts of these
+# two are compared.
 set -eu
 : "${BIN:=.venv/bin}" "${RANKS:=2}"
 folder="outputs/demo/$(date +%Y-%m-%d_%H-%M-%S)"

@@ -1,11 +1,12 @@
 #!/bin/sh
-# Installs into a virtual environment, with uv where it is there and with pip otherwise; the environment is made first.
+# Installs packages into a virtual environment, with uv if it is installed, and otherwise with pip. If there is no
+# environment, it is made first.
 #
 #   scripts/install.sh VENV TORCH WHAT...        e.g. scripts/install.sh .venv torch==2.13.0 -e '.[dev]'
 #
-# TORCH comes first: the CPU build unless an NVIDIA GPU is there. The usual index of packages may only hold the CUDA build
-# (2 GB, and it runs on CPUs too); TORCH_INDEX_URL, set to PyTorch's CPU wheel index, avoids it. uv asks PyTorch itself.
-# PYTHON is the interpreter (default python3).
+# TORCH is installed first: the CPU build, unless there is an NVIDIA GPU. The default package index may have only the
+# CUDA build (2 GB; it also runs on CPUs). uv gets the CPU build from PyTorch's own index; for pip, set TORCH_INDEX_URL
+# to PyTorch's index of CPU wheels. PYTHON is the interpreter (default python3).
 set -eu
 venv=$1 torch=$2
 shift 2
@@ -15,7 +16,7 @@ tool=$(basename "${uv:-pip}")
 
 say() { echo "$(date +%H:%M:%S) $*"; }
 
-# Of pip only errors are shown: its warnings are about the machine's indexes and other projects' packages.
+# pip shows only errors: its warnings are about the machine's indexes and the packages of other projects.
 add() {
     if [ -n "$uv" ]; then "$uv" pip install --python "$venv/bin/python" "$@"
     else "$venv/bin/python" -m pip install --quiet --quiet --disable-pip-version-check "$@"; fi

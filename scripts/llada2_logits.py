@@ -1,7 +1,7 @@
 """Write tests/models/llada2_logits.npy with the LLaDA2 authors' own code: ``python scripts/llada2_logits.py DIR``.
 
-DIR holds configuration_llada2_moe.py and modeling_llada2_moe.py, as inclusionAI/LLaDA2.0-mini has them. They need an
-older transformers than this package does: 4.57.1 runs them. Run it in an environment that has that one, from the root.
+DIR has configuration_llada2_moe.py and modeling_llada2_moe.py from inclusionAI/LLaDA2.0-mini. They need an older
+version of transformers than this package. Run this from the root, in an environment with transformers 4.57.1.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main(folder: Path) -> None:
     assert not missing.missing_keys
     place = torch.arange(llada2.LENGTH)
     seen = place[:, None] // llada2.BLOCK >= place // llada2.BLOCK
-    mask = seen.float()[None, None]  # eager attention takes 1 for what is seen
+    mask = seen.float()[None, None]  # in this eager attention, 1 means that a key is seen
     with torch.no_grad():
         logits = model(input_ids=llada2.tokens()[None], attention_mask=mask, position_ids=place[None]).logits[0]
     np.save(llada2.LOGITS, logits.numpy().astype(np.float32))

@@ -1,8 +1,8 @@
 """Write tests/models/llada2_texts.json with the LLaDA2 authors' code: ``python scripts/llada2_texts.py DIR DIR``.
 
-The folders hold modeling_llada2_moe.py and its configuration as inclusionAI/LLaDA2.0-mini and LLaDA2.1-mini have them.
-Run it where `scripts/llada2_logits.py` runs, from the root. Prompts are left out if a decision of theirs is as close as
-`NEAR`, so that rounding does not choose the text.
+The folders have modeling_llada2_moe.py and its configuration: the first from inclusionAI/LLaDA2.0-mini, the second from
+LLaDA2.1-mini. Run this from the root, in the environment of `scripts/llada2_logits.py`. A prompt is left out if two
+numbers that decide about its answer differ by less than `NEAR`, so that no text depends on rounding.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BLOCK = 32
 
 
 def main(folders: list[Path]) -> None:
-    """Write the texts of every setting that LLaDA2.0 (the first folder) and 2.1 have."""
+    """Write the texts of every setting of LLaDA2.0 (the first folder) and LLaDA2.1 (the second one)."""
     texts = []
     for setting in llada2.SETTINGS:
         folder = folders[setting.tau_edit is not None]
@@ -40,14 +40,14 @@ def main(folders: list[Path]) -> None:
 
 
 def texts_of(model: Any, setting: llada2.Setting) -> list[dict[str, Any]]:
-    """Return the first prompts without near ties, and what `generate` makes of them."""
+    """Return the first prompts without near ties, with the answers of `generate` and its numbers of forwards."""
     plain, forwards, near = model.forward, 0, False
 
     def forward(tokens: torch.Tensor, attention_mask: torch.Tensor, **options: Any) -> Any:
         nonlocal forwards, near
         forwards += 1
         found = plain(tokens, attention_mask=attention_mask.float(), **options)
-        found.logits[..., llada2.MASK] = -torch.inf  # of random weights; trained ones never predict it
+        found.logits[..., llada2.MASK] = -torch.inf  # random weights might predict the mask; trained ones never do
         masked = tokens[0, -BLOCK:] == llada2.MASK
         first, second = found.logits[0, -BLOCK:].softmax(-1).topk(2).values.unbind(1)
         read = torch.ones_like(masked) if setting.tau_edit is not None else masked
@@ -62,7 +62,7 @@ def texts_of(model: Any, setting: llada2.Setting) -> list[dict[str, Any]]:
     draw, found = np.random.RandomState(5), []
     while len(found) < setting.prompts:
         prompt = draw.randint(0, 77, draw.randint(1, 80)).tolist()
-        most = int(draw.randint(BLOCK, 3 * BLOCK))  # of less than a block, they fill several masks per step
+        most = int(draw.randint(BLOCK, 3 * BLOCK))  # for less than a block, the program fills several masks per step
         forwards, near = 0, False
         options = {"gen_length": most, "block_length": BLOCK, "threshold": setting.tau_conf}
         if setting.tau_edit is not None:

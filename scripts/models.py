@@ -11,7 +11,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "models.md"
 
 
 def page() -> str:
-    """The page with the table as it is now."""
+    """Return the page with a new table."""
     found, count = re.subn(r"^\| family \|.*?\n(?!\|)", lambda _: markdown(), PAGE.read_text(), flags=re.M | re.S)
     assert count == 1, "no table in docs/models.md"
     return found

@@ -1,8 +1,9 @@
 """Compare the host time of two checkouts: ``python scripts/same_host_time.py BEFORE AFTER [--rounds N] [--bar X]``.
 
-For changes that must not make a step slower. Measured is what a GPU would wait for in each step
-(`benchmarks.host_time`), in processor time, which other programs hardly change. The checkouts take turns, a process
-each, and medians over rounds count. Exits with 1 and names the ways of decoding that take more than the bar allows.
+Use this for changes that must not make a step slower. The program measures what a GPU would wait for in each step
+(`benchmarks.host_time`), in processor time, which other programs hardly change. The two checkouts take turns, each time
+in a new process, and medians over the rounds are compared. If a way of decoding takes more time than the bar allows, it
+is marked as slower, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ print(json.dumps(found))
 
 
 def measured(checkout: Path) -> dict[str, float]:
-    """Return the milliseconds per step of each way of decoding, by a checkout's own code."""
+    """Return the milliseconds per step of each way of decoding, measured by the checkout's own code."""
     environment = os.environ | {"PYTHONPATH": str(checkout.resolve())}
     command = [sys.executable, "-c", MEASURE]
     done = subprocess.run(command, env=environment, cwd=checkout, stdout=subprocess.PIPE, text=True, check=True)

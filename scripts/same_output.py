@@ -1,12 +1,13 @@
 """Compare what two checkouts generate: ``python scripts/same_output.py BEFORE AFTER [--only NAME ...]``.
 
-For changes that must not change any output. Both checkouts run the same fixed jobs through the command line, with the
-interpreter that runs this program: on the models in the package, and on small random checkpoints of other families.
-Every line of `results.jsonl` must be the same, times aside, and so must the figures of `report.json` that do not depend
-on time, the rows that went through the model and the drafts among them. Exits with 1 and names the jobs that differ.
+Use this for changes that must not change any output. Both checkouts run the same fixed jobs through the command line,
+on the package's models and on small random checkpoints of other families, with the interpreter that runs this program.
+Every line of `results.jsonl` must be the same, apart from times. The figures of `report.json` that do not depend on
+time must be the same, too, including the rows that went through the model, and the drafts. If jobs differ, the program
+names them and exits with 1.
 
-``--keep FILE`` holds what BEFORE gave and is read where it is there. Make it with BEFORE's own copy of this program
-where a setting has another name by now: jobs are compared by their names.
+``--keep FILE`` keeps BEFORE's results, and reads them if the file exists. If a setting has been renamed since BEFORE,
+make the file with BEFORE's own copy of this program; jobs are compared by their names.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ for arguments in json.loads(sys.argv[1]):
 
 
 def write_inputs(folder: Path) -> None:
-    """Write prompts of which several samples are wanted, and small checkpoints with prompts in their own words."""
+    """Write prompts that ask for several samples, and small checkpoints with prompts in their own words."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -118,7 +119,10 @@ def write_inputs(folder: Path) -> None:
 
 
 def run(checkout: Path, names: list[str]) -> dict[str, Any]:
-    """Return what jobs of a checkout give: result lines and figures, times aside; those of one rank share a process."""
+    """Run jobs in a checkout, and return their result lines and figures, without times.
+
+    All jobs with one rank run in the same process.
+    """
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -146,12 +150,12 @@ def run(checkout: Path, names: list[str]) -> dict[str, Any]:
 
 
 def once(arguments: list[str]) -> list[str]:
-    """Return the arguments with each key once, its last value."""
+    """Return the arguments with each key only once, with its last value."""
     return [f"{key}={value}" for key, value in dict(argument.split("=", 1) for argument in arguments).items()]
 
 
 def start(checkout: Path, arguments: list[str]) -> None:
-    """Run Python in a checkout, and stop with what it said where it fails."""
+    """Run Python in a checkout; if it fails, exit with its output."""
     environment = os.environ | {"CI": "1", "PYTHONPATH": str(checkout.resolve()), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, *arguments], cwd=checkout, capture_output=True, text=True, check=False, env=environment
@@ -161,7 +165,7 @@ def start(checkout: Path, arguments: list[str]) -> None:
 
 
 def difference(before: dict[str, Any], after: dict[str, Any]) -> str:
-    """Return in which figures and how many lines two jobs differ; nothing where they are the same."""
+    """Return the names of the figures and the number of lines in which two jobs differ; empty if they are the same."""
     kinds = dict.fromkeys((*before["figures"], *after["figures"]))
     parts = [key for key in kinds if before["figures"].get(key) != after["figures"].get(key)]
     both = zip(before["lines"], after["lines"], strict=False)
@@ -170,7 +174,7 @@ def difference(before: dict[str, Any], after: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Compare job by job."""
+    """Run the jobs in both checkouts, compare them, and print the result for each job."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("before", type=Path)
     parser.add_argument("after", type=Path)

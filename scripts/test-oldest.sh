@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs the suite with the oldest torch and Triton that pyproject.toml allows, in an environment of its own, .venv-oldest.
+# Runs the tests with the oldest torch and Triton that pyproject.toml allows, in their own environment, .venv-oldest.
 set -eu
 cd "$(dirname "$0")/.."
 venv=.venv-oldest

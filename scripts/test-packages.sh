@@ -1,5 +1,5 @@
 #!/bin/sh
-# System packages that some tests need: installed when root on a Debian system, else those tests say why they skip.
+# Installs the system packages that some tests need, if run as root on a Debian system. Without them, these tests skip.
 set -u
 [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 || exit 0
 packages=""

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Compiles the kernels with another Triton than the environment's: scripts/test-triton.sh [VERSION]. By default it is the one
-# that torch 2.13's CUDA build brings. It is installed into a folder of its own. VENV is the environment (default .venv).
+# Compiles the kernels with another version of Triton than the environment's: scripts/test-triton.sh [VERSION]. The
+# default is the version that comes with torch 2.13's CUDA build. This Triton is installed into its own folder. VENV is
+# the environment (default .venv).
 set -eu
 cd "$(dirname "$0")/.."
 version=${1:-3.7.1} venv=${VENV:-.venv}

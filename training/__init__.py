@@ -1,1 +1,1 @@
-"""How the models that ship with the package were trained: data, tokenizer, objectives, trainer."""
+"""The training of the models that ship with the package: data, tokenizer, objectives and trainer."""

@@ -1,4 +1,4 @@
-"""Attention of the trainer: dense, under any mask."""
+"""The trainer's attention: dense, with any mask."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from lopa_dist.models.transformer import Attend
 
 
 def dense(config: ModelConfig, hidden: Tensor) -> Attend:
-    """Attention over `hidden` [B, L, L]: true where a row (dimension 1) does not see a key (dimension 2).
+    """Return attention with the mask `hidden` [B, L, L], which is True where a row (dim 1) does not see a key (dim 2).
 
-    Written out: so short, compiled products are several times faster than the fused backward on a CPU.
+    The attention consists of separate products. For sequences as short as these, the compiled products are several
+    times as fast on a CPU as the backward pass of fused attention.
     """
     rows, length, _ = hidden.shape
     group = config.heads // config.kv_heads

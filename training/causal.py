@@ -1,10 +1,11 @@
-"""Training of a strictly causal diffusion model: next tokens, and drafts from masks, in one forward.
+"""Training of a strictly causal diffusion model, which learns next tokens and drafts from masks in one forward.
 
-A sequence has *clean* rows, its prompt and its answer, under causal attention; each predicts the next token. Behind
-them stand *groups* of masks. A group belongs to a position s of the sequence. Its masks stand at s+1, s+2, ..., see the
-clean rows up to s and the masks of their own group up to themselves, and predict the tokens at s+2, s+3, ... (I-DLM,
-arXiv 2604.11035). So a group never sees the token at s+1, as the masks of a decoder do not see the token that is
-predicted in the same forward. Clean rows see no masks: they are trained as the rows of an autoregressive model.
+The *clean* rows of a sequence are its prompt and its answer. Clean rows have causal attention, and each predicts the
+next token. They are followed by *groups* of masks. A group belongs to a position s of the sequence. Its masks are at
+s+1, s+2, ... The masks see the clean rows up to s and the masks of their own group up to themselves, and predict the
+tokens at s+2, s+3, ... (I-DLM, arXiv 2604.11035). So a group never sees the token at s+1, just as a decoder's masks do
+not see the token that is predicted in the same forward. Clean rows see no masks, so they learn like the rows of an
+autoregressive model.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from lopa_dist.models.transformer import Transformer
 from training.attention import dense
 from training.noise import NAME, TrainingExample
 
-LEAST = 64  # rows that the sequence of a story has for groups; one of a short answer has this many a token
+LEAST = 64  # rows for groups that a sequence has at least; with a short answer, A_TOKEN for each of its tokens
 A_TOKEN = 3
-GROUPS = (4, 8, 16)  # masks of a group
-DRAFTS = 0.3, 1.0  # weights of a mask's prediction, early and late; a wording's next token has the weight 1
-FACT, BEGINNING = 3.0, 2.0  # weight of names, operations and results, and of a sentence's first word
+GROUPS = (4, 8, 16)  # numbers of masks that a group may have
+DRAFTS = 0.3, 1.0  # weight of a mask's prediction, early and late in training; an ordinary next token has the weight 1
+FACT, BEGINNING = 3.0, 2.0  # weights of names, operations and results, and of a sentence's first word
 
 
 @dataclass
 class CausalBatch:
-    """Numpy arrays [B, L] of rows. Clean rows are in group 0; a row predicts the token behind its position."""
+    """Numpy arrays [B, L] of rows. Clean rows are in group 0; a row predicts the token after its position."""
 
     inputs: NDArray[np.int64]
     targets: NDArray[np.int64]  # the token that the row predicts
@@ -38,16 +39,16 @@ class CausalBatch:
     positions: NDArray[np.int64]
     last: NDArray[np.int64]  # the last clean position that the row sees
     groups: NDArray[np.int64]
-    numbers: NDArray[np.bool_]  # what accuracy counts: clean rows that predict a result; without facts, the answer
+    numbers: NDArray[np.bool_]  # rows that accuracy counts: clean ones that predict a result; without facts, the answer
 
 
 def end_of(example: TrainingExample, pad_id: int) -> int:
-    """The position of the end-of-text, behind the answer; equals the example's number of clean rows."""
+    """Return the position of the end-of-text after the answer, which is also the number of clean rows."""
     return example.tokens.index(pad_id, example.prompt)
 
 
 def rows_of(example: TrainingExample, pad_id: int) -> int:
-    """How many rows an example needs at least."""
+    """Return how many rows an example needs at least."""
     end = end_of(example, pad_id)
     return end + (0 if example.drill else min(LEAST, A_TOKEN * (end - example.prompt)))
 
@@ -61,9 +62,9 @@ def causal_batch(
     rng: np.random.Generator,
     draft: float = 1.0,
 ) -> CausalBatch:
-    """Lay out `examples` in rows of `length`; what the clean rows of one leave is filled with groups.
+    """Lay out each of the `examples` in `length` rows: clean rows first, then as many groups as fit.
 
-    `draft` is the weight of a mask's prediction. Drills have no groups, for nobody can foresee their equations.
+    `draft` is the weight of a mask's prediction. Drills have no groups, because nothing can foresee their equations.
     """
     shape = len(examples), length
     inputs, targets = np.full(shape, pad_id, np.int64), np.full(shape, pad_id, np.int64)
@@ -97,14 +98,14 @@ def causal_batch(
 
 
 def hidden_rows(positions: Tensor, last: Tensor, groups: Tensor) -> Tensor:
-    """``[B, L, L]``: which keys (dimension 2) a row (dimension 1) does not see; the arguments as in `CausalBatch`."""
+    """Return which keys (dim 2) a row (dim 1) does not see, ``[B, L, L]`` bool; arguments are as in `CausalBatch`."""
     own = (groups[:, :, None] == groups[:, None]) & (positions[:, None] <= positions[:, :, None])
     clean = (groups[:, None] == 0) & (positions[:, None] <= last[:, :, None])
     return ~(own | clean)
 
 
 class CausalLoss(torch.nn.Module):
-    """Weighted cross-entropy of all rows' predictions, and how many of the counted ones are right."""
+    """Computes the weighted cross-entropy of all rows' predictions, and how many of the counted ones are right."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
@@ -122,7 +123,7 @@ class CausalLoss(torch.nn.Module):
         cos: Tensor,
         sin: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """A `CausalBatch` and the tables of positions [L, 1, D]; gives (loss, right, counted)."""
+        """Return (loss, right, counted) of a `CausalBatch`; `cos` and `sin` [L, 1, D] are tables of the positions."""
         attend = dense(self.model.config, hidden_rows(positions, last, groups))
         rope = cos[positions.flatten()], sin[positions.flatten()]
         hidden = self.model.rotated(inputs.flatten(), rope, attend)

@@ -1,4 +1,4 @@
-"""Writing the embedded models as checkpoints: their two configurations, model.safetensors, tokenizer files."""
+"""Write the embedded models as checkpoints: two configuration files, model.safetensors and tokenizer files."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from transformers import PreTrainedTokenizerFast
 from lopa_dist.models.config import ModelConfig
 
 ARCHITECTURES = {"Dream": "DreamModel", "lopa_causal": "Qwen2ForCausalLM"}
-"""By family, what implementations of its layout call it: a causal model is a Qwen2 that can draft with masks, too."""
+"""Each family's entry of `architectures` in `config.json`. A causal model is a Qwen2 that can also draft with masks."""
 
 
 def config_json(config: ModelConfig) -> dict[str, object]:
-    """The `config.json`; a Dream one can be read by any implementation of Dream."""
+    """Return the content of `config.json`; for the family Dream, any implementation of Dream can read it."""
     return {
         "model_type": config.family,
         "architectures": [ARCHITECTURES[config.family]],
@@ -43,7 +43,7 @@ def config_json(config: ModelConfig) -> dict[str, object]:
 
 
 def generation_config(config: ModelConfig) -> dict[str, object]:
-    """The `generation_config.json` without which the published implementations of Dream do not load a checkpoint."""
+    """Return the content of `generation_config.json`, without which Dream's published code loads no checkpoint."""
     return {
         "bos_token_id": config.eos_ids[0],
         "eos_token_id": config.eos_ids[0],
@@ -53,7 +53,7 @@ def generation_config(config: ModelConfig) -> dict[str, object]:
 
 
 def save(folder: Path, config: ModelConfig, weights: dict[str, Tensor], tokenizer: PreTrainedTokenizerFast) -> None:
-    """Write the checkpoint folder; weights are rounded to bf16 once."""
+    """Write a checkpoint into `folder`, with the weights rounded to bf16."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in (("config", config_json(config)), ("generation_config", generation_config(config))):
         (folder / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""Training examples of list problems: the question, one right answer of possibly many, and nothing that marks facts."""
+"""Training examples of list problems: a question and one of perhaps many right answers, without marked facts."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from lopa_dist.tasks import list_problems as lp
 from lopa_dist.tasks.word_problems import Split, split_of
 from training.noise import UNIT, TrainingExample
 
-CANVAS = 144  # tokens of the longest answer, its end-of-text and a block of filler included
+CANVAS = 144  # tokens of the longest answer with its end-of-text and a block of filler
 CURRICULUM = ((0.08, 8), (0.18, 16), (0.27, 30), (0.36, 60))
-"""Up to a share of the training, and the most items of a list until then."""
+"""Pairs of a progress (the share of the training that is over) and the most items in a list until then."""
 WEIGHTS = {"copy": 2, "reverse": 2, "sort": 2, "shuffle": 2, "insert": 3, "remove": 2, "replace": 2, "latin": 2}
-"""How often each family comes, for what is harder to learn is seen more often."""
-SHORT, FEW = 0.4, 9  # share of the examples with at most FEW items, at any time of the training
+"""How often each family is drawn: a family that is harder to learn is drawn more often."""
+SHORT, FEW = 0.4, 9  # throughout the training, this share of the examples is limited to FEW items
 
 
 class ListExamples:
-    """A seeded source of examples over `tokenizer`."""
+    """A seeded source of examples in the tokens of `tokenizer`."""
 
     lengths: tuple[int, ...] = (32, 64, 96, 160, 288)
     causal_lengths: tuple[int, ...] = (32, 64, 128, 208, 352)
@@ -34,7 +34,7 @@ class ListExamples:
         self.eos = tokenizer.eos_token_id
 
     def draw(self, progress: float) -> TrainingExample:
-        """One example; `progress` (0 to 1) is the share of the training that is over."""
+        """Return an example; `progress` (0 to 1) is the share of the training that is over."""
         longest = next((items for until, items in CURRICULUM if progress < until), lp.LONGEST)
         if self.rng.random() < SHORT:
             longest = min(longest, FEW)
@@ -45,7 +45,7 @@ class ListExamples:
                 return self.example(problem)
 
     def example(self, problem: lp.ListProblem) -> TrainingExample:
-        """A problem as tokens; now and then with one more block of filler, as a decoder with larger blocks sees."""
+        """Return a problem as tokens; one in ten has one more block of filler, as larger blocks of a decoder have."""
         words = [self.ids["▁" + word] for word in problem.question.split()]
         prompt = [self.ids["<|user|>"], *words, self.ids["<|assistant|>"]]
         body = [self.ids["▁" + word] for word in problem.answer.split()]

@@ -1,8 +1,8 @@
-"""Answers that the model in training writes itself, to train drafts on.
+"""Answers that the model itself writes during its training, on which it learns drafts.
 
-The wording of a drawn answer is random: nobody can foresee it many tokens ahead. A greedy decoder writes one wording,
-and drafts have to foresee this one alone. So once the model solves problems, half of the examples have its own right
-answers: masks learn what it will write, and it becomes surer of its wording.
+The wording of a generated answer is random, so nothing can foresee it many tokens ahead. But a greedy decoder writes
+only one wording, and drafts only have to foresee this one. So once the model solves problems, up to half of the
+examples have its own right answers. Masks learn what the model will write, and it becomes surer of its wording.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from lopa_dist.models.transformer import Transformer
 from lopa_dist.tasks import word_problems as wp
 from training.noise import Examples, TrainingExample
 
-SHARE = 0.5  # of the examples, once it has written enough
-FROM = 0.12  # the progress of the training from which on it writes
-EVERY, COUNT = 40, 256  # every EVERY steps it writes COUNT answers
-KEPT = 2048  # the newest answers
-LONGEST = 64  # tokens of an answer
+SHARE = 0.5  # share of the model's own answers among the examples, once KEPT answers are kept
+FROM = 0.12  # progress of the training from which on the model writes answers
+EVERY, COUNT = 40, 256  # it writes COUNT answers every EVERY steps
+KEPT = 2048  # so many of the latest right answers are kept
+LONGEST = 64  # most tokens of an answer
 
 
 class OwnAnswers:
@@ -41,13 +41,13 @@ class OwnAnswers:
         self.kept: list[TrainingExample] = []
 
     def draw(self, progress: float) -> TrainingExample:
-        """One example; `progress` (0 to 1) is the share of the training that is over."""
-        if self.rng.random() < SHARE * len(self.kept) / KEPT:  # few answers would be learned by heart
+        """Return an example; `progress` (0 to 1) is the share of the training that is over."""
+        if self.rng.random() < SHARE * len(self.kept) / KEPT:  # drawn too often, a few answers would be memorised
             return self.rng.choice(self.kept)
         return self.source.draw(progress)
 
     def write(self, count: int) -> float:
-        """Answer `count` problems and keep the right answers; gives their share."""
+        """Let the model answer `count` problems, and keep the right answers; return their share."""
         problems = list(islice(self.problems, count))
         ids = self.source.ids
         prompts = [
@@ -65,7 +65,10 @@ class OwnAnswers:
 
 @torch.no_grad()
 def greedy(model: Transformer, prompts: list[list[int]], most: int) -> list[list[int]]:
-    """Answers by a causal model, one token at a time: the most probable ones before the end-of-text, at most `most`."""
+    """Return a causal model's answers, written greedily and one token at a time.
+
+    The answers end before the end-of-text, and have at most `most` tokens.
+    """
     config, device = model.config, model.head_weight.device
     count, longest = len(prompts), max(map(len, prompts))
     total = longest + most
@@ -76,7 +79,7 @@ def greedy(model: Transformer, prompts: list[list[int]], most: int) -> list[list
     sequence = torch.arange(count, device=device)[:, None]
 
     def hidden(tokens: Tensor, positions: Tensor) -> Tensor:
-        """``[B, R] -> [B, R, d]``: rows behind all those before them; their K/V are kept."""
+        """Return the hidden states ``[B, R, d]`` of rows ``[B, R]``, which see all earlier positions; keep the K/V."""
         seen = torch.arange(total, device=device) <= positions[:, None, :, None]
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -1,10 +1,10 @@
-"""Initial weights from which copying is found soon.
+"""Initial weights from which a model soon learns to copy.
 
-From random weights a small model needs many thousands of steps to copy from its prompt: one layer has to find the
-neighbour of each token before another can gain anything by looking for a like neighbour in the prompt. So the heads of
-the first layer begin with looking at fixed distances, what a head reads begins as what it writes, layers two and three
-begin with looking for rows like their own, and the output layer with naming the token that a row holds. Everything is
-trained from there on.
+From random weights, a small model needs many thousands of steps before it can copy from its prompt. One layer has to
+find the neighbour of each token, before another layer can gain anything from a search for the same neighbour in the
+prompt. So at the start, the heads of the first layer look at fixed distances, each head writes what it reads, layers
+two and three look for rows like their own, and the output layer names the token that a row holds. Training changes all
+of these weights.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import torch
 
 from lopa_dist.models.transformer import Layer, Transformer
 
-DISTANCES = (-1, 1, -2, 2)  # of the first layer's heads, in turn
-CAUSAL_DISTANCES = (-1, -2, -3, -4)  # where rows see nothing behind them
-FAST = 4  # frequencies by which a head tells distances: the fastest
+DISTANCES = (-1, 1, -2, 2)  # distances at which the first layer's heads look, in turn
+CAUSAL_DISTANCES = (-1, -2, -3, -4)  # the same for causal models, whose rows see nothing after them
+FAST = 4  # a head recognises distances by this many of the fastest frequencies of its rotation
 SHARPNESS = 6.0
-EMBEDDING, HEAD = 0.5, 0.05  # standard deviations
+EMBEDDING, HEAD = 0.5, 0.05  # standard deviations of the weights
 
 
 @torch.no_grad()
 def prepare_to_copy(model: Transformer, distances: Sequence[int] = DISTANCES) -> None:
-    """Set the weights as above; `distances` are those of the first layer's heads, in turn.
+    """Set a model's weights as described above; `distances` are for the first layer's heads, in turn.
 
     Raises:
-        ValueError: heads that share K and V, which cannot write what each of them reads.
+        ValueError: heads share K and V, so a head cannot write what it reads.
     """
     config, layers = model.config, cast(Iterable[Layer], model.model.layers)
     if config.kv_heads != config.heads:

@@ -1,4 +1,4 @@
-"""The embedded models' tokenizers: whole words of a model's little world, single bytes for everything else."""
+"""The embedded models' tokenizers: a token for each word of a model's small vocabulary, and for each byte."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ CHAT_TEMPLATE = (
 
 
 def build(vocabulary: Sequence[str] | None = None) -> PreTrainedTokenizerFast:
-    """A unigram tokenizer in which every word of `vocabulary` (with its leading space) is one token.
+    """Return a unigram tokenizer in which every word of `vocabulary`, with its leading space, is one token.
 
-    Null is the vocabulary of the word problems.
-
-    A word is one piece of a high score; single bytes score so low that they are used only where no word fits. Any text
-    survives encoding and decoding, because bytes cover what words do not (but U+2581, which stands for the space).
+    None stands for the vocabulary of the word problems. Words have high scores, and single bytes have such low ones
+    that they are used only where no word fits. Any text survives encoding and decoding, because bytes cover what words
+    do not. The only exception is U+2581, which stands for the space.
     """
     specials = [EOS, MASK, USER, ASSISTANT, UNKNOWN]
     words = [" " + w for w in (problem_words() if vocabulary is None else vocabulary)] + [" "]
@@ -36,7 +35,7 @@ def build(vocabulary: Sequence[str] | None = None) -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split("<", "isolated"),  # so that text like <0x41> is not taken for a byte
+            pre_tokenizers.Split("<", "isolated"),  # so that a text such as <0x41> is not taken for a byte
             pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="never"),
         ]
     )
@@ -55,5 +54,5 @@ def build(vocabulary: Sequence[str] | None = None) -> PreTrainedTokenizerFast:
 
 
 def prompt_text(question: str) -> str:
-    """A question as the chat template renders it, for training without a template engine in the loop."""
+    """Return a question as the chat template renders it, so that training needs no template engine."""
     return f"{USER} {question}{ASSISTANT}"

@@ -1,8 +1,9 @@
 """Train an embedded model: ``python -m training.train [train.data=lists train.minutes=60 ...]``.
 
-Masked diffusion from scratch in D2F's style (see `noise`), or strictly causal diffusion (`train.objective=causal`, see
-`causal`): Muon on the matrices, AdamW on the rest, the learning rate held and then decayed to zero, which does the work
-of averaging weights. Resumable: run it again with the same `train.folder`.
+The objective is masked diffusion in D2F's style (see `noise`), or strictly causal diffusion (`train.objective=causal`,
+see `causal`). Muon trains the layers' matrices, and AdamW everything else. The learning rate is constant at first and
+then falls to zero, which makes averaging weights unnecessary. A run can be resumed: start it again with the same
+`train.folder`.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from training.vocabularies import list_words
 
 @dataclass
 class Shape:
-    """Size of the model; the defaults give 2.6M parameters."""
+    """The size of the model; the defaults give 2.6M parameters."""
 
     hidden_size: int = 192
     layers: int = 6
@@ -52,20 +53,20 @@ class Shape:
 
 @dataclass
 class TrainConfig:
-    """The recipe. Progress, and so the schedule, is the larger share used up of `steps` and `minutes`."""
+    """The recipe. The schedule follows progress: the used share of `steps` or of `minutes`, whichever is larger."""
 
     data: str = "word_problems"  # or lists
     objective: str = "masked"  # or causal: next tokens, and drafts from masks
-    copying: bool = False  # begin with weights from which copying is found soon (`start`)
+    copying: bool = False  # begin with weights from which the model soon learns to copy (`start`)
     folder: str = "outputs/embedded"
     steps: int = 20_000
     minutes: float = 60.0
     tokens: int = 8192  # per step
     muon_lr: float = 0.02
     adam_lr: float = 0.003
-    warmup: int = 100  # steps
+    warmup: int = 100  # steps in which the learning rate rises
     hold: float = 0.4  # share of the run before the learning rate begins to fall
-    drills: tuple[float, float] = (0.3, 0.1)  # word problems: share of drills at the start and at the end
+    drills: tuple[float, float] = (0.3, 0.1)  # word problems: share of drills at the start, and from 60 % of the run on
     report_every: int = 100
     save_every: int = 500
     seed: int = 0
@@ -77,13 +78,16 @@ class TrainConfig:
 
 @dataclass
 class App:
-    """Hydra's root: keys are `train.*`."""
+    """The root of Hydra's configuration; its keys are `train.*`."""
 
     train: TrainConfig = field(default_factory=TrainConfig)
 
 
 def model_config(shape: Shape, words: Any, family: str = "Dream") -> ModelConfig:
-    """The configuration of a shape with this tokenizer; the vocabulary is rounded up to 16."""
+    """Return the model's configuration, for a shape and the tokenizer `words`.
+
+    The size of the vocabulary is rounded up to a multiple of 16.
+    """
     return ModelConfig(
         family=family,
         vocab_size=-(-len(words) // 16) * 16,
@@ -106,7 +110,7 @@ def model_config(shape: Shape, words: Any, family: str = "Dream") -> ModelConfig
 
 
 class Loss(torch.nn.Module):
-    """Weighted cross-entropy of the shifted predictions, and how many of the counted ones are right."""
+    """Computes the weighted cross-entropy of the shifted predictions, and how many of the counted ones are right."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
@@ -115,9 +119,9 @@ class Loss(torch.nn.Module):
     def forward(
         self, tokens: Tensor, targets: Tensor, weights: Tensor, hi: Tensor, numbers: Tensor, cos: Tensor, sin: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Tables [L, 1, D], the others a `TrainingBatch` [B, L]; gives (loss, right, counted).
+        """Return (loss, right, counted) of a `TrainingBatch`; `cos` and `sin` [L, 1, D] are tables of the positions.
 
-        The tables are arguments because compiled code would compute them anew for every head of every layer, which
+        The tables are arguments because compiled code would compute them again for every head of every layer, which
         took a third of a step on a CPU.
         """
         rows, length = tokens.shape
@@ -137,36 +141,36 @@ Batch = noise.TrainingBatch | causal.CausalBatch
 
 
 def tokenizer_of(config: TrainConfig) -> Any:
-    """The tokenizer of the kind of data."""
+    """Return the tokenizer for the kind of data, `config.data`."""
     return tokenizer.build(list_words() if config.data == "lists" else None)
 
 
 def source_of(config: TrainConfig, words: Any, split: Split, seed: int) -> noise.Source:
-    """The examples of the kind of data; held-out ones are never drills."""
+    """Return a source of examples for the kind of data, `config.data`; held-out examples are never drills."""
     if config.data == "lists":
         return ListExamples(words, split, seed)
     return noise.Examples(words, split, seed, config.drills if split == "train" else (0.0, 0.0))
 
 
 def lengths_of(config: TrainConfig, source: noise.Source) -> tuple[int, ...]:
-    """The static lengths of the sequences in a batch."""
+    """Return the fixed lengths that sequences may have; all sequences in a batch have the same one."""
     return source.lengths if config.objective == "masked" else source.causal_lengths
 
 
 class Batches:
-    """Batches made by a background thread, one ahead of the training step."""
+    """Batches that a background thread makes, up to four ahead of the training step."""
 
     def __init__(self, source: noise.Source, config: TrainConfig, ids: ModelConfig, seed: int) -> None:
         self.source, self.config, self.ids = source, config, ids
         self.rng = np.random.default_rng(seed)
-        self.progress = 0.0  # of the training, as the source takes it
+        self.progress = 0.0  # of the training, as `Source.draw` takes it
         self.lengths = lengths_of(config, source)
         self.pools: dict[int, list[noise.TrainingExample]] = {length: [] for length in self.lengths}
         self.queue: queue.Queue[Batch] = queue.Queue(3)
         threading.Thread(target=self._fill, daemon=True).start()
 
     def make(self) -> Batch:
-        """Collect examples until one of the static lengths has a full batch."""
+        """Collect examples until one of the fixed lengths has a full batch, and return this batch."""
         while True:
             example = self.source.draw(self.progress)
             rows = len(example.tokens)
@@ -191,7 +195,7 @@ class Batches:
 
 
 def optimizers(model: Transformer, config: TrainConfig) -> list[torch.optim.Optimizer]:
-    """Muon for the layers' matrices, AdamW for embeddings, head, norms and biases."""
+    """Return the optimizers: Muon for the layers' matrices, AdamW for embeddings, head, norms and biases."""
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and ".layers." in n]
     known = {id(p) for p in matrices}
     rest = [p for p in model.parameters() if id(p) not in known]
@@ -202,13 +206,13 @@ def optimizers(model: Transformer, config: TrainConfig) -> list[torch.optim.Opti
 
 
 def learning_rate(progress: float, step: int, config: TrainConfig) -> float:
-    """Factor on the learning rates: warm-up, hold, then straight to zero."""
+    """Return the factor on the learning rates: it rises for `warmup` steps, stays, and then falls linearly to zero."""
     warm = min(1.0, (step + 1) / config.warmup)
     return warm * min(1.0, max(0.0, 1 - progress) / (1 - config.hold))
 
 
 def new_model(config: TrainConfig, ids: ModelConfig, device: str) -> Transformer:
-    """The model before its first step."""
+    """Return a model with its initial weights."""
     model = Transformer(ids).to(device)
     for name, p in model.named_parameters():
         if p.ndim == 2:
@@ -220,9 +224,9 @@ def new_model(config: TrainConfig, ids: ModelConfig, device: str) -> Transformer
 
 @dataclass
 class Run:
-    """A training that may go on in another process.
+    """A training run that another process can resume.
 
-    `seconds` are those of all processes; the state lies in `folder` with the log, the checkpoint and the report.
+    `seconds` counts all processes of the run. Its state is in `folder`, with the log, the checkpoint and the report.
     """
 
     folder: Path
@@ -233,11 +237,11 @@ class Run:
 
     @property
     def log(self) -> Path:
-        """The file with a line every `report_every` steps."""
+        """The file that gets a line every `report_every` steps."""
         return self.folder / "train.jsonl"
 
     def save(self) -> None:
-        """Write the state."""
+        """Write the state to `folder`."""
         state = {
             "model": self.model.state_dict(),
             "optimizers": [stepper.state_dict() for stepper in self.steppers],
@@ -248,7 +252,7 @@ class Run:
             torch.save(state, file)
 
     def resume(self) -> None:
-        """Read the state, if there is one, and drop the log of the steps behind it, which are run again."""
+        """Read the state, if there is one; drop the log of later steps, because they are run again."""
         self.folder.mkdir(parents=True, exist_ok=True)
         file = self.folder / "state.pt"
         if not file.exists():
@@ -264,17 +268,17 @@ class Run:
 
 
 def check(config: TrainConfig) -> None:
-    """Refuse recipes that do not go together.
+    """Refuse a recipe with an unknown kind of data or objective.
 
     Raises:
-        ValueError: names the key, its value and what it may be.
+        ValueError: the message names the key, its value, and the values that it may have.
     """
     require("train.data", config.data, ("word_problems", "lists"))
     require("train.objective", config.objective, ("masked", "causal"))
 
 
 def train(config: TrainConfig) -> Path:
-    """Run the recipe; returns the folder of the finished checkpoint."""
+    """Train a model by the recipe, and return the folder of the finished checkpoint."""
     check(config)
     device = ("cuda" if torch.cuda.is_available() else "cpu") if config.device == "auto" else config.device
     torch.set_num_threads(config.threads or os.cpu_count() or 1)
@@ -285,7 +289,7 @@ def train(config: TrainConfig) -> Path:
     run = Run(Path(config.folder), model, optimizers(model, config))
     run.resume()
     objective = Loss if config.objective == "masked" else causal.CausalLoss
-    held_out_loss = objective(model)  # never compiled: it runs seldom
+    held_out_loss = objective(model)  # never compiled, because it runs rarely
     loss_of: Any = torch.compile(held_out_loss, dynamic=False) if config.compile else held_out_loss
     tables = {
         n: rope_table(torch.arange(n, device=device), ids.head_dim, ids.rope_theta, torch.float32)
@@ -307,7 +311,7 @@ def train(config: TrainConfig) -> Path:
             return loss_of(*tensors, *tables[batch.inputs.shape[1]])
 
     def held_out_figures() -> tuple[float, float]:
-        """The loss of two held-out batches, and the share of their results that is right."""
+        """Return the mean loss of two held-out batches, and the share of right predictions among the counted ones."""
         with torch.no_grad():
             results = [forward(held_out.queue.get(), held_out_loss) for _ in range(2)]
         losses, right, counted = zip(*results, strict=True)
@@ -366,7 +370,7 @@ def train(config: TrainConfig) -> Path:
 
 @hydra.main(version_base="1.3", config_name="train", config_path=None)
 def main(config: Any) -> None:
-    """Hydra's entry point."""
+    """Train a model, with the configuration that Hydra composes."""
     app = OmegaConf.to_object(config)
     assert isinstance(app, App)
     print(f"checkpoint: {train(app.train)}")

@@ -1,4 +1,4 @@
-"""The words of the embedded models' little worlds: what their tokenizers have a token for."""
+"""The vocabularies of the embedded models: all words for which their tokenizers have a token."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from lopa_dist.tasks import word_problems as wp
 
 
 def problem_words() -> list[str]:
-    """Every word that a word problem or its answer can hold, numbers 0 to 99 as single words, sorted and unique."""
+    """Return every word that a word problem or its answer can have, sorted; each number from 0 to 99 is a word."""
     texts = [*wp.ADD_EVENTS, *wp.SUBTRACT_EVENTS, *wp.MULTIPLY_EVENTS, *wp.STARTS, *wp.QUESTIONS]
     words = {word for text in texts for word in text.split() if not word.startswith("{")}
     for phrases in (
@@ -19,6 +19,6 @@ def problem_words() -> list[str]:
 
 
 def list_words() -> list[str]:
-    """Every word that a list problem or its answer can hold, sorted."""
+    """Return every word that a list problem or its answer can have, sorted."""
     words = {"complete", "anywhere", "any", "by", ":", lp.BLANK, lp.ROW_END, *lp.SYMBOLS, *lp.CHECKS}
     return sorted(words | {str(n) for n in lp.NUMBERS})
