@@ -139,7 +139,7 @@ class Runner:
         else:
             wanted = F.pad(wanted, (0, padded(len(wanted)) - len(wanted)))
         cache = Cache(pool.keys, pool.values, pool.scratch, prepared.must_be_finite, slots)
-        if self.whole and self.whole.runs(tokens, cache):
+        if self.whole and self.whole.runs(cache):
             hidden = self.whole(tokens, positions, cache, prepared.plan, wanted)
         else:
             hidden = self.network(tokens, positions, None, cache, self.attend(prepared), wanted, self.rope(positions))

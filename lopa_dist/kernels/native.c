@@ -890,44 +890,95 @@ typedef struct {
     int64_t count, most, rows; /* number of segments; most columns of a row; rows in all segments */
 } Seen;
 
-enum { AT_ONCE = 512 }; /* rows of the feed-forward, so that its intermediate results stay small */
+/* What an adapter for rows that draft has for one projection: A [inputs, rank] and B [rank, outputs], or 0 and 0. */
+typedef struct {
+    const T *a, *b;
+    int64_t rank, outputs;
+} Pair;
 
-/* Computes y [R, d], the feed-forward of x; room: min(R, AT_ONCE) x 3 I numbers. */
-static void feed_forward(const Layer *layer, const T *x, T *y, ptrdiff_t R, ptrdiff_t d, ptrdiff_t I, T *room,
-                         int threads) {
-    for (ptrdiff_t r = 0; r < R; r += AT_ONCE) {
-        ptrdiff_t rows = R - r < AT_ONCE ? R - r : AT_ONCE;
-        T *gate = room + rows * 2 * I;
-        product(x + r * d, d, layer->gate_up, 2 * I, layer->gate_up_bias, room, 2 * I, rows, d, 2 * I, 0, threads);
-        swiglu(room, gate, rows, I, threads);
-        product(gate, I, layer->down, d, layer->down_bias, y + r * d, d, rows, I, d, 0, threads);
-    }
-}
+enum { Q_K_V = 0, OUT = 3, GATE_UP = 4, DOWN = 6, PAIRS = 7 }; /* where a product's pairs begin, and those of a layer */
+
+/* The rows that draft, and what acts on them alone. */
+typedef struct {
+    const Pair *pairs;           /* [layers, PAIRS] */
+    const unsigned char *drafts; /* [R] whether each row drafts */
+    int64_t *rows;               /* room for the numbers of the rows that draft */
+    T *room;                     /* for each of them, room for a projection's inputs, rank and outputs */
+} Drafting;
+
+enum { AT_ONCE = 512 }; /* rows of the feed-forward, so that its intermediate results stay small */
 
 static void gather(T *to, const T *from, const int64_t *rows, ptrdiff_t count, ptrdiff_t wide) {
     for (ptrdiff_t r = 0; r < count; r++) memcpy(to + r * wide, from + rows[r] * wide, wide * sizeof *to);
+}
+
+/* Writes the numbers of the rows of `of` [R] that draft, all of them without `of`, and returns how many there are. */
+static ptrdiff_t drafting(const Drafting *adapter, const int64_t *of, ptrdiff_t R) {
+    ptrdiff_t count = 0;
+    for (ptrdiff_t r = 0; r < R; r++)
+        if (adapter->drafts[of ? of[r] : r]) adapter->rows[count++] = r;
+    return count;
+}
+
+/* Adds what `count` pairs, side by side, make of x [R, K] to y [R, N], in the M rows that draft. */
+static void adapt(const Pair *pairs, int count, const int64_t *rows, ptrdiff_t M, const T *x, ptrdiff_t K, T *y,
+                  ptrdiff_t N, T *room, int threads) {
+    T *narrow = room + M * K;
+    gather(room, x, rows, M, K);
+    for (const Pair *pair = pairs; pair < pairs + count; y += pair++->outputs) {
+        ptrdiff_t rank = pair->rank, outputs = pair->outputs;
+        T *added = narrow + M * rank;
+        if (!rank) continue;
+        product(room, K, pair->a, rank, 0, narrow, rank, M, K, rank, 0, threads);
+        product(narrow, rank, pair->b, outputs, 0, added, outputs, M, rank, outputs, 0, threads);
+        for (ptrdiff_t m = 0; m < M; m++, added += outputs) {
+            T *to = y + rows[m] * N;
+            for (EVERY(outputs)) PUT(to + i, GET(to + i) + GET(added + i));
+        }
+    }
+}
+
+/* Computes y [R, d], the feed-forward of x, to which M rows that draft add what `pairs` make of them; room:
+min(R, AT_ONCE) x 3 I numbers. */
+static void feed_forward(const Layer *layer, const Pair *pairs, const Drafting *adapter, ptrdiff_t M, const T *x, T *y,
+                         ptrdiff_t R, ptrdiff_t d, ptrdiff_t I, T *room, int threads) {
+    for (ptrdiff_t r = 0, from = 0; r < R; r += AT_ONCE) {
+        ptrdiff_t rows = R - r < AT_ONCE ? R - r : AT_ONCE, some = 0;
+        int64_t *numbers = M ? adapter->rows + from : 0;
+        for (; from + some < M && numbers[some] < r + rows; some++) numbers[some] -= r;
+        T *gate = room + rows * 2 * I;
+        product(x + r * d, d, layer->gate_up, 2 * I, layer->gate_up_bias, room, 2 * I, rows, d, 2 * I, 0, threads);
+        if (some) adapt(pairs + GATE_UP, 2, numbers, some, x + r * d, d, room, 2 * I, adapter->room, threads);
+        swiglu(room, gate, rows, I, threads);
+        product(gate, I, layer->down, d, layer->down_bias, y + r * d, d, rows, I, d, 0, threads);
+        if (some) adapt(pairs + DOWN, 1, numbers, some, gate, I, y + r * d, d, adapter->room, threads);
+        for (ptrdiff_t m = 0; m < some; m++) numbers[m] += r;
+        from += some;
+    }
 }
 
 /* Computes y, the hidden states of R tokens after all layers and the last norm: [W, d] of the W rows `wanted`, the only
 ones that are computed after the last layer's attention; if W is below 0, [R, d] of all.
 
 cos, sin: tables [..., D] by position. keys, values: [layers, slots, Hkv, D], with layers `apart` numbers apart; row r's
-go to slots[r], or without slots to slot `first` + r. room: memory for `room_of` numbers. Returns 0, or 1 if memory is
-short. */
+go to slots[r], or without slots to slot `first` + r. adapter: 0 if no row drafts with one. room: memory for `room_of`
+numbers. Returns 0, or 1 if memory is short. */
 int layers(const Layer *all_layers, ptrdiff_t count, const T *embedding, const T *last, const int64_t *tokens,
            const int64_t *positions, const T *cos, const T *sin, T *keys, T *values, ptrdiff_t apart,
-           const int64_t *slots, int64_t first, const Seen *sees, const int64_t *wanted, ptrdiff_t W, ptrdiff_t R,
-           ptrdiff_t d, ptrdiff_t H, ptrdiff_t Hkv, ptrdiff_t D, ptrdiff_t I, float eps, float scale, T *room, T *y,
-           int threads) {
-    ptrdiff_t most = W > R ? W : R, width = (H + 2 * Hkv) * D;
+           const int64_t *slots, int64_t first, const Seen *sees, const Drafting *adapter, const int64_t *wanted,
+           ptrdiff_t W, ptrdiff_t R, ptrdiff_t d, ptrdiff_t H, ptrdiff_t Hkv, ptrdiff_t D, ptrdiff_t I, float eps,
+           float scale, T *room, T *y, int threads) {
+    ptrdiff_t most = W > R ? W : R, width = (H + 2 * Hkv) * D, M = adapter ? drafting(adapter, 0, R) : 0;
     T *x = room, *other = x + most * d, *normed = other + most * d, *q = normed + most * d;
     T *attended = q + most * H * D, *between = attended + most * H * D; /* qkv, then the feed-forward's results */
     gather(x, embedding, tokens, R, d);
     norm(x, 0, all_layers->before, normed, R, d, eps, threads);
     for (ptrdiff_t number = 0; number < count; number++, keys += apart, values += apart) {
         const Layer *layer = all_layers + number;
+        const Pair *pairs = M ? adapter->pairs + number * PAIRS : 0;
         int at_end = number == count - 1, some = at_end && W >= 0;
         product(normed, d, layer->qkv, width, layer->qkv_bias, between, width, R, d, width, 0, threads);
+        if (M) adapt(pairs + Q_K_V, 3, adapter->rows, M, normed, d, between, width, adapter->room, threads);
         rotate_and_store(between, q, cos, sin, positions, keys, values, slots, first, layer->q_norm, layer->k_norm, eps,
                          R, H, Hkv, D, threads);
         if (sees->rows < R) memset(attended, 0, R * H * D * sizeof *attended);
@@ -940,10 +991,13 @@ int layers(const Layer *all_layers, ptrdiff_t count, const T *embedding, const T
             gather(q, attended, wanted, R, H * D);
             gather(other, x, wanted, R, d);
             x = other, other = whole;
+            if (M) M = drafting(adapter, wanted, W);
         }
-        product(some ? q : attended, H * D, layer->out, d, layer->out_bias, other, d, R, H * D, d, 0, threads);
+        const T *heads = some ? q : attended;
+        product(heads, H * D, layer->out, d, layer->out_bias, other, d, R, H * D, d, 0, threads);
+        if (M) adapt(pairs + OUT, 1, adapter->rows, M, heads, H * D, other, d, adapter->room, threads);
         norm(other, x, layer->after, normed, R, d, eps, threads);
-        feed_forward(layer, normed, x, R, d, I, between, threads);
+        feed_forward(layer, pairs, adapter, M, normed, x, R, d, I, between, threads);
         norm(x, other, at_end ? last : layer[1].before, at_end ? y : normed, R, d, eps, threads);
     }
     return 0;

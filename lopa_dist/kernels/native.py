@@ -32,7 +32,7 @@ FUNCTIONS: dict[str, Function] = {
     "swiglu": (None, (P, P, N, N, INT)),
     "rotate_and_store": (None, (P, P, P, P, P, P, P, P, LONG, P, P, F, N, N, N, N, INT)),
     "attend": (INT, (P, N, P, P, P, P, N, P, P, P, N, N, N, F, LONG, INT)),
-    "layers": (INT, (P, N, *[P] * 8, N, P, LONG, P, P, N, N, N, N, N, N, N, F, F, P, P, INT)),
+    "layers": (INT, (P, N, *[P] * 8, N, P, LONG, P, P, P, N, N, N, N, N, N, N, F, F, P, P, INT)),
     "room_of": (LONG, (N, N, N, N, N, N)),
 }
 OF_LOGITS: dict[str, Function] = {  # always in fp32
@@ -260,6 +260,20 @@ class Seen(ctypes.Structure):
                 *((name, LONG) for name in ("count", "most", "rows")))  # fmt: skip
 
 
+class Adapter(NamedTuple):
+    """What acts on rows that draft alone (`models.mask_rows`)."""
+
+    pairs: Ints  # [layers, 7, 4] addresses of A and B, rank and outputs: of q, k, v, out, gate, up, down
+    widest: int  # the most inputs, rank and outputs that a projection has in all
+    drafts: Tensor  # [R] bool, whether each row drafts
+
+
+class Drafting(ctypes.Structure):
+    """`Drafting` of `native.c`."""
+
+    _fields_ = tuple((name, P) for name in ("pairs", "drafts", "rows", "room"))
+
+
 def layers(
     weights: Ints,
     shape: Shape,
@@ -274,6 +288,7 @@ def layers(
     slots: Tensor | None,
     sees: Plan,
     wanted: Tensor | None,
+    adapter: Adapter | None = None,
 ) -> Tensor:
     """Return hidden states after all layers and the last norm: ``[W, d]`` of the rows `wanted`, or ``[R, d]`` of all.
 
@@ -292,6 +307,7 @@ def layers(
         scratch, slots: where the rows' K/V go, as in `rotate_and_store`.
         sees: what rows see.
         wanted: ``[W]`` int64, numbers of rows; None: all.
+        adapter: acts on the rows that draft; None: nothing does.
     """
     count, some = len(tokens), -1 if wanted is None else len(wanted)
     lib, (d, heads, kv_heads, dim, intermediate, eps) = library(embedding.dtype), shape
@@ -302,11 +318,17 @@ def layers(
         sees.segments.ctypes.data, sees.seen.ctypes.data, depth, pointer(sees.until), len(sees.segments), sees.most,
         sees.rows,
     )  # fmt: skip
+    drafting = None
+    if adapter is not None:
+        drafts = max(int(adapter.drafts.sum()), 0 if wanted is None else int(adapter.drafts[wanted].sum()))
+        rows, space = tokens.new_empty(drafts), embedding.new_empty(drafts * adapter.widest)
+        drafting = Drafting(adapter.pairs.ctypes.data, adapter.drafts.data_ptr(), rows.data_ptr(), space.data_ptr())
     short = lib.layers(
         weights.ctypes.data, len(weights), embedding.data_ptr(), last_norm.data_ptr(), tokens.data_ptr(),
         positions.data_ptr(), rotations[0].data_ptr(), rotations[1].data_ptr(), keys.data_ptr(), values.data_ptr(),
-        keys.stride(0), pointer(slots), scratch, ctypes.addressof(seen), pointer(wanted), some, count, d, heads,
-        kv_heads, dim, intermediate, eps, dim**-0.5, room.data_ptr(), y.data_ptr(), torch.get_num_threads(),
+        keys.stride(0), pointer(slots), scratch, ctypes.addressof(seen),
+        None if drafting is None else ctypes.addressof(drafting), pointer(wanted), some, count, d, heads, kv_heads, dim,
+        intermediate, eps, dim**-0.5, room.data_ptr(), y.data_ptr(), torch.get_num_threads(),
     )  # fmt: skip
     if short:
         raise MemoryError("attention's scores")

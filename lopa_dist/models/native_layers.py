@@ -36,7 +36,13 @@ class NativeLayers:
         intermediate = len(first.gate_up.weight) // 2  # type: ignore[arg-type]
         eps = network.config.rms_eps
         self.shape = native.Shape(network.config.hidden_size, heads, kv_heads, dim, intermediate, eps)
-        self.weights: Ints = np.array([weights_of(network, number) for number in range(len(network.layers))], np.int64)
+        numbers = range(len(network.layers))
+        self.weights: Ints = np.array([weights_of(network, number) for number in numbers], np.int64)
+        self.pairs: Ints | None = None  # of an adapter for rows that draft
+        if network.mask_rows is not None:
+            self.pairs = np.array([pairs_of(network, number) for number in numbers], np.int64)
+            inputs = [linear.weight.shape[1] for linear in self.projections]
+            self.widest = max(inputs) + int(self.pairs[..., 2:].sum(-1).max())
 
     @staticmethod
     def suits(network: FusedTransformer, rotations: tuple[Tensor, Tensor]) -> bool:
@@ -46,26 +52,30 @@ class NativeLayers:
             return False
         projections: list[Any] = [linear for layer in network.layers for linear in layer.projections]
         tensors = [weight, *network.norms, *rotations]
+        matrices = []  # of products
         for linear in projections:
-            if not isinstance(linear, nn.Linear) or not linear.weight.t().is_contiguous():
+            if not isinstance(linear, nn.Linear):
                 return False
-            tensors += [linear.weight] + ([] if linear.bias is None else [linear.bias])
-        even = all(linear.weight.shape[1] % 2 == 0 for linear in projections)
+            matrices.append(linear.weight)
+            if (adapter := adapter_of(linear)) is not None:
+                matrices += [matrix for _, pair in adapter.parts if pair is not None for matrix in pair]
+            tensors += [] if linear.bias is None else [linear.bias]
+        tensors += matrices
+        if not all(matrix.t().is_contiguous() for matrix in matrices):
+            return False
+        even = all(matrix.shape[1] % 2 == 0 for matrix in matrices)
         return in_c(weight, *tensors) and (even or weight.dtype == torch.float32) and weight.is_contiguous()
 
-    def runs(self, tokens: Tensor, cache: Cache) -> bool:
+    def runs(self, cache: Cache) -> bool:
         """Return whether C computes this forward.
 
-        No projection may have hooks but those of an adapter for rows that draft; with one, none of `tokens` may draft.
-        No K/V must be kept finite.
+        No projection may have hooks but those of an adapter for rows that draft. No K/V must be kept finite.
         """
         hooked = any(
             len(linear._forward_hooks) > (adapter_of(linear) is not None) or linear._forward_pre_hooks
             for linear in self.projections
         )
-        if hooked or cache.must_be_finite is not None or not in_c(self.network.embedding, cache.keys):
-            return False
-        return self.network.mask_rows is None or not self.network.drafting(tokens, cache).any()
+        return not hooked and cache.must_be_finite is None and in_c(self.network.embedding, cache.keys)
 
     def __call__(
         self, tokens: Tensor, positions: Tensor, cache: Cache, sees: native.Plan, wanted: Tensor | None = None
@@ -74,7 +84,16 @@ class NativeLayers:
         return native.layers(
             self.weights, self.shape, self.network.embedding, self.network.norms[-1], tokens, positions,
             self.rotations, cache.keys, cache.values, cache.scratch, cache.slots, sees, wanted,
+            self.adapter(tokens, cache),
         )  # fmt: skip
+
+    def adapter(self, tokens: Tensor, cache: Cache) -> native.Adapter | None:
+        """Return what acts on the rows that draft, if there are any."""
+        masks = self.network.mask_rows
+        if masks is None or self.pairs is None or masks.resting:
+            return None
+        drafts = self.network.drafting(tokens, cache)
+        return native.Adapter(self.pairs, self.widest, drafts) if drafts.any() else None
 
 
 def weights_of(network: FusedTransformer, number: int) -> list[int]:
@@ -89,3 +108,14 @@ def weights_of(network: FusedTransformer, number: int) -> list[int]:
         layer.before, *of(layer.qkv), q_norm, k_norm, *of(layer.out), layer.after, *of(layer.gate_up), *of(layer.down),
     )  # fmt: skip
     return [native.pointer(tensor) or 0 for tensor in order]
+
+
+def pairs_of(network: FusedTransformer, number: int) -> list[list[int]]:
+    """Return what a layer's adapter has for q, k, v, out, gate, up and down, in the order of `Pair` in `native.c`."""
+    layer, pairs = network.layers[number], []
+    for linear, count in ((layer.qkv, 3), (layer.out, 1), (layer.gate_up, 2), (layer.down, 1)):
+        adapter = adapter_of(linear)
+        for outputs, pair in [(0, None)] * count if adapter is None else adapter.parts:
+            a, b = (0, 0) if pair is None else (matrix.data_ptr() for matrix in pair)
+            pairs.append([a, b, 0 if pair is None else len(pair[0]), outputs])
+    return pairs

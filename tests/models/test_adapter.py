@@ -45,15 +45,15 @@ def base_of(name: str, dtype: torch.dtype) -> dict[str, Tensor]:
     return {n: w.to(dtype) for n, w in weights_of(kind, reference(kind)).items()}
 
 
-def adapter_for(weights: dict[str, Tensor], targets: list[str]) -> dict[str, Tensor]:
+def adapter_for(weights: dict[str, Tensor], targets: list[str], rank: int = RANK) -> dict[str, Tensor]:
     """Random pairs for all modules whose name ends in a target, under PEFT's names."""
     generator = torch.Generator().manual_seed(5)
     tensors = {}
     for name, weight in weights.items():
         if name.split(".")[-2] in targets and name.endswith(".weight"):
             key = "base_model.model." + name.removesuffix(".weight")
-            tensors[f"{key}.lora_A.weight"] = torch.randn(RANK, weight.shape[1], generator=generator)
-            tensors[f"{key}.lora_B.weight"] = torch.randn(weight.shape[0], RANK, generator=generator)
+            tensors[f"{key}.lora_A.weight"] = torch.randn(rank, weight.shape[1], generator=generator)
+            tensors[f"{key}.lora_B.weight"] = torch.randn(weight.shape[0], rank, generator=generator)
     return tensors
 
 

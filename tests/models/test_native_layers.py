@@ -66,7 +66,7 @@ class Forward:
         keys, values = pool = self.pool.clone()
         cache = Cache(keys, values, SCRATCH, None, self.slots)
         whole = NativeLayers(self.network, self.rotations)
-        assert whole.runs(self.tokens, cache)
+        assert whole.runs(cache)
         return whole(self.tokens, self.positions, cache, self.plan, wanted), pool
 
 
@@ -112,41 +112,65 @@ def test_rows_in_no_segment_see_nothing(tmp_path: Path) -> None:
 def test_the_network_computes_where_somebody_has_hooked_in(tmp_path: Path) -> None:
     forward = Forward(small(tmp_path), 3)
     layers, cache = NativeLayers(forward.network, forward.rotations), Cache(*forward.pool, SCRATCH)
-    assert layers.runs(forward.tokens, cache)
+    assert layers.runs(cache)
     with by_torch(frozenset(KERNELS)):
-        assert not layers.runs(forward.tokens, cache)
+        assert not layers.runs(cache)
         assert not NativeLayers.suits(forward.network, forward.rotations)
-    assert not layers.runs(forward.tokens, Cache(*forward.pool, SCRATCH, torch.zeros(3, dtype=torch.bool)))
+    assert not layers.runs(Cache(*forward.pool, SCRATCH, torch.zeros(3, dtype=torch.bool)))
     hook = forward.network.layers[0].out.register_forward_hook(lambda *_: None)
-    assert not layers.runs(forward.tokens, cache)
+    assert not layers.runs(cache)
     hook.remove()
-    assert layers.runs(forward.tokens, cache)
+    assert layers.runs(cache)
 
 
-def test_an_adapter_of_masks_leaves_forwards_without_masks_to_c(tmp_path: Path) -> None:
-    """The rows' bits are the same; where a mask is among the rows, the network computes, with the adapter."""
+def adapted(folder: Path, targets: list[str], dtype: torch.dtype, rank: int = 4) -> tuple[Transformer, Transformer]:
+    """A small model with an adapter for rows that draft, and without it."""
     kind = CAUSAL_KINDS["qwen3"]
     weights = weights_of(kind, reference(kind))
-    folder = write_adapter(tmp_path / "lora", adapter_for(weights, TARGETS), target_modules=TARGETS, lora_alpha=0.4)
-    (folder / "added_tokens.json").write_text('{"<|MASK|>": 79}')
-    base = write(tmp_path / "base", kind, weights)
-    forward = Forward(load_model(base, torch.float32, CPU, load_adapter(folder, "masks")), 9)
-    mask = forward.network.config.mask_id
-    forward.tokens[forward.tokens == mask] = 1
-    layers, cache = NativeLayers(forward.network, forward.rotations), Cache(*forward.pool, SCRATCH)
-    assert NativeLayers.suits(forward.network, forward.rotations)
-    assert layers.runs(forward.tokens, cache)
-    plain = Forward(load_model(base, torch.float32, CPU), 9)
-    plain.tokens = forward.tokens
-    for found, expected, bare in zip(forward.at_once(), forward.one_by_one(), plain.at_once(), strict=True):
-        assert torch.equal(found, expected)
-        assert torch.equal(found, bare)
-    forward.tokens[4] = mask
-    assert not layers.runs(forward.tokens, cache)
-    hook = forward.network.layers[0].out.register_forward_hook(lambda *_: None)
-    forward.tokens[4] = 1
-    assert not layers.runs(forward.tokens, cache)
-    hook.remove()
+    pairs = adapter_for(weights, targets, rank)
+    lora = write_adapter(folder / "lora", pairs, target_modules=targets, lora_alpha=0.4, r=rank)
+    (lora / "added_tokens.json").write_text('{"<|MASK|>": 79}')
+    base = write(folder / "base", kind, weights)
+    return load_model(base, dtype, CPU, load_adapter(lora, "masks")), load_model(base, dtype, CPU)
+
+
+@pytest.mark.parametrize("targets", [TARGETS, ["v_proj", "down_proj"]], ids=["all", "some"])
+@pytest.mark.parametrize("dtype", native.NAMES.values(), ids=str)
+def test_an_adapter_for_rows_that_draft(dtype: torch.dtype, targets: list[str], tmp_path: Path) -> None:
+    """It changes the rows that draft, wherever they stand, and no bit of any other row before attention."""
+    model, base = adapted(tmp_path, targets, dtype)
+    for rows, drafting in ((9, []), (9, [4]), (9, [0, 3, 8]), (1100, range(500, 1060, 7))):
+        for wanted in (None, torch.arange(0), torch.tensor([0, 3, 3]), torch.arange(rows).flip(0)):
+            forward, plain = Forward(model, rows), Forward(base, rows)
+            assert NativeLayers.suits(forward.network, forward.rotations)
+            mask = forward.network.config.mask_id
+            forward.tokens[forward.tokens == mask] = 1
+            forward.tokens[list(drafting)] = mask
+            plain.tokens = forward.tokens
+            found, expected, bare = forward.at_once(wanted), forward.one_by_one(wanted), plain.at_once(wanted)
+            assert all(torch.equal(*both) for both in zip(found, expected, strict=True))
+            (_, values), (_, bare_values) = found[1], bare[1]
+            changed = (values[0, SCRATCH:] != bare_values[0, SCRATCH:]).flatten(1).any(1)
+            assert changed.nonzero()[:, 0].tolist() == list(drafting)
+
+
+def test_an_adapter_that_rests(tmp_path: Path) -> None:
+    """While others are trained, rows that draft run with the base weights alone."""
+    forward, plain = (Forward(model, 9) for model in adapted(tmp_path, TARGETS, torch.float32))
+    forward.tokens[4] = plain.tokens[4] = forward.network.config.mask_id
+    assert not torch.equal(forward.at_once()[0], plain.at_once()[0])
+    assert forward.network.mask_rows is not None
+    with forward.network.mask_rows.rest():
+        assert torch.equal(forward.at_once()[0], plain.at_once()[0])
+
+
+def test_adapters_of_odd_rank_in_bf16(tmp_path: Path) -> None:
+    """In bf16 C multiplies pairs of numbers."""
+    for dtype, suits in ((torch.float32, True), (torch.bfloat16, False)):
+        folder = tmp_path / str(suits)
+        folder.mkdir()
+        forward = Forward(adapted(folder, TARGETS, dtype, rank=3)[0], 9)
+        assert NativeLayers.suits(forward.network, forward.rotations) == suits
 
 
 def test_what_c_has_not_is_left_to_the_network(tmp_path: Path) -> None:
