@@ -7,10 +7,7 @@ drafts bring many tokens per forward. On a busy one, a row that brings no token 
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
-from collections import deque
 from collections.abc import Callable
-from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -18,18 +15,22 @@ from numpy.typing import NDArray
 
 from lopa_dist.decode.config import MOST_DRAFTS, DecodeConfig
 from lopa_dist.decode.state import HostState
+from lopa_dist.engine.step_times import Kind, TimesByKind
 from lopa_dist.ragged import Ints
 from lopa_dist.rows.lookahead import Lookahead
 from lopa_dist.rows.share import ALONE, Share
 
 MASKS = (0, 1, 2, 3, 4, 6, 8, 12, 16)  # sizes of a group of masks that auto may choose
 DECAY = 0.998  # counts of drafts are multiplied by this in each step
-REMEMBERED = 9  # last steps of a size class whose median time counts
 TRIAL = 1024  # rows of masks that are run before masks may be found useless
 EXPLORE = 64  # every 64th step makes another choice, so that the times of other choices are known, too
 FAR = 0.8  # a choice with fewer tokens per second than this share of the best one's is explored less often:
 SELDOM = 8  # in one of this many exploring steps
-RECONSIDER = 8  # steps after which all choices are compared again, which takes the host half a millisecond
+RECONSIDER = 8  # every 8th step all choices are compared again, which takes the host 1 to 2 ms;
+SETTLED, RARELY = 256, 32  # from the 256th step on every 32nd
+BURSTS = 16, 64, 256  # steps from which on `BURST` steps are of another kind; later every (SELDOM * EXPLORE)th
+BURST = 8
+NEAR = 0.5  # a kind whose best choice has fewer tokens per second than this share of the best one's has the first alone
 HOLD = 0.03  # another choice must be faster by this share to replace the best one so far
 SECOND = 0.15  # with fixed drafts, a second group stands where the chain ends with at least this probability
 LEAST, MOST_WORTH = 20, 900  # bounds of `Choice.worth`
@@ -56,6 +57,7 @@ class Acceptance:
         self.hope = hope  # probability that a draft is accepted, before any draft was tried
         self.tried, self.accepted, self.drafted, self.room = np.zeros((4, deepest))
         self.asked: dict[int, list[float]] = {}  # what `ends` returned since the last count
+        self.lengths: NDArray[np.float64] | None = None  # what `length` returned since then, by room
         self.expected: list[tuple[NDArray[np.float64], Ints, Ints]] = []  # steps that are not in the counts yet
 
     def count(self, drafts: Ints, accepted: Ints, room: Ints | None = None) -> None:
@@ -67,7 +69,7 @@ class Acceptance:
             room: ``[S]`` drafts that each chain had room for. If a chain has fewer, no source was sure enough of
                 another, and the step counts as if the next draft had been rejected. None: as many as it has.
         """
-        self.asked.clear()
+        self.forget()
         depth = np.arange(len(self.tried))
         open_ = depth < (drafts if room is None else room)[:, None]
         self.tried = DECAY * self.tried + (open_ & (depth <= accepted[:, None])).sum(0)
@@ -82,7 +84,7 @@ class Acceptance:
             ends: ``[S, D + 1]`` probabilities that the accepted part of each sequence's chain ends at each depth.
             drafts, room: as in `count`.
         """
-        self.asked.clear()
+        self.forget()
         self.expected.append((ends, drafts, room))
 
     def take_expected(self) -> None:
@@ -119,46 +121,15 @@ class Acceptance:
 
     def length(self, room: int) -> float:
         """Return how many drafts a chain with room for `room` drafts has on average."""
-        self.take_expected()
-        return float(((self.drafted + 1) / (self.room + 1))[:room].sum())
+        if self.lengths is None:
+            self.take_expected()
+            self.lengths = np.append(0.0, ((self.drafted + 1) / (self.room + 1)).cumsum())
+        return float(self.lengths[min(room, len(self.lengths) - 1)])
 
-
-class StepTimes:
-    """How long a step takes, by its rows: medians of the last measured times, with straight lines between them."""
-
-    def __init__(self) -> None:
-        self.last: dict[int, deque[tuple[int, float]]] = {}  # by size class: rows and seconds
-        self.points: list[tuple[float, float]] = []  # rows and seconds of each class, the fewest rows first
-        self.line = 0.0, 0.0  # seconds of a step without rows, and of a row, fitted to all points
-
-    def measured(self, rows: int, seconds: float) -> None:
-        """Add the measured time of a step."""
-        size = int(4 * np.log2(max(rows, 1)))  # a class has up to a fifth more rows than the one before
-        self.last.setdefault(size, deque(maxlen=REMEMBERED)).append((rows, seconds))
-
-    def fit(self) -> None:
-        """Update `points` and `line` from the measured steps."""
-        self.points = sorted((median(r for r, _ in last), median(s for _, s in last)) for last in self.last.values())
-        if len(self.points) > 1:
-            x, y = np.array(self.points).T
-            slope = max(float(np.polyfit(x, y, 1, w=1 / y)[0]), 0.0)
-            self.line = max(float((y - slope * x).mean()), 0.0), slope
-
-    def expected(self, rows: float) -> float:
-        """Return the expected seconds of a step with `rows` rows, from the steps measured until the last `fit`.
-
-        Outside the measured sizes it follows the line, but stays between the time of the nearest measured size and
-        that time multiplied by the ratio of their rows.
-        """
-        if not self.points:
-            return 1.0
-        at = bisect_left(self.points, (rows, 0.0))
-        if 0 < at < len(self.points):
-            (low_rows, low), (high_rows, high) = self.points[at - 1 : at + 1]
-            return low + (high - low) * (rows - low_rows) / (high_rows - low_rows)
-        near_rows, near = self.points[min(at, len(self.points) - 1)]
-        bounds = sorted((near, near * rows / near_rows))
-        return min(max(self.line[0] + self.line[1] * rows, bounds[0]), bounds[1])
+    def forget(self) -> None:
+        """Forget what was worked out from the counts, which change."""
+        self.asked.clear()
+        self.lengths = None
 
 
 class LookaheadPolicy:
@@ -177,6 +148,7 @@ class LookaheadPolicy:
         blocks: whether masks draft in blocks (`Lookahead.blocks`).
         clock: returns seconds. On a CPU it should count this process's own time, which other programs hardly change.
         masks: whether the model has masks.
+        adapted: whether rows of masks take longer than others, as on a CPU beside an adapter that acts on them alone.
     """
 
     def __init__(
@@ -186,6 +158,7 @@ class LookaheadPolicy:
         blocks: bool = False,
         clock: Callable[[], float] = time.perf_counter,
         masks: bool = True,
+        adapted: bool = False,
     ) -> None:
         self.blocks, self.masks, self.text = blocks, masks and config.drafts_masks, config.drafts_text
         self.share, self.paths, self.clock = share, share.most(config.max_branches), clock
@@ -197,7 +170,7 @@ class LookaheadPolicy:
         # may draft, by its drafts' chances, even while text does not draft: this shows when the table becomes useful.
         self.acceptance, self.bare = Acceptance(config.max_drafts), Acceptance(config.max_drafts, HOPE * self.text)
         self.gain = [1.0, 1.0]  # sequence steps with branches beside the chain, and drafts that the branches won
-        self.times = StepTimes()
+        self.times, self.adapted = TimesByKind(), adapted
         self.lengths = [1.0, float(config.max_new_tokens)]  # answers that ended, and their tokens; begins with one
         self.worth = LEAST  # `Choice.worth` of this rank's next proposal
         self.mask_rows = self.from_masks = 0  # rows of masks, at most, and how many drafts from masks were accepted
@@ -206,6 +179,7 @@ class LookaheadPolicy:
         self.speed: dict[Choice, float] = {}  # expected tokens per second of each choice
         self.began: float | None = None  # when the last step began
         self.rows = 0  # of that step
+        self.kind = Kind()
         self.sequences = 1  # how many the last ranking was for
         self.chosen: dict[int, int] = {}  # steps by the masks of their groups
 
@@ -243,7 +217,11 @@ class LookaheadPolicy:
 
     def foresees(self) -> bool:
         """Return whether to work out in this step what text would bring, even if text does not draft."""
-        return self.auto and self.steps % RECONSIDER == 0
+        return self.auto and self.reconsiders()
+
+    def reconsiders(self) -> bool:
+        """Return whether all choices are compared again in this step."""
+        return self.steps % (RECONSIDER if self.steps < SETTLED else RARELY) == 0
 
     def expect(self, ends: NDArray[np.float64], drafts: Ints, room: Ints) -> None:
         """Count what text alone is expected to bring in this step; the arguments are those of `Acceptance.expect`."""
@@ -266,8 +244,8 @@ class LookaheadPolicy:
         if self.auto:
             now = self.clock()
             if self.began is not None and not chunk:
-                self.times.measured(self.rows, now - self.began)
-            self.began = now
+                self.times.measured(self.rows, now - self.began, self.kind)
+            self.began, self.kind = now, self.kind_of(ahead.masks, self.choice.text)
 
     def stepped(
         self,
@@ -315,14 +293,37 @@ class LookaheadPolicy:
         self.steps += 1
         if self.steps < len(FIRST):
             return self.first(self.steps)
+        if (other_kind := self.of_other_kind()) is not None:
+            return other_kind._replace(worth=self.worth)
         if self.steps % EXPLORE == 0 and (others := self.ranked[1:4]):
             other = others[self.steps // EXPLORE % len(others)]
             if self.speed[other] > FAR * self.speed[self.ranked[0]] or self.steps % (SELDOM * EXPLORE) == 0:
                 return other._replace(worth=self.worth)
         early = self.steps & (self.steps - 1) == 0  # steps 1, 2, 4, 8
-        if not self.ranked or early or self.steps % RECONSIDER == 0:
+        if not self.ranked or early or self.reconsiders():
             self.rank(int((host.branches > 0).sum()))
         return self.ranked[0]._replace(worth=self.worth)
+
+    def of_other_kind(self) -> Choice | None:
+        """Return a choice of another kind of step if it is time to measure that kind: each in turn, if several are.
+
+        It differs from the best choice in nothing else if that is possible; otherwise it is the best one of its kind.
+        One step would not do: it drafts for the next one, and what masks predict is drafted a step later.
+        """
+        rare = SELDOM * EXPLORE
+        begun = [first for first in BURSTS if first <= self.steps < first + BURST]
+        if not self.ranked or not (begun or (self.steps > rare and self.steps % rare < BURST)):
+            return None
+        best = self.ranked[0]
+        least = NEAR * self.speed[best] * (self.steps >= BURSTS[0] + BURST)
+        kinds = {self.kind_of(best.masks, best.text): best}
+        alike = [best._replace(text=1 - best.text)] if self.text else []
+        for choice in (*alike, *self.ranked):
+            if self.speed[choice] >= least:
+                kinds.setdefault(self.kind_of(choice.masks, choice.text), choice)
+        others = list(kinds.values())[1:]
+        turn = len([first for first in BURSTS if first <= self.steps]) + self.steps // rare
+        return others[turn % len(others)] if others else None
 
     def rank(self, sequences: int) -> None:
         """Rank all choices anew. The best one so far stays first unless another is faster by more than noise."""
@@ -332,8 +333,12 @@ class LookaheadPolicy:
         best = self.ranked[0] if self.ranked else None
         self.ranked = sorted(speed, key=lambda choice: -speed[choice] * (1 + HOLD * (choice == best)))
         if self.text:  # a row must bring as many tokens as its time would bring otherwise
-            worth = 1000 * self.times.line[1] * max(speed.values())
+            worth = 1000 * self.times.of(self.kind_of(0, 1)).line[1] * max(speed.values())
             self.worth = min(max(int(self.worth + worth) // 2, LEAST), MOST_WORTH)
+
+    def kind_of(self, masks: float, text: int) -> Kind:
+        """Return the kind of a step with `masks` masks, in which text drafts if `text` is 1."""
+        return Kind(self.adapted and masks > 0, bool(text and self.text))
 
     def choices(self) -> list[Choice]:
         """Return all choices: no masks, one group of masks, two, or groups for a quarter, half or all of the depths."""
@@ -373,7 +378,7 @@ class LookaheadPolicy:
         drafts, of_bare_drafts = self.acceptance.length(masks), self.bare.length(self.most * text)
 
         def seconds(drafts: float, masks_behind: float) -> float:
-            return self.times.expected(
+            return self.times.of(self.kind_of(masks_behind, text)).expected(
                 sequences * (1 + drafts + masks_behind + branches * self.paths * (drafts + masks_behind / groups))
             )
 

@@ -94,7 +94,8 @@ class Engine:
         self.workspace = self.batch = None
         self.runners = Runners(self.model, config, self.options, self.tensor, self.share)
         clock = time.process_time if self.device.type == "cpu" else time.perf_counter
-        self.lookahead = LookaheadPolicy(config, self.share, ids.block_drafts, clock, ids.has_mask)
+        adapted = self.device.type == "cpu" and self.model.mask_rows is not None
+        self.lookahead = LookaheadPolicy(config, self.share, ids.block_drafts, clock, ids.has_mask, adapted)
         self.drafter = drafter_for(config, ids)
         self.vocabulary = Vocabulary(ids.mask_id, ids.eos_ids, ids.shift)
 

@@ -15,17 +15,20 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lopa_dist.decode import DecodeConfig
+from lopa_dist.decode.state import HostState
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.gain import gain
-from lopa_dist.engine.lookahead import MASKS, Acceptance, Choice, LookaheadPolicy, StepTimes
+from lopa_dist.engine.lookahead import BURST, BURSTS, EXPLORE, MASKS, SELDOM, Acceptance, Choice, LookaheadPolicy
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request, request_key
+from lopa_dist.engine.step_times import Kind, StepTimes, TimesByKind
 from lopa_dist.kernels import native
 from lopa_dist.kernels.record_head import record_head
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.models.tensor_parallel import split
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
+from lopa_dist.rows.lookahead import Lookahead
 from tests.engine.ranks import on_mesh, on_ranks
 
 Texts = dict[int, list[int]]
@@ -217,7 +220,7 @@ def test_acceptance_and_times_choose() -> None:
     policy.times.fit()
     best = max(policy.choices(), key=lambda choice: policy.tokens_a_second(choice, 16))
     assert best[0] == max(MASKS)
-    policy.times = StepTimes()
+    policy.times = TimesByKind()
     for rows in (1, 64, 512, 4096):
         policy.times.measured(rows, float(rows))
     policy.times.fit()
@@ -267,11 +270,76 @@ def test_what_other_masks_would_bring() -> None:
         auto.times.measured(rows, float(rows))
     auto.times.fit()
     assert gain(auto, [0.3] * 4, 1000) == pytest.approx(1.0, abs=0.02)  # where rows cost, such drafts bring nothing
-    auto.times = StepTimes()
+    auto.times = TimesByKind()
     for rows in (1, 64, 512, 4096):
         auto.times.measured(rows, 1.0)
     auto.times.fit()
     assert gain(auto, [0.9] * 16, 1000) > 2
+
+
+def test_masks_that_take_longer_must_bring_more() -> None:
+    """Beside an adapter on a CPU, steps with masks have times of their own; before they have, others' count."""
+    alike, adapted = (LookaheadPolicy(causal(drafts="auto"), adapted=adapted) for adapted in (False, True))
+    for policy in (alike, adapted):
+        policy.acceptance, policy.bare = accepted(0.8), accepted(0.6)
+    slow, fast = Kind(adapter=True, text=True), Kind(text=True)
+    for rows in (1, 64):
+        adapted.times.measured(rows, 3.0, slow)
+    adapted.rank(1)
+    assert adapted.times.of(fast) is adapted.times.of(slow)
+    for policy in (alike, adapted):
+        for rows in (1, 64):
+            policy.times.measured(rows, 1.0, fast)
+        policy.rank(1)
+    assert alike.ranked[0].masks > 0
+    assert adapted.ranked[0].masks == 0
+    assert adapted.speed[Choice(0, 1, 0, 1)] == alike.speed[Choice(0, 1, 0, 1)]
+    assert adapted.speed[Choice(8, 1, 0, 1)] < 0.5 * alike.speed[Choice(8, 1, 0, 1)]
+
+
+def test_drafting_from_text_must_bring_more_than_it_takes_the_host() -> None:
+    policy = LookaheadPolicy(causal(drafts="auto", draft_from="text"))
+    policy.bare = accepted(0.05)
+    for rows in (1, 64):
+        policy.times.measured(rows, 1.0, Kind(text=True))
+    policy.rank(1)
+    assert policy.ranked[0].text == 1
+    for rows in (1, 64):
+        policy.times.measured(rows, 0.9, Kind())
+    policy.rank(1)
+    assert policy.ranked[0].text == 0
+
+
+def test_steps_of_other_kinds_are_timed_apart() -> None:
+    """Steps with masks, if an adapter acts on these on a CPU, and steps without drafts from text."""
+    for adapted in (False, True):
+        policy = LookaheadPolicy(causal(drafts="auto"), clock=iter(range(100)).__next__, adapted=adapted)
+        host = HostState._make(np.ones((len(HostState._fields), 1), np.int64))
+        for masks, text, rows in ((2, 1, 10), (0, 1, 20), (0, 0, 30), (2, 1, 10), (0, 0, 30)):
+            policy.choice = Choice(masks, 1, 0, text)
+            policy.begin(Lookahead(masks), host, chunk=False)
+            policy.rows = rows
+        counted = {kind: {rows for last in times.last.values() for rows, _ in last}
+                   for kind, times in policy.times.times.items()}  # fmt: skip
+        apart = {Kind(True, True): {10}, Kind(False, True): {20}}
+        assert counted == (apart if adapted else {Kind(False, True): {10, 20}}) | {Kind(): {30}}
+
+
+def test_other_kinds_of_steps_are_tried_for_a_few_steps() -> None:
+    """All of them at first, so that a first bad measurement does not decide; later those that may be the best."""
+    policy = LookaheadPolicy(causal(drafts="auto"), adapted=True)
+    host = HostState._make(np.ones((len(HostState._fields), 1), np.int64))
+    policy.acceptance, policy.bare = accepted(0.9), accepted(0.6)
+    chosen = []
+    for _ in range(1200):
+        policy.choice = policy.propose(host)
+        chosen.append(policy.kind_of(policy.choice.masks, policy.choice.text))
+        policy.times.measured(1, 1.0, chosen[-1])
+    usual = max(set(chosen), key=chosen.count)
+    tried = [step for step, kind in enumerate(chosen, 1) if kind != usual]
+    for first in (*BURSTS, 2 * SELDOM * EXPLORE):
+        assert set(range(first, first + BURST)) <= set(tried)
+    assert len(tried) < 0.05 * len(chosen)
 
 
 def test_an_answer_begins_and_ends() -> None:
@@ -284,7 +352,7 @@ def test_an_answer_begins_and_ends() -> None:
     best = []
     for length in (6, 1000):
         policy.lengths = [1, length]
-        assert policy.tokens_a_second(Choice(0, 1), 16) == pytest.approx(16 / policy.times.expected(16))
+        assert policy.tokens_a_second(Choice(0, 1), 16) == pytest.approx(16 / policy.times.of(Kind()).expected(16))
         best.append(max(policy.choices(), key=lambda choice: policy.tokens_a_second(choice, 16)))
     assert 0 < best[0][0] < best[1][0]
 

@@ -9,7 +9,7 @@ from lopa_dist.decode.state import HostState
 from lopa_dist.engine.chains import Chains
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.drafter import drafter_for
-from lopa_dist.engine.lookahead import EXPLORE, FAR, SELDOM, Acceptance, LookaheadPolicy
+from lopa_dist.engine.lookahead import BURST, BURSTS, EXPLORE, FAR, SELDOM, Acceptance, LookaheadPolicy
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.work import Work
 from lopa_dist.models.transformer import Transformer
@@ -40,7 +40,8 @@ def test_of_two_choices_the_other_is_tried_too() -> None:
     proposed = [policy.propose(host(2)).text for _ in range((SELDOM + 1) * EXPLORE)]
     usual = policy.ranked[0].text
     assert policy.speed[policy.ranked[1]] < FAR * policy.speed[policy.ranked[0]]
-    assert [step + 1 for step, text in enumerate(proposed) if text != usual and step > 2 * 8] == [SELDOM * EXPLORE]
+    tried = [step for step, text in enumerate(proposed, 1) if text != usual and step >= BURSTS[0]]
+    assert tried == [*range(BURSTS[0], BURSTS[0] + BURST), SELDOM * EXPLORE]
 
 
 def test_what_text_would_bring_is_told_while_it_does_not_draft(small_model: Transformer) -> None:
