@@ -37,6 +37,7 @@ IN_FLIGHT = (64, 16)  # most sequences in flight on a data replica; 16 is the de
 PROMPT, ANSWER = 512, 256  # tokens of every prompt; mean tokens of an answer, the long ones apart
 PROMPTS, REPLICAS = 20_000, (8, 32, 128, 512)
 DRAWN = 200  # simulations of one prompt, each with other draws
+HOST = "verified, 10 drafts"  # the decoding of `host_time.json` that is like these settings
 BRANCHES = {1: "k=0 m=10", 2: "k=1 m=10", 4: "k=3 m=10", 8: "k=7 m=10"}  # setting for each number of branch ranks
 POLICIES = {"input order": "input", "longest first": "longest", "longest first, dealt out": "dealt"}
 
@@ -46,7 +47,7 @@ def host_seconds() -> Callable[[int], float]:
 
     `host_time.py` measured these seconds on a CPU.
     """
-    verified = [r for r in read("host_time")["rows"] if r["decoding"].startswith("verified") and r["threads"] > 1]
+    verified = [r for r in read("host_time")["rows"] if r["decoding"] == HOST and r["threads"] > 1]
     chosen = {r["sequences"]: r["exposed"] / 1000 for r in verified}
     return lambda sequences: float(np.interp(sequences, list(chosen), list(chosen.values())))
 

@@ -70,9 +70,9 @@ def rates(clock: Clock, measured: dict[str, float | None]) -> Iterator[Fact]:
         multiply = partial(torch._scaled_mm, out_dtype=torch.bfloat16, use_fast_accum=True)
         return rate("fp8 TFLOP/s", 2.0 * side**3, lambda: multiply(x, w.t(), one[:, None], one[None]))
 
-    yield from (("copy", copy), ("read", read), ("bf16 product", bf16))
+    yield from (("copy", Making(copy)), ("read", Making(read)), ("bf16 product", Making(bf16)))
     if clock.gpu and has_fp8(clock.device):
-        yield "fp8 product", fp8
+        yield "fp8 product", Making(fp8)
 
 
 def machine_of(measured: dict[str, float | None]) -> Machine | None:

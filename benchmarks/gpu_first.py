@@ -8,8 +8,8 @@ Each stage runs in its own process with a time limit, so a stage that crashes, h
 affect the others. A stage that dies while it finds a fact is started again, after that fact. At the end, if there is
 time left, each such fact is tried once more with blocking launches, which show where an error on a GPU happened.
 
-DIR gets `first.jsonl`, with a line for each fact as soon as it is found; `errors.txt`, with tracebacks; and `first.md`,
-a summary on one screen. With --bench, the names are `bench.jsonl` and `bench.md`.
+DIR gets `first.jsonl`, with a line for each fact as soon as it is found; `first-errors.txt`, with tracebacks; and
+`first.md`, a summary on one screen. With --bench, the names begin with `bench`.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ LEAST = 5.0  # with fewer seconds left, no stage is started
 
 @dataclass
 class Journal:
-    """What was found, written to `folder` as it is found: `name`.jsonl, `name`.md and errors.txt."""
+    """What was found, written to `folder` as it is found: `name`.jsonl, `name`.md and `name`-errors.txt."""
 
     folder: Path
     name: str
     lines: list[dict[str, Any]] = field(default_factory=list)
 
     def put(self, line: dict[str, Any]) -> None:
-        """Add a line, and its traceback, if it has one, to `errors.txt`."""
+        """Add a line, and its traceback, if it has one, to `name`-errors.txt."""
         if trace := line.get("trace"):
             self.error(f"{line.get('stage')}: {line.get('fact')}", str(trace))
         self.lines.append(line)
@@ -81,8 +81,8 @@ class Journal:
             file.write(json.dumps(line) + "\n")
 
     def error(self, title: str, text: str) -> None:
-        """Add a text, such as a traceback, to `errors.txt`."""
-        with (self.folder / "errors.txt").open("a") as file:
+        """Add a text, such as a traceback, to `name`-errors.txt."""
+        with (self.folder / f"{self.name}-errors.txt").open("a") as file:
             file.write(f"## {title}\n{text.strip()}\n\n")
 
     def write_screen(self) -> None:
@@ -103,7 +103,7 @@ class Journal:
 def run(stages: Sequence[Stage], folder: Path, toy: bool, name: str = "first", total: float = TOTAL) -> Journal:
     """Run stages one after the other; then, while time is left, try again each fact in which a stage died."""
     folder.mkdir(parents=True, exist_ok=True)
-    for file in (f"{name}.jsonl", "errors.txt"):
+    for file in (f"{name}.jsonl", f"{name}-errors.txt"):
         (folder / file).unlink(missing_ok=True)
     journal, end = Journal(folder, name), time.monotonic() + total
     fatal = [(stage, fact) for stage in stages for fact in around(stage, journal, toy, end)]

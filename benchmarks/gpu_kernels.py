@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.first_facts import Fact
+from benchmarks.first_facts import Fact, Making
 from benchmarks.gpu_clock import Clock
 from benchmarks.gpu_shapes import models, plan_of
 from benchmarks.roofline import Bar, judged, projections, ratio
@@ -197,7 +197,7 @@ def products(device: torch.device) -> Iterator[Fact]:
         return {"layers": {name: len(layers) for name, layers in weights.items()}}
 
     for name, config in models(device).items():
-        yield f"{name}: weights", partial(make, config)
+        yield f"{name}: weights", Making(partial(make, config))
         for size in ladder() if clock.gpu else (32, 64):
             yield f"{name}, {size} rows", partial(bucket_of, clock, weights, size)
 

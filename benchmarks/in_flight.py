@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.answers import COLUMNS, PUBLISHED, answer, load
-from benchmarks.results import machine, show, write
+from benchmarks.results import replace_rows, show
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.tasks.embedded import Arithmetic
 
@@ -42,8 +42,8 @@ def main() -> None:
     for in_flight in arguments.in_flight or IN_FLIGHT:
         for name, setting in SETTINGS.items():
             figures = answer(builder, replace(BASE, **setting), task, items, in_flight).figures
-            rows.append({"decoding": name, "in_flight": in_flight, **figures})
-    write("in_flight", machine() | {"problems": arguments.problems, "rows": rows})
+            rows.append({"decoding": name, "in_flight": in_flight, "problems": arguments.problems, **figures})
+    replace_rows("in_flight", rows, ("decoding", "in_flight", "problems"))
     show(f"{arguments.problems} problems", rows, {"decoding": "{decoding}", "in flight": "{in_flight}", **COLUMNS})
 
 

@@ -154,7 +154,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--in-flight", type=int, action="append", help=f"may be repeated ({IN_FLIGHT}; 64 for texts)")
-    parser.add_argument("--decoding", action="append", help="beside one token at a time; may be repeated (all)")
+    decodings = [name for name in (*LOOKAHEADS, *MASKED_SETTINGS) if name != ONE]
+    parser.add_argument(
+        "--decoding", action="append", choices=decodings, help="beside one token at a time; may be repeated (all)"
+    )
     parser.add_argument("--temperature", type=float, action="append", help=f"may be repeated ({TEMPERATURES})")
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32", help="of all models, transformers' too")
     arguments = parser.parse_args()

@@ -166,7 +166,7 @@ class Batches:
         self.progress = 0.0  # of the training, as `Source.draw` takes it
         self.lengths = lengths_of(config, source)
         self.pools: dict[int, list[noise.TrainingExample]] = {length: [] for length in self.lengths}
-        self.queue: queue.Queue[Batch] = queue.Queue(3)
+        self.queue: queue.Queue[Batch | Exception] = queue.Queue(3)
         threading.Thread(target=self._fill, daemon=True).start()
 
     def make(self) -> Batch:
@@ -189,9 +189,21 @@ class Batches:
                     pool, length, ids.mask_id, ids.pad_id, source.period, self.rng, source.right, source.near
                 )
 
+    def next(self) -> Batch:
+        """Return the next batch, or raise what went wrong when it was made."""
+        batch = self.queue.get()
+        if isinstance(batch, Exception):
+            raise batch
+        return batch
+
     def _fill(self) -> None:
         while True:
-            self.queue.put(self.make())
+            try:
+                batch: Batch | Exception = self.make()
+            except Exception as error:  # the training step waits for a batch
+                batch = RuntimeError(f"no batch could be made: {error!r}")
+                batch.__cause__ = error
+            self.queue.put(batch)
 
 
 def optimizers(model: Transformer, config: TrainConfig) -> list[torch.optim.Optimizer]:
@@ -313,7 +325,7 @@ def train(config: TrainConfig) -> Path:
     def held_out_figures() -> tuple[float, float]:
         """Return the mean loss of two held-out batches, and the share of right predictions among the counted ones."""
         with torch.no_grad():
-            results = [forward(held_out.queue.get(), held_out_loss) for _ in range(2)]
+            results = [forward(held_out.next(), held_out_loss) for _ in range(2)]
         losses, right, counted = zip(*results, strict=True)
         return sum(map(float, losses)) / len(losses), sum(map(int, right)) / max(1, sum(map(int, counted)))
 
@@ -328,7 +340,7 @@ def train(config: TrainConfig) -> Path:
             batches.progress = progress
             if own and progress >= own_answers.FROM and run.step % own_answers.EVERY == 0:
                 right_own = own.write(own_answers.COUNT)
-            batch = batches.queue.get()
+            batch = batches.next()
             loss, _, _ = forward(batch, loss_of)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

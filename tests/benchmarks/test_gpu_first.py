@@ -265,7 +265,7 @@ def test_stages_that_break_leave_their_facts_and_the_others(tmp_path: Path) -> N
         ("crash", "weights", True, True),
         ("gpu", "bad access", False, True),
     ]
-    errors = (tmp_path / "errors.txt").read_text()
+    errors = (tmp_path / "first-errors.txt").read_text()
     for title, place in (
         ("## crash: died (SIGSEGV) in illegal access\n", "in illegal_access"),
         ("## crash: died (SIGSEGV) in illegal access, with blocking launches\n", "in illegal_access"),
