@@ -94,7 +94,10 @@ place() {
 # A whole number from LEAST on in an environment variable.
 check_number() {
     local name=$1 least=$2
-    [[ ${!name} =~ ^[0-9]{1,6}$ && $((10#${!name})) -ge $least ]] && return
+    if [[ ${!name} =~ ^[0-9]{1,6}$ && $((10#${!name})) -ge $least ]]; then
+        printf -v "$name" %d "$((10#${!name}))" # bash reads 08 as an octal number
+        return
+    fi
     echo "$name=${!name}: must be a whole number from $least on" >&2
     exit 2
 }
@@ -135,7 +138,8 @@ command_line() {
     check_number RANKS 1
     check_number RESTARTS 0
     check_number OMP_NUM_THREADS 1
-    per_node=${SLURM_GPUS_ON_NODE:-$RANKS}
+    per_node=${SLURM_GPUS_ON_NODE:-0}
+    [ "$per_node" -gt 0 ] || per_node=$RANKS
     export OMP_NUM_THREADS HYDRA_FULL_ERROR=1
     [ -n "${SCRATCH:-}" ] && export TMPDIR="$SCRATCH" TRITON_CACHE_DIR="$SCRATCH/triton" TORCHINDUCTOR_CACHE_DIR="$SCRATCH/inductor"
     WORLD=$((nodes * per_node))
@@ -329,8 +333,11 @@ lopa_launch() {
     done
     trap - USR1 TERM INT
     [ -z "$REPEATER" ] || kill "$REPEATER" 2>/dev/null || true
-    [ "$status" != 137 ] || [ "$INTERRUPTS" != 0 ] ||
-        say "a rank was killed by signal 9, most often for want of memory (--mem): lopa-dist status $(value_of hydra.run.dir "${WORK[@]}") has the command that goes on"
+    if [ "$status" = 137 ] && [ "$INTERRUPTS" = 0 ]; then
+        local what="a rank was killed by signal 9, most often for want of memory (--mem)"
+        [ "${#DOCTOR[@]}" != 0 ] || what+=": lopa-dist status $(value_of hydra.run.dir "${WORK[@]}") has the command that goes on"
+        say "$what"
+    fi
     [ "$INTERRUPTS" = 0 ] || return 130
     if [ "$status" != 0 ] && goes_on "$had"; then
         say "not finished: back into the queue"
@@ -338,6 +345,6 @@ lopa_launch() {
         say "Slurm does not put it back (--no-requeue?): lopa-dist status $(value_of hydra.run.dir "${WORK[@]}") has the command that goes on"
     fi
     [ "$status" = 0 ] || [ "${#DOCTOR[@]}" = 0 ] ||
-        say "doctor: a job would not run here as it is; the lines that say 'broken' above say what to mend"
+        say "doctor: a job would not run here as it is; lines above, such as those that say 'broken', say what to mend"
     return "$status"
 }

@@ -121,6 +121,13 @@ def test_each_run_in_an_allocation_has_a_folder_of_its_own_to_which_a_requeued_j
     assert "hydra.run.dir=outputs/slurm-9-3\n" in folder("1"), "the job says that it cannot be written"
 
 
+@pytest.mark.parametrize("given", [{"RANKS": "08"}, {"RANKS": "8", "SLURM_GPUS_ON_NODE": "0"}], ids=str)
+def test_numbers_in_the_environment_are_decimal_and_no_gpus_are_none(tmp_path: Path, given: dict[str, str]) -> None:
+    ran = started(SCRIPTS[0], tmp_path, **given)
+    assert ran.returncode == 0, ran.stderr
+    assert re.search(r"--nproc[-_]per[-_]node[ =]8 ", ran.stdout), ran.stdout
+
+
 @pytest.mark.parametrize(
     ("name", "value", "least"),
     [("RANKS", "two", 1), ("RANKS", "0", 1), ("RESTARTS", "x", 0), ("OMP_NUM_THREADS", "-1", 1)],

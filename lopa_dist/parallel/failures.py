@@ -181,8 +181,12 @@ class Failures:
         try:
             verdict = self._verdict(f"timeout {self.timeout_s:g} s; {seen}") or self._behind(seen)
         except RuntimeError:
-            keeper = "torchrun's agent" if self.world.launcher == "torchrun" else "rank 0"
-            return f"{keeper} is gone, and with it the rendezvous ({seen})"
+            if self.world.launcher != "torchrun":
+                return f"rank 0 is gone, and with it the rendezvous ({seen})"
+            return (
+                f"torchrun's agent is gone, and with it the rendezvous ({seen}); it ends when a rank has died, and its "
+                "own lines in this log say which one, and how"
+            )
         if verdict is None:
             return f"a collective failed although all ranks are alive ({first_line(error)})"
         return self._announce(verdict)

@@ -37,7 +37,7 @@ SMALL = Launch(columns=16, warps=4, stages=2)  # many steps over few columns
 Cut = tuple[int, Split | None, bool]
 CUTS = st.tuples(st.sampled_from([16, 32]), st.sampled_from([None, Split(12, 16), Split(9, 40)]), st.booleans())
 few = settings(  # the interpreter is slow: few examples, and a failing one is not shrunk
-    max_examples=4, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.reuse, Phase.generate]
+    max_examples=3, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.reuse, Phase.generate]
 )
 
 

@@ -31,6 +31,18 @@ from tests.pages import Page
 RUNS = [(0, 0.9, 2.0, 0.98, 20.0), (3, 0.9, 3.0, 0.96, 40.0), (7, 0.9, 4.0, 0.90, 80.0), (7, 0.7, 3.5, 0.88, 85.0)]
 
 
+@pytest.fixture(autouse=True)
+def _blank_figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make figures for papers empty files, except in tests that look into them: each takes a second to draw."""
+    if "drawn" not in request.fixturenames:
+        monkeypatch.setattr("lopa_dist.jobs.show.pareto.draw_pareto", lambda file, *_: file.touch())
+
+
+@pytest.fixture
+def drawn() -> None:
+    """Draw the figures in the test that asks for this."""
+
+
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A run's report as of an idle machine: of a busy one, every table says so."""
@@ -547,6 +559,7 @@ def made_sweep(folder: Path, report: dict[str, Any], count: int) -> list[str]:
     return [", ".join(word.replace("decode.", "") for word in words) for words in typed]
 
 
+@pytest.mark.usefixtures("drawn")
 @pytest.mark.parametrize("count", [4, 18, 40])
 def test_runs_are_called_as_they_were_typed_and_the_table_has_no_broken_figures(
     tmp_path: Path, report: dict[str, Any], count: int

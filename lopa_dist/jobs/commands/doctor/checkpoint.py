@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
+import resource
+import sys
 from pathlib import Path
 
 import torch
@@ -22,6 +25,7 @@ from lopa_dist.models.tensor_parallel import split
 from lopa_dist.models.tokenizer import load_tokenizer
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Solo
+from lopa_dist.parallel.launcher import detect
 
 PROMPT = 1024  # tokens of a prompt when planning memory: the doctor reads no input
 
@@ -71,12 +75,14 @@ def memory_needed(machine: Machine) -> Finding:
     config, device = resolve(machine.config, machine.shape, machine.device), machine.device
     # auto depends on the job's ranks; a rank needs the most memory where it has all branches and all weights
     branch, tensor = (1 if axis == "auto" else int(axis) for axis in (config.parallel.branch, config.parallel.tensor))
-    free = memory.free_bytes(device) or available_memory()
+    free = memory.free_bytes(device) or own_share(min(available_memory(), allotted_memory()))
     element = DTYPES[choose_dtype(config.model, device)].itemsize
     weights = weight_bytes(machine.shape, config.model.quantization, element, tensor)
-    what = f"{free / GIB:.1f} GiB free, {weights / GIB:.1f} for weights"
+    what = f"{max(free, 0) / GIB:.1f} GiB free, {weights / GIB:.1f} for weights"
     if free <= weights:
-        return broken(what, "take a GPU with more, model.quantization, model.dtype=bf16 or parallel.tensor")
+        of_slurm = device.type == "cpu" and math.isfinite(allotted_memory())
+        larger = "a larger --mem" if of_slurm else "take a GPU with more"
+        return broken(what, f"{larger}, model.quantization, model.dtype=bf16 or parallel.tensor")
     asked, new = config.engine.max_sequences, config.decode.max_new_tokens
     requests = memory.sizes([Request(0, [0] * PROMPT, new, 0)] * asked, config.decode.scope.stores_kv)
     static = wants_graphs(config.engine.graphs, config.engine.attention == "meta", device, tensor)
@@ -92,6 +98,26 @@ def memory_needed(machine: Machine) -> Finding:
     if plan.sequences < asked:
         return slow(f"{what}, not engine.max_sequences={asked}")
     return fine(what)
+
+
+def own_share(free: float) -> int:
+    """Return the bytes of `free` that this rank can use on a CPU, besides what a process takes by itself.
+
+    The ranks of a node share its memory.
+    """
+    return int(free / detect().local_size) - process_memory()
+
+
+def process_memory() -> int:
+    """Return the bytes that a rank needs for Python and its libraries: as many as this process has used."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << (0 if sys.platform == "darwin" else 10)
+
+
+def allotted_memory() -> float:
+    """Return the bytes that Slurm lets the processes of a job have on this node; infinity where it does not say."""
+    given = [os.environ.get(f"SLURM_{name}", "") for name in ("MEM_PER_NODE", "MEM_PER_CPU", "CPUS_ON_NODE")]
+    a_node, a_cpu, cpus = (int(text) if text.isdecimal() else 0 for text in given)
+    return (a_node or a_cpu * cpus) * 2.0**20 or math.inf
 
 
 def available_memory() -> int:

@@ -20,6 +20,7 @@ from lopa_dist.jobs.setup.resolve import resolve
 from lopa_dist.models.checkpoint import read_config
 from lopa_dist.models.files import EMBEDDED
 from lopa_dist.parallel.communicator import Solo
+from lopa_dist.parallel.launcher import World
 from tests.jobs.commands.doctor.machines import CPU_ONLY, machine, shown
 
 
@@ -47,11 +48,34 @@ def test_settings_that_do_not_go_together_are_broken() -> None:
 
 def test_memory_is_held_against_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     gib = 1 << 30
+    monkeypatch.setattr(checkpoint, "process_memory", lambda: 0)
     for free, state in ((40 * gib, State.FINE), (800 << 20, State.SLOW), (1 << 20, State.BROKEN)):
         monkeypatch.setattr(checkpoint, "available_memory", lambda free=free: free)
         assert checkpoint.memory_needed(machine("engine.max_sequences=128")).state == state, free
     monkeypatch.setattr(checkpoint, "available_memory", lambda: 600 << 20)
     assert "too little is left for one sequence" in checkpoint.memory_needed(machine()).text
+
+
+def test_what_slurm_gives_is_all_that_there_is_for_the_ranks_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And each needs memory for Python and its libraries, too."""
+    monkeypatch.setattr(checkpoint, "available_memory", lambda: 40 << 30)
+    monkeypatch.setattr(checkpoint, "process_memory", lambda: 600 << 20)
+    assert checkpoint.memory_needed(machine()).state == State.FINE
+    for given, free in (
+        ({"SLURM_MEM_PER_NODE": "500"}, "0.0 GiB free"),
+        ({"SLURM_MEM_PER_NODE": "3000"}, "2.3 GiB free"),
+        ({"SLURM_MEM_PER_CPU": "1000", "SLURM_CPUS_ON_NODE": "3"}, "2.3 GiB free"),
+        ({"SLURM_MEM_PER_NODE": "0"}, "39.4 GiB free"),  # as --mem=0 asks for: all of the node's
+    ):
+        with monkeypatch.context() as context:
+            for name, value in given.items():
+                context.setenv(name, value)
+            found = checkpoint.memory_needed(machine())
+            assert found.text.startswith(free), found
+            assert (found.state == State.BROKEN) == ("a larger --mem" in found.text) == (free == "0.0 GiB free")
+    monkeypatch.setenv("SLURM_MEM_PER_NODE", "3000")
+    monkeypatch.setattr(checkpoint, "detect", lambda: World("srun", 0, 4, 0, 4))
+    assert checkpoint.memory_needed(machine()).text.startswith("0.1 GiB free")
 
 
 @pytest.mark.parametrize(
@@ -107,5 +131,6 @@ def test_tensor_ranks_share_weights_and_keys_and_values(monkeypatch: pytest.Monk
         looked_at = machine(f"parallel.tensor={ranks}", "model.dtype=bf16")
         looked_at.__dict__["shape"] = big
         monkeypatch.setattr(checkpoint, "available_memory", lambda: 10 << 30)
+        monkeypatch.setattr(checkpoint, "process_memory", lambda: 0)
         found[ranks] = checkpoint.memory_needed(looked_at)
     assert (found[1].state, found[2].state) == (State.BROKEN, State.FINE), found
