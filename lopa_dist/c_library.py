@@ -20,6 +20,7 @@ from lopa_dist.atomic import can_be_written
 # so that no operation is contracted or reordered, whatever the compiler's defaults are
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fopenmp", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared")
 COMPILE_S = 120
+DIGEST = hashlib.sha256().digest_size
 REMEDY = "apt install gcc; if it is there, XDG_CACHE_HOME=FOLDER names one that can be written"
 P, N, F, DOUBLE, INT, LONG = (
     ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_float, ctypes.c_double, ctypes.c_int, ctypes.c_int64,
@@ -60,19 +61,50 @@ def user_cache() -> Path:
 
 
 def writable(folder: Path) -> Path:
-    """Return `folder`, made if need be, or a folder in the temporary directory if it cannot be written to.
+    """Return `folder`, made if need be, or a folder in the temporary directory if `folder` is not this user's own.
 
     Raises:
-        Unavailable: other users could put their code into the folder in the temporary directory.
+        Unavailable: other users could put their code into the folder in the temporary directory, too.
     """
     if can_be_written(folder):
-        return folder
+        entry = folder.stat()
+        if entry.st_uid == os.getuid() and entry.st_mode & 0o022:
+            folder.chmod(stat.S_IMODE(entry.st_mode) & ~0o022)
+        if is_own(folder):
+            return folder
     own = Path(gettempdir()) / f"lopa_dist-{os.getuid()}"
     own.mkdir(mode=0o700, exist_ok=True)
-    entry = own.lstat()
-    if not stat.S_ISDIR(entry.st_mode) or entry.st_uid != os.getuid() or entry.st_mode & 0o022:
-        raise Unavailable(f"{folder} cannot be written, and {own} is not this user's alone")
+    if own.is_symlink() or not is_own(own):
+        raise Unavailable(f"{folder} cannot be written, or is another user's, and {own} is not this user's alone")
     return own
+
+
+def is_own(folder: Path) -> bool:
+    """Return whether `folder` is a folder into which no other user than root can put code that then runs here."""
+    try:
+        entry = folder.stat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(entry.st_mode) and entry.st_uid in (os.getuid(), 0) and not entry.st_mode & 0o022
+
+
+def intact(path: Path) -> bool:
+    """Return whether a compiled library is complete and of this user: a disk may have been full, or a copy cut short.
+
+    Its last bytes are a digest of the others (`seal`). A library that was cut short could end the process.
+    """
+    try:
+        made, owner = path.read_bytes(), path.stat().st_uid
+    except OSError:
+        return False
+    whole = hashlib.sha256(made[:-DIGEST]).digest() == made[-DIGEST:]
+    return whole and owner in (os.getuid(), 0)
+
+
+def seal(path: Path) -> None:
+    """Append a digest of a library to it, which loading it ignores."""
+    with path.open("ab") as file:
+        file.write(hashlib.sha256(path.read_bytes()).digest())
 
 
 def compiled(source: Path, *defined: str) -> Path:
@@ -89,10 +121,10 @@ def compiled(source: Path, *defined: str) -> Path:
         of = "\n".join([source.read_text(encoding="utf-8"), *flags, version_of(compiler), cpu()])
         name = "-".join([source.stem, *defined, hashlib.sha256(of.encode()).hexdigest()[:16]])
         path = user_cache() / f"{name.lower()}.so"
-        if path.exists():
+        if is_own(path.parent) and intact(path):
             return path
         path = writable(path.parent) / path.name
-        if path.exists():
+        if intact(path):
             return path
         with TemporaryDirectory(dir=path.parent) as own:  # ranks that compile at the same time do not collide
             made = Path(own) / path.name
@@ -100,6 +132,7 @@ def compiled(source: Path, *defined: str) -> Path:
             run = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_S)
             if run.returncode:
                 raise Unavailable(f"{compiler} fails: {(run.stderr.strip().splitlines() or ['without a word'])[0]}")
+            seal(made)
             made.replace(path)
     except (OSError, subprocess.SubprocessError) as error:
         raise Unavailable(str(error)) from error
@@ -118,6 +151,8 @@ def load(source: Path, functions: Mapping[str, Function], *defined: str) -> ctyp
     except OSError as error:
         raise Unavailable(str(error)) from error
     for name, (result, arguments) in functions.items():
-        function = getattr(library, name)
+        function = getattr(library, name, None)
+        if function is None:
+            raise Unavailable(f"{path} has no {name}; delete it")
         function.restype, function.argtypes = result, arguments
     return library

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
@@ -17,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lopa_dist.checks import UserError
 from lopa_dist.config import Config, as_hydra_reads, check_files, check_keys, composed, omegaconf_message
+from lopa_dist.jobs.folder.sweep_points import points_of
 from lopa_dist.jobs.run.output import check_output
 from lopa_dist.models.files import why_not_there as model_not_there
 from lopa_dist.parallel.launcher import LaunchError
@@ -94,7 +94,7 @@ def check_points(arguments: Sequence[str]) -> None:
     if any(a.startswith("hydra/sweeper") for a in arguments):
         return
     overrides = OverridesParser.create().parse_overrides(own)
-    [points] = BasicSweeper.split_arguments(overrides, None)
+    points = points_of(own)
     swept = {o.get_key_element() for o in overrides if o.is_sweep_override()}
     refused = []
     for point in points:

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from numbers import Integral
 from typing import Any
 
 from lopa_dist.tasks.prompt_template import Template, fill, names_in
@@ -320,14 +321,18 @@ def read_logprobs(value: Any, chat: bool) -> bool:
 
 
 def integer(request: dict[str, Any], key: str, least: int, most: int | None = None) -> int | None:
-    """Return the integer field `key`, which must be from `least` to `most`; None if it is not given."""
+    """Return the integer field `key`, which must be from `least` to `most`; None if it is not given.
+
+    20.0 is one, too: pandas writes columns of integers so if some are missing.
+    """
     value = request.get(key)
     if value is None:
         return None
-    if not isinstance(value, int) or isinstance(value, bool) or value < least or (most is not None and value > most):
+    whole = isinstance(value, Integral) or (isinstance(value, float) and value.is_integer())
+    if not whole or isinstance(value, bool) or value < least or (most is not None and value > most):
         allowed = f"of at least {least}" if most is None else f"from {least} to {most}"
         raise BadLine(f"{key}={shown(value)} must be an integer {allowed}")
-    return value
+    return int(value)
 
 
 def number(request: dict[str, Any], key: str, fits: Callable[[float], bool], allowed: str) -> float | None:

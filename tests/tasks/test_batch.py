@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -362,6 +363,9 @@ def test_what_stands_for_nothing_in_tables_of_numbers(tmp_path: Path) -> None:
     )
     [item] = items_of({"prompt": "x", "n": 2.5}, 1)
     assert "n=2.5 must be an integer" in str(item.error)
+    [item] = items_of({"prompt": "x", "max_tokens": 20.0, "seed": np.int64(7)}, 1)  # as pandas has them
+    assert item.error is None
+    assert (item.max_new_tokens, item.sampling and item.sampling.seed) == (20, 7)
 
 
 def test_an_empty_cell_of_the_prompt_is_called_that(tmp_path: Path) -> None:

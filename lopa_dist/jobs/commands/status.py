@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from lopa_dist.config import typed
 from lopa_dist.jobs.commands.go_on import go_on, shards_again, spans
 from lopa_dist.jobs.folder.journal import difference
+from lopa_dist.jobs.folder.sweep_points import without_run
 from lopa_dist.jobs.show.report import duration, read_report
 from lopa_dist.jobs.show.run_state import LOGS, RunState, runs_below
 from lopa_dist.jobs.show.table import output_again
@@ -56,6 +59,8 @@ def status(folders: Sequence[Path], console: Console) -> None:
     for place, members in arrays.items():
         for line in array_in_words(place, members) if place else runs_in_words(members):
             console.print(line, soft_wrap=True, markup=False, highlight=False)
+    for line in filter(None, map(sweep_in_words, folders)):
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
     if wrong:
         raise ValueError("\n".join(wrong))
 
@@ -94,6 +99,20 @@ def runs_in_words(runs: Sequence[RunState]) -> list[str]:
     ]  # fmt: skip
     waiting = [run.folder for run in runs if run.state == "not begun"]
     return lines + [f"{folder} has not begun: if squeue does not list it, {LOGS} in it says why" for folder in waiting]
+
+
+def sweep_in_words(folder: Path) -> str:
+    """Return which points of a sweep have no run, and how to run them; empty if all have one."""
+    names = without_run(folder)
+    if not names:
+        return ""
+    more = f", and {len(names) - MOST} more" if len(names) > MOST else ""
+    those = "1 point of the sweep in {} has" if len(names) == 1 else f"{len(names)} points of the sweep in {{}} have"
+    return (
+        f"{those.format(folder)} not begun: {'; '.join(names[:MOST])}{more}\n"
+        f"Unless squeue lists them, the sweep's command again runs what is missing, with FOLDER={quote(str(folder))} "
+        f"(launch/sweep.sh) or {typed('hydra.sweep.dir', folder)}"
+    )
 
 
 def not_repeated(runs: Sequence[RunState]) -> str:

@@ -1,0 +1,51 @@
+"""The points of a sweep: their settings, and which of them have no run in the sweep's folder yet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra._internal.config_loader_impl import get_overrides_dirname
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from lopa_dist.config import short
+
+SWEEP = "multirun.yaml"  # in which Hydra notes what a sweep's command line was
+
+
+def points_of(overrides: Sequence[str]) -> list[list[str]]:
+    """Return the settings of each point of a sweep.
+
+    Args:
+        overrides: what was typed, without settings of Hydra itself.
+    """
+    [points] = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(list(overrides)), None)
+    return [list(point) for point in points]
+
+
+def without_run(folder: Path) -> list[str]:
+    """Return the names of the points of the last sweep in `folder` that have no folder yet.
+
+    It is empty if `folder` is not a sweep's, or another sweeper than Hydra's own chose the points.
+    """
+    if not (folder / SWEEP).is_file():
+        return []
+    try:
+        hydra = OmegaConf.load(folder / SWEEP).hydra
+        if not str(hydra.sweeper._target_).endswith(".BasicSweeper"):
+            return []
+        points, naming = points_of(list(hydra.overrides.task)), hydra.job.config.override_dirname
+    except (OSError, YAMLError, OmegaConfBaseException, UnicodeDecodeError):
+        return []
+    parser = OverridesParser.create()
+    names = [
+        get_overrides_dirname(
+            parser.parse_overrides(point), list(naming.exclude_keys), naming.item_sep, naming.kv_sep
+        )
+        for point in points
+    ]  # fmt: skip
+    return [name for name in names if name and not (folder / short(name)).is_dir()]
