@@ -334,8 +334,8 @@ lopa_launch() {
     trap - USR1 TERM INT
     [ -z "$REPEATER" ] || kill "$REPEATER" 2>/dev/null || true
     if [ "$status" = 137 ] && [ "$INTERRUPTS" = 0 ]; then
-        local what="a rank was killed by signal 9, most often for want of memory (--mem)"
-        [ "${#DOCTOR[@]}" != 0 ] || what+=": lopa-dist status $(value_of hydra.run.dir "${WORK[@]}") has the command that goes on"
+        local what="a rank was killed by signal 9, most often for want of memory: sbatch it again with a larger --mem"
+        [ "${#DOCTOR[@]}" != 0 ] || what+="; if it had begun, lopa-dist status $(value_of hydra.run.dir "${WORK[@]}") has the command that goes on"
         say "$what"
     fi
     [ "$INTERRUPTS" = 0 ] || return 130

@@ -312,7 +312,10 @@ def test_a_rank_that_was_killed_is_told(tmp_path: Path) -> None:
     command = ["bash", str(SCRIPTS[0]), "task.limit=1", f"hydra.run.dir={tmp_path}/run"]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 137
-    assert f"want of memory (--mem): lopa-dist status {tmp_path}/run has the command that goes on" in ran.stdout
+    assert (
+        f"with a larger --mem; if it had begun, lopa-dist status {tmp_path}/run has the command that goes on"
+        in ran.stdout
+    )
 
 
 @pytest.mark.parametrize(

@@ -57,9 +57,19 @@ def check(source: str, key: str = "task.input") -> None:
         hub_parts(source, key)
         return
     check_ending(source, key)
+    if not is_remote(source) and is_pipe(Path(source).expanduser()):
+        raise ValueError(
+            f"{key}={source}: a pipe can be read only once, and a job reads its input several times; give it to "
+            f"standard input, with {key}=-"
+        )
     is_there = exists(source, key) if is_remote(source) else source == "-" or bool(files_of(source, key))
     if not is_there:
         raise ValueError(f"{key}={source}: no such file")
+
+
+def is_pipe(path: Path) -> bool:
+    """Return whether a path is that of a pipe, a socket or a device, such as of ``<(command)`` in a shell."""
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def check_ending(source: str, key: str = "task.input") -> None:

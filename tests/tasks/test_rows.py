@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import sys
 from glob import glob
 from pathlib import Path
@@ -108,6 +109,14 @@ def test_datasets_and_parquet(tmp_path: Path) -> None:
 def test_unusable_sources(source: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         check(source)
+
+
+def test_a_pipe_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    """Its first lines, read to see what they are, would be missing."""
+    os.mkfifo(tmp_path / "x.jsonl")
+    with pytest.raises(ValueError, match=r"task\.input=.*: a pipe can be read only once.* with task\.input=-"):
+        check(str(tmp_path / "x.jsonl"))
+    check("-")
 
 
 def test_broken_gzip_names_the_file(tmp_path: Path) -> None:
