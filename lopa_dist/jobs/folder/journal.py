@@ -84,7 +84,8 @@ class Journal:
             retry: whether the attempt runs failed requests again, for which numerics may change (`MAY_CHANGE`).
 
         Raises:
-            ValueError: results of earlier attempts were made under other settings; the message shows the difference.
+            ValueError: results of earlier attempts were made under other settings, which the message shows; or there
+                are files with the names of results, but no attempt that wrote them.
         """
         anew = resume == "new" and self.folder.exists() and not start.again(self.first_start())
         if anew or (not self.has_results() and self.differs(settings)):
@@ -92,6 +93,11 @@ class Journal:
             self.folder.rename(old)
             for result in filter(Path.exists, map(self.folder.with_name, RESULTS)):
                 result.rename(old / result.name)
+        if not self.folder.exists() and (there := [name for name in RESULTS if self.folder.with_name(name).exists()]):
+            raise ValueError(
+                f"{self.folder.parent} has {', '.join(there)}, but no journal of a job that wrote this: a job there "
+                "would replace it. Give another hydra.run.dir, or move it away"
+            )
         self.folder.mkdir(parents=True, exist_ok=True)
         if (self.folder / "settings.json").exists():
             changes = self.differs(settings)

@@ -99,6 +99,18 @@ def test_without_a_result_a_folder_holds_nobody_to_its_settings(tmp_path: Path) 
         Journal(tmp_path).open(SETTINGS, "auto", Start())
 
 
+def test_files_that_no_job_wrote_are_not_replaced(tmp_path: Path) -> None:
+    """A user's own, or those of merged shards; a folder with other files is as good as an empty one."""
+    (tmp_path / "input.jsonl").touch()
+    (tmp_path / "results.jsonl").write_text("mine\n")
+    for resume in ("auto", "new"):
+        with pytest.raises(ValueError, match=r"has results\.jsonl, but no journal .* move it away"):
+            Journal(tmp_path).open(SETTINGS, resume, Start())
+    assert (tmp_path / "results.jsonl").read_text() == "mine\n"
+    (tmp_path / "results.jsonl").rename(tmp_path / "mine.jsonl")
+    assert Journal(tmp_path).open(SETTINGS, "auto", Start()) == []
+
+
 def test_other_settings_are_refused_with_the_difference(tmp_path: Path) -> None:
     started(tmp_path)
     append(tmp_path, 1, 0, entry("a"))
