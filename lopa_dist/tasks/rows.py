@@ -38,6 +38,7 @@ HUB = "hf://"
 LINES = ("", ".jsonl", ".ndjson")
 TABLES = (".csv", ".tsv", ".parquet")
 GZIP = b"\x1f\x8b"  # how a gzipped file begins
+RUN_LOCK = "job.lock"  # a file that each run folder has
 READING = (OSError, EOFError, zlib.error)  # what reading a damaged or missing file raises
 
 
@@ -104,14 +105,19 @@ def files_of(source: str, key: str = "task.input") -> list[Path]:
     """Return the files of a local source, by path: the file itself, those in a folder, or those that a pattern names.
 
     In a folder, hidden files and those that begin with an underscore, as Spark's markers do, are left out; so are
-    `*.json` files beside others, which they describe. The list is empty if there is no such file, or none of a pattern.
+    `*.json` files beside others, which they describe, and folders of runs, whose answers are no prompts. The list is
+    empty if there is no such file, or none of a pattern.
 
     Raises:
         ValueError: a folder has no files of prompts, or the files are of several kinds.
     """
     path = Path(source).expanduser()
     if path.is_dir():
-        inside = [file for file in path.rglob("*") if file.is_file() and not hidden(file.relative_to(path))]
+        runs = {lock.parent for lock in path.rglob(RUN_LOCK)} - {path}
+        inside = [
+            file for file in path.rglob("*")
+            if file.is_file() and not hidden(file.relative_to(path)) and runs.isdisjoint(file.parents)
+        ]  # fmt: skip
         files = [file for file in inside if ending(file) in (*LINES[1:], *TABLES)]
         files = sorted(files or [file for file in inside if ending(file) == ".json"])
         if not files:

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lopa_dist.tasks.batch import Batch
-from lopa_dist.tasks.rows import check, rows, takes
+from lopa_dist.tasks.rows import check, files_of, rows, takes
 
 TWO = [{"prompt": "one\u2028line"}, {"prompt": "zwei"}]
 
@@ -109,6 +109,18 @@ def test_datasets_and_parquet(tmp_path: Path) -> None:
 def test_unusable_sources(source: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         check(source)
+
+
+def test_answers_of_runs_below_a_folder_are_not_prompts(tmp_path: Path) -> None:
+    """A job's run folder is `outputs/...` in the folder that the user is in, which may be that of the prompts."""
+    run = tmp_path / "outputs" / "1"
+    (run / "journal").mkdir(parents=True)
+    for file in (tmp_path / "a.jsonl", run / "results.jsonl", run / "journal" / "0001-0.jsonl"):
+        file.write_text('{"prompt": "x"}\n')
+    assert len(files_of(str(tmp_path))) == 3
+    (run / "job.lock").touch()
+    assert files_of(str(tmp_path)) == [tmp_path / "a.jsonl"]
+    assert run / "results.jsonl" in files_of(str(run)), "unless the run is named"
 
 
 def test_a_pipe_is_refused_before_it_is_read(tmp_path: Path) -> None:

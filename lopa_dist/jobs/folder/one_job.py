@@ -19,9 +19,10 @@ from typing import Any
 
 from lopa_dist.checks import UserError
 from lopa_dist.parallel.launcher import Start
+from lopa_dist.tasks.rows import RUN_LOCK
 
 log = logging.getLogger("lopa_dist")
-NAME = "job.lock"
+NAME = RUN_LOCK
 PATIENCE_S = 10.0  # to wait for a job that is about to end
 LOOKED_AT = 1000  # how many of the latest run folders are searched for that of a restarted job
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # errors of a file system without locks

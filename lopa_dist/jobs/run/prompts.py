@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from itertools import chain, takewhile
+from itertools import chain, islice, takewhile
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, TemplateSyntaxError, meta
@@ -76,6 +76,7 @@ class Encoder:
         self.cut = set[int]()  # indices of prompts that were too long, by `task.truncate`
         self.left_out = set[str]()  # what the chat template left out of chats
         self.odd_roles = set[str]()  # roles that templates seldom know
+        self.other_models: dict[str, None] = {}  # models that lines name, but this job does not load
         self.greedy_formats = 0  # requests with a format for which another try would give the same text
         self.draws = False  # whether any request draws its tokens
         self.scores = False  # whether texts are scored: a masked model's masks are drawn by the seed
@@ -118,6 +119,9 @@ class Encoder:
         """Return the prompt of an item or, for each of its continuations, the text before it and both together."""
         if item.error:
             raise Refusal(item.error)
+        named = item.origin.model if item.origin else None
+        if named and named.rpartition("/")[2] != self.config.model.path.rstrip("/").rpartition("/")[2]:
+            self.other_models[named] = None
         if not item.continuations:
             return [self.render(item)]
         texts = []
@@ -351,6 +355,12 @@ class Encoder:
                 f"decode.context={decode.context}: model={self.config.model.path} was trained to see no masks behind "
                 "its block, and sees them here: its answers are likely to be worse than with decode.context="
                 f"{pattern.context} (model.pattern says how a model was trained)"
+            )
+        if self.other_models:
+            names = ", ".join(map(repr, islice(self.other_models, 3))) + (", ..." if len(self.other_models) > 3 else "")
+            messages.append(
+                f"lines ask for the model {names}: model={self.config.model.path} answers them. batch_output.jsonl "
+                "repeats the name that a line gave"
             )
         if self.strange_prompts:
             words = ", ".join(repr(word) for word in dict.fromkeys(self.strange))

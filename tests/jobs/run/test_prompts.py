@@ -18,7 +18,7 @@ from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.request import Request
 from lopa_dist.jobs.run.prompts import Encoder, Rejection
 from lopa_dist.tasks.batch import Batch
-from lopa_dist.tasks.task import Item
+from lopa_dist.tasks.task import Item, Origin
 from tests.conftest import SMALL
 
 
@@ -228,6 +228,19 @@ def test_messages_that_a_template_leaves_out_are_told(embedded_tokenizer: PreTra
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     encoder.encode(3, Item("d", messages=[{"role": "agent", "content": "Tom has 3 coins ."}]))
     assert "messages of the role 'agent': many chat templates know system, user" in "".join(encoder.warnings())
+
+
+def test_models_that_lines_name_are_told(embedded_tokenizer: PreTrainedTokenizerFast) -> None:
+    """The job's own name, also with an owner before it, is no other model's."""
+    path = Config().model.path
+    for names, said in ((["", path, f"me/{path}"], ""), (["gpt-4o", "x", "gpt-4o"], "the model 'gpt-4o', 'x': model=")):
+        encoder = Encoder(Config(), SMALL, embedded_tokenizer)
+        for number, name in enumerate(names):
+            origin = Origin("1", number + 1, "completion", model=name or None)
+            encoder.encode(number, Item("1", prompt="Tom has 3", origin=origin))
+        [told] = [text for text in encoder.warnings() if "lines ask for" in text] or [""]
+        assert said in told
+        assert bool(said) == bool(told)
 
 
 def test_a_missing_chat_template_is_told(embedded_tokenizer: PreTrainedTokenizerFast) -> None:
