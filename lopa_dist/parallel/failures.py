@@ -114,9 +114,9 @@ class Failures:
         except Stopped as error:
             with contextlib.suppress(RuntimeError):  # the store's host may be gone
                 never_again(self.store, str(error))
-            if not self.stop.begun:
-                self.store.set(keys.EARLY, str(error))
-            self._leave()
+                if not self.stop.begun:
+                    self.store.set(keys.EARLY, str(error))
+                self._leave()
             raise
         finally:
             self.close()
@@ -231,11 +231,17 @@ class Failures:
         """
         if self.world.size == 1 or self.leaving:
             return
-        verdict = None
+        verdict, away_s = None, self.heart.away_s()
         with contextlib.suppress(RuntimeError):  # the store's host may be gone
             if self.store.add(keys.LEFT, 0):
                 return
-            verdict = self._verdict(f"seen by rank {self.world.rank}, which was told to end")
+            if away_s > self.timeout_s:  # the others seem silent because this rank could not hear them
+                verdict = self.announced() or (
+                    f"{names_of([self.world.rank], self.world.size)} did not answer for {away_s:.0f} s: its process "
+                    f"was suspended, or its host (timeout {self.timeout_s:g} s; seen by itself)"
+                )
+            else:
+                verdict = self._verdict(f"seen by rank {self.world.rank}, which was told to end")
         if verdict:
             into_log(verdict)
             die(f"lopa-dist: {verdict}", 143)

@@ -42,6 +42,7 @@ class Heartbeat:
         store.set_timeout(JOIN)
         self._own.add(keys.BEAT.format(rank), 1)
         self._answers = 0
+        self._last_beat = time.monotonic()
         self._all_joined = False
         self._counts_seen = [-1] * size  # used only by rank 0, as is the next
         self._quiet_s = [0.0] * size
@@ -57,6 +58,7 @@ class Heartbeat:
         with contextlib.suppress(RuntimeError):  # the store is gone: so is the job
             while not self._ended.wait(INTERVAL_S):
                 self._own.add(keys.BEAT.format(self.rank), 1)
+                self._last_beat = time.monotonic()
                 turn += 1
                 if turn % 2 == 0:  # counted in turns of this thread: a suspended process has not waited
                     self._all_joined = self._all_joined or self._own.add(keys.JOINED, 0) >= self.size
@@ -105,6 +107,10 @@ class Heartbeat:
         if store.check(beats):
             return [int(count) for count in store.multi_get(beats)]
         return [store.add(beat, 0) for beat in beats]  # some ranks have not begun to count
+
+    def away_s(self) -> float:
+        """Return for how many seconds this rank has not beaten itself, as when its process was suspended."""
+        return time.monotonic() - self._last_beat
 
     def silent(self) -> list[int]:
         """Return the ranks that do not beat during `PATIENCE_S`, as this rank itself sees it."""

@@ -138,6 +138,31 @@ def test_sigterm_ends_a_rank_only_when_another_is_lost(
     assert len(said) == 1, "the silent one has left in order"
 
 
+def test_a_rank_that_was_suspended_blames_no_other(
+    store: HashStore, failures: Failures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm wakes it with SIGCONT and SIGTERM; by then the others, which it could not hear, have named it and left."""
+    said: list[str] = []
+    monkeypatch.setattr(failures_file, "die", lambda message, status: said.append(message))
+    monkeypatch.setattr(failures.heart, "away_s", lambda: 1000.0)
+    failures.end_if_lost()
+    assert said[0].startswith("lopa-dist: rank 1 of 2 did not answer for 1000 s: its process was suspended")
+    store.set(keys.FAILED, "rank 1 of 2 does not answer")
+    failures.end_if_lost()
+    assert said[1] == "lopa-dist: rank 1 of 2 does not answer"
+
+
+def test_a_stop_after_which_the_store_is_gone_is_still_a_stop(
+    failures: Failures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*_: object) -> None:
+        raise RuntimeError("Broken pipe")
+
+    monkeypatch.setattr(failures_file, "never_again", gone)
+    with pytest.raises(Stopped, match="SIGTERM"), failures.guard():
+        raise Stopped("stopped by SIGTERM before the first step")
+
+
 def test_errors_of_collectives_are_known() -> None:
     assert broken(RuntimeError("[../gloo/transport] Connection closed by peer"))
     assert broken(TimeoutError("no answer"))
