@@ -94,7 +94,7 @@ def check_points(arguments: Sequence[str]) -> None:
     if any(a.startswith("hydra/sweeper") for a in arguments):
         return
     overrides = OverridesParser.create().parse_overrides(own)
-    points = points_of(own)
+    points = points_of(overrides)
     swept = {o.get_key_element() for o in overrides if o.is_sweep_override()}
     refused = []
     for point in points:

@@ -30,7 +30,7 @@ def gain(policy: LookaheadPolicy, shares: list[float], chains: float) -> float:
         acceptance.tried[depth], acceptance.accepted[depth] = tried, tried * share
         acceptance.drafted[depth] = acceptance.room[depth] = tried
         tried = max(tried * share, 1.0)
-    if policy.auto and policy.times.times:
+    if policy.auto and policy.times.all.points:
         sequences = policy.sequences
         best, now = (max(p.tokens_a_second(c, sequences) for c in p.choices()) for p in (other, policy))
         return best / now

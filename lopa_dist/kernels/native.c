@@ -920,11 +920,12 @@ static ptrdiff_t drafting(const Drafting *adapter, const int64_t *of, ptrdiff_t 
     return count;
 }
 
-/* Adds what `count` pairs, side by side, make of x [R, K] to y [R, N], in the M rows that draft. */
-static void adapt(const Pair *pairs, int count, const int64_t *rows, ptrdiff_t M, const T *x, ptrdiff_t K, T *y,
-                  ptrdiff_t N, T *room, int threads) {
+/* Adds what `count` pairs, side by side, make of x [R, K] to y [R, N], in the M rows that draft. `rows` has their
+numbers, counted from `first`. */
+static void adapt(const Pair *pairs, int count, const int64_t *rows, ptrdiff_t M, ptrdiff_t first, const T *x,
+                  ptrdiff_t K, T *y, ptrdiff_t N, T *room, int threads) {
     T *narrow = room + M * K;
-    gather(room, x, rows, M, K);
+    for (ptrdiff_t m = 0; m < M; m++) memcpy(room + m * K, x + (rows[m] - first) * K, K * sizeof *x);
     for (const Pair *pair = pairs; pair < pairs + count; y += pair++->outputs) {
         ptrdiff_t rank = pair->rank, outputs = pair->outputs;
         T *added = narrow + M * rank;
@@ -932,7 +933,7 @@ static void adapt(const Pair *pairs, int count, const int64_t *rows, ptrdiff_t M
         product(room, K, pair->a, rank, 0, narrow, rank, M, K, rank, 0, threads);
         product(narrow, rank, pair->b, outputs, 0, added, outputs, M, rank, outputs, 0, threads);
         for (ptrdiff_t m = 0; m < M; m++, added += outputs) {
-            T *to = y + rows[m] * N;
+            T *to = y + (rows[m] - first) * N;
             for (EVERY(outputs)) PUT(to + i, GET(to + i) + GET(added + i));
         }
     }
@@ -944,15 +945,14 @@ static void feed_forward(const Layer *layer, const Pair *pairs, const Drafting *
                          ptrdiff_t R, ptrdiff_t d, ptrdiff_t I, T *room, int threads) {
     for (ptrdiff_t r = 0, from = 0; r < R; r += AT_ONCE) {
         ptrdiff_t rows = R - r < AT_ONCE ? R - r : AT_ONCE, some = 0;
-        int64_t *numbers = M ? adapter->rows + from : 0;
-        for (; from + some < M && numbers[some] < r + rows; some++) numbers[some] -= r;
+        const int64_t *drafts = M ? adapter->rows + from : 0;
+        while (from + some < M && drafts[some] < r + rows) some++;
         T *gate = room + rows * 2 * I;
         product(x + r * d, d, layer->gate_up, 2 * I, layer->gate_up_bias, room, 2 * I, rows, d, 2 * I, 0, threads);
-        if (some) adapt(pairs + GATE_UP, 2, numbers, some, x + r * d, d, room, 2 * I, adapter->room, threads);
+        if (some) adapt(pairs + GATE_UP, 2, drafts, some, r, x + r * d, d, room, 2 * I, adapter->room, threads);
         swiglu(room, gate, rows, I, threads);
         product(gate, I, layer->down, d, layer->down_bias, y + r * d, d, rows, I, d, 0, threads);
-        if (some) adapt(pairs + DOWN, 1, numbers, some, gate, I, y + r * d, d, adapter->room, threads);
-        for (ptrdiff_t m = 0; m < some; m++) numbers[m] += r;
+        if (some) adapt(pairs + DOWN, 1, drafts, some, r, gate, I, y + r * d, d, adapter->room, threads);
         from += some;
     }
 }
@@ -978,7 +978,7 @@ int layers(const Layer *all_layers, ptrdiff_t count, const T *embedding, const T
         const Pair *pairs = M ? adapter->pairs + number * PAIRS : 0;
         int at_end = number == count - 1, some = at_end && W >= 0;
         product(normed, d, layer->qkv, width, layer->qkv_bias, between, width, R, d, width, 0, threads);
-        if (M) adapt(pairs + Q_K_V, 3, adapter->rows, M, normed, d, between, width, adapter->room, threads);
+        if (M) adapt(pairs + Q_K_V, 3, adapter->rows, M, 0, normed, d, between, width, adapter->room, threads);
         rotate_and_store(between, q, cos, sin, positions, keys, values, slots, first, layer->q_norm, layer->k_norm, eps,
                          R, H, Hkv, D, threads);
         if (sees->rows < R) memset(attended, 0, R * H * D * sizeof *attended);
@@ -995,7 +995,7 @@ int layers(const Layer *all_layers, ptrdiff_t count, const T *embedding, const T
         }
         const T *heads = some ? q : attended;
         product(heads, H * D, layer->out, d, layer->out_bias, other, d, R, H * D, d, 0, threads);
-        if (M) adapt(pairs + OUT, 1, adapter->rows, M, heads, H * D, other, d, adapter->room, threads);
+        if (M) adapt(pairs + OUT, 1, adapter->rows, M, 0, heads, H * D, other, d, adapter->room, threads);
         norm(other, x, layer->after, normed, R, d, eps, threads);
         feed_forward(layer, pairs, adapter, M, normed, x, R, d, I, between, threads);
         norm(x, other, at_end ? last : layer[1].before, at_end ? y : normed, R, d, eps, threads);

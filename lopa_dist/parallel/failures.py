@@ -204,11 +204,19 @@ class Failures:
             dist.destroy_process_group()
 
     def _verdict(self, why: str) -> str | None:
-        """Return what a rank announced before it left, else who has fallen silent; None if all ranks are well."""
+        """Return what a rank announced before it left, else who has fallen silent; None if all ranks are well.
+
+        If this rank itself was suspended for too long, the others have left because they could not hear it.
+        """
         if announced := self.announced():
             return announced
-        silent = self.heart.silent()
-        return self.announced() or (self._lost(silent, why) if silent else None)
+        silent, away_s = self.heart.silent(), self.heart.suspended_s
+        if silent and away_s > self.timeout_s:
+            own = names_of([self.world.rank], self.world.size)
+            lost = f"{own} did not answer for {away_s:.0f} s: its process was suspended, or its host ({why})"
+        else:
+            lost = self._lost(silent, why) if silent else ""
+        return self.announced() or lost or None
 
     def announced(self) -> str | None:
         """Return what a rank announced before it left, or None."""
@@ -231,17 +239,11 @@ class Failures:
         """
         if self.world.size == 1 or self.leaving:
             return
-        verdict, away_s = None, self.heart.away_s()
+        verdict = None
         with contextlib.suppress(RuntimeError):  # the store's host may be gone
             if self.store.add(keys.LEFT, 0):
                 return
-            if away_s > self.timeout_s:  # the others seem silent because this rank could not hear them
-                verdict = self.announced() or (
-                    f"{names_of([self.world.rank], self.world.size)} did not answer for {away_s:.0f} s: its process "
-                    f"was suspended, or its host (timeout {self.timeout_s:g} s; seen by itself)"
-                )
-            else:
-                verdict = self._verdict(f"seen by rank {self.world.rank}, which was told to end")
+            verdict = self._verdict(f"seen by rank {self.world.rank}, which was told to end")
         if verdict:
             into_log(verdict)
             die(f"lopa-dist: {verdict}", 143)

@@ -42,7 +42,7 @@ class Heartbeat:
         store.set_timeout(JOIN)
         self._own.add(keys.BEAT.format(rank), 1)
         self._answers = 0
-        self._last_beat = time.monotonic()
+        self.suspended_s = 0.0  # the longest time for which this process, or its host, stood still
         self._all_joined = False
         self._counts_seen = [-1] * size  # used only by rank 0, as is the next
         self._quiet_s = [0.0] * size
@@ -58,7 +58,6 @@ class Heartbeat:
         with contextlib.suppress(RuntimeError):  # the store is gone: so is the job
             while not self._ended.wait(INTERVAL_S):
                 self._own.add(keys.BEAT.format(self.rank), 1)
-                self._last_beat = time.monotonic()
                 turn += 1
                 if turn % 2 == 0:  # counted in turns of this thread: a suspended process has not waited
                     self._all_joined = self._all_joined or self._own.add(keys.JOINED, 0) >= self.size
@@ -86,7 +85,10 @@ class Heartbeat:
 
     def _watch(self) -> None:
         answers, waited = 0, 0.0  # counted in turns of this thread: a suspended process has not waited
+        began = time.monotonic()
         while not self._ended.wait(INTERVAL_S):
+            ended = time.monotonic()
+            self.suspended_s, began = max(self.suspended_s, ended - began - INTERVAL_S), ended
             waited = waited + INTERVAL_S if self._answers == answers else 0.0
             answers = self._answers
             if waited > self.limit_s:
@@ -107,10 +109,6 @@ class Heartbeat:
         if store.check(beats):
             return [int(count) for count in store.multi_get(beats)]
         return [store.add(beat, 0) for beat in beats]  # some ranks have not begun to count
-
-    def away_s(self) -> float:
-        """Return for how many seconds this rank has not beaten itself, as when its process was suspended."""
-        return time.monotonic() - self._last_beat
 
     def silent(self) -> list[int]:
         """Return the ranks that do not beat during `PATIENCE_S`, as this rank itself sees it."""

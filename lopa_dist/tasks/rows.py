@@ -113,11 +113,7 @@ def files_of(source: str, key: str = "task.input") -> list[Path]:
     """
     path = Path(source).expanduser()
     if path.is_dir():
-        runs = {lock.parent for lock in path.rglob(RUN_LOCK)} - {path}
-        inside = [
-            file for file in path.rglob("*")
-            if file.is_file() and not hidden(file.relative_to(path)) and runs.isdisjoint(file.parents)
-        ]  # fmt: skip
+        inside = data_in(path)
         files = [file for file in inside if ending(file) in (*LINES[1:], *TABLES)]
         files = sorted(files or [file for file in inside if ending(file) == ".json"])
         if not files:
@@ -128,6 +124,13 @@ def files_of(source: str, key: str = "task.input") -> list[Path]:
         pattern = path / f"*{kinds[-1]}" if path.is_dir() else path.with_name(f"*{kinds[-1]}")
         raise ValueError(f"{key}={source}: has files of several kinds ({', '.join(kinds)}); name one: {key}={pattern}")
     return files
+
+
+def data_in(folder: Path) -> list[Path]:
+    """Return the files at any depth of a folder that may be data: neither hidden, nor of a run that is below it."""
+    runs = {lock.parent for lock in folder.rglob(RUN_LOCK)} - {folder}
+    files = (file for file in folder.rglob("*") if file.is_file() and not hidden(file.relative_to(folder)))
+    return [file for file in files if runs.isdisjoint(file.parents)]
 
 
 def signature(source: str | None) -> list[tuple[str, int, int]]:
@@ -169,8 +172,7 @@ def not_read(source: str) -> list[str]:
         return []
     files, notes = files_of(source), []
     if path.is_dir() and ending(files[0]) != ".json":
-        inside = (file.relative_to(path) for file in path.rglob("*.json"))
-        others = sorted(str(file) for file in inside if not hidden(file))
+        others = sorted(str(file.relative_to(path)) for file in data_in(path) if file.suffix == ".json")
         if others:
             names = ", ".join(others[:3]) + (f" and {len(others) - 3:,} more" if len(others) > 3 else "")
             notes.append(f".json files beside others are not read: {names}; to read them, name '{path / '*.json'}'")

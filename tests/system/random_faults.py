@@ -42,10 +42,7 @@ STAGES = (
 )  # fmt: skip
 OF_RANK_0 = ("merging", "pages")
 OF_LEADERS = ("judging", "writing")  # of replicas
-OF_THE_RANKS = (
-    "parallel",
-    "world",
-)  # in a report
+OF_THE_RANKS = ("parallel", "world")  # in a report
 WHATS = (  # how, to whom
     *((how, "itself") for how in ("SIGKILL", "SIGSTOP", "SIGTERM", "SIGUSR1", "raise")),
     *((how, "launcher") for how in ("SIGKILL", "SIGTERM", "SIGUSR1")),

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lopa_dist.tasks.batch import Batch
-from lopa_dist.tasks.rows import check, files_of, rows, takes
+from lopa_dist.tasks.rows import check, files_of, not_read, rows, takes
 
 TWO = [{"prompt": "one\u2028line"}, {"prompt": "zwei"}]
 
@@ -118,7 +118,10 @@ def test_answers_of_runs_below_a_folder_are_not_prompts(tmp_path: Path) -> None:
     for file in (tmp_path / "a.jsonl", run / "results.jsonl", run / "journal" / "0001-0.jsonl"):
         file.write_text('{"prompt": "x"}\n')
     assert len(files_of(str(tmp_path))) == 3
+    (run / "report.json").write_text("{}")
+    assert "report.json" in "".join(not_read(str(tmp_path)))
     (run / "job.lock").touch()
+    assert not_read(str(tmp_path)) == []
     assert files_of(str(tmp_path)) == [tmp_path / "a.jsonl"]
     assert run / "results.jsonl" in files_of(str(run)), "unless the run is named"
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from hydra._internal.config_loader_impl import get_overrides_dirname
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
@@ -17,13 +17,13 @@ from lopa_dist.config import short
 SWEEP = "multirun.yaml"  # in which Hydra notes what a sweep's command line was
 
 
-def points_of(overrides: Sequence[str]) -> list[list[str]]:
+def points_of(overrides: list[Override]) -> list[list[str]]:
     """Return the settings of each point of a sweep.
 
     Args:
-        overrides: what was typed, without settings of Hydra itself.
+        overrides: what was typed, parsed, without settings of Hydra itself.
     """
-    [points] = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(list(overrides)), None)
+    [points] = BasicSweeper.split_arguments(overrides, None)
     return [list(point) for point in points]
 
 
@@ -38,14 +38,10 @@ def without_run(folder: Path) -> list[str]:
         hydra = OmegaConf.load(folder / SWEEP).hydra
         if not str(hydra.sweeper._target_).endswith(".BasicSweeper"):
             return []
-        points, naming = points_of(list(hydra.overrides.task)), hydra.job.config.override_dirname
+        parse = OverridesParser.create().parse_overrides
+        points, naming = points_of(parse(list(hydra.overrides.task))), hydra.job.config.override_dirname
     except (OSError, YAMLError, OmegaConfBaseException, UnicodeDecodeError):
         return []
-    parser = OverridesParser.create()
-    names = [
-        get_overrides_dirname(
-            parser.parse_overrides(point), list(naming.exclude_keys), naming.item_sep, naming.kv_sep
-        )
-        for point in points
-    ]  # fmt: skip
+    left_out = list(naming.exclude_keys)
+    names = [get_overrides_dirname(parse(point), left_out, naming.item_sep, naming.kv_sep) for point in points]
     return [name for name in names if name and not (folder / short(name)).is_dir()]

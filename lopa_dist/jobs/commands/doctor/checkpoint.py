@@ -75,13 +75,13 @@ def memory_needed(machine: Machine) -> Finding:
     config, device = resolve(machine.config, machine.shape, machine.device), machine.device
     # auto depends on the job's ranks; a rank needs the most memory where it has all branches and all weights
     branch, tensor = (1 if axis == "auto" else int(axis) for axis in (config.parallel.branch, config.parallel.tensor))
-    free = memory.free_bytes(device) or own_share(min(available_memory(), allotted_memory()))
+    given = allotted_memory()
+    free = memory.free_bytes(device) or own_share(min(available_memory(), given))
     element = DTYPES[choose_dtype(config.model, device)].itemsize
     weights = weight_bytes(machine.shape, config.model.quantization, element, tensor)
     what = f"{max(free, 0) / GIB:.1f} GiB free, {weights / GIB:.1f} for weights"
     if free <= weights:
-        of_slurm = device.type == "cpu" and math.isfinite(allotted_memory())
-        larger = "a larger --mem" if of_slurm else "take a GPU with more"
+        larger = "a larger --mem" if device.type == "cpu" and math.isfinite(given) else "take a GPU with more"
         return broken(what, f"{larger}, model.quantization, model.dtype=bf16 or parallel.tensor")
     asked, new = config.engine.max_sequences, config.decode.max_new_tokens
     requests = memory.sizes([Request(0, [0] * PROMPT, new, 0)] * asked, config.decode.scope.stores_kv)
@@ -115,8 +115,8 @@ def process_memory() -> int:
 
 def allotted_memory() -> float:
     """Return the bytes that Slurm lets the processes of a job have on this node; infinity where it does not say."""
-    given = [os.environ.get(f"SLURM_{name}", "") for name in ("MEM_PER_NODE", "MEM_PER_CPU", "CPUS_ON_NODE")]
-    a_node, a_cpu, cpus = (int(text) if text.isdecimal() else 0 for text in given)
+    texts = [os.environ.get(f"SLURM_{name}", "") for name in ("MEM_PER_NODE", "MEM_PER_CPU", "CPUS_ON_NODE")]
+    a_node, a_cpu, cpus = (int(text) if text.isdecimal() else 0 for text in texts)
     return (a_node or a_cpu * cpus) * 2.0**20 or math.inf
 
 
