@@ -207,8 +207,7 @@ def test_a_sweep_through_slurm_ends_with_one_plot(cluster: dict[str, str], tmp_p
     assert len([*(tmp_path / "sweep").glob(".submitit/*/*_log.out")]) == 2
     assert (tmp_path / "sweep" / "pareto.pdf").stat().st_size > 5_000
     stamps = {path: path.stat().st_mtime_ns for path in reports}
-    reports[1].unlink()
-    shutil.rmtree(reports[1].parent / "journal")
+    shutil.rmtree(reports[1].parent)
     again = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
     assert again.returncode == 0, (again.stdout + again.stderr)[-3000:]
     assert [p for p, stamp in stamps.items() if p.stat().st_mtime_ns != stamp] == [reports[1]]
