@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -29,6 +30,8 @@ settings.register_profile("same", derandomize=True, deadline=None)
 settings.load_profile("same")  # --hypothesis-profile=default tries other examples at each run
 torch.set_num_threads(1)
 device.MUCH = math.inf  # jobs in this process never find other programs too busy
+with mock.patch.object(device, "busy_now", return_value=0):
+    device.busy_cores()  # it is cached
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes would each compile the package
 GPU = "--gpu" in sys.argv
 if not GPU:  # hidden, and kernels are interpreted: Triton reads that when one is imported, which other conftests do

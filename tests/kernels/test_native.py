@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator
 from itertools import product as every
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lopa_dist.c_library import compiled, intact
 from lopa_dist.kernels import native
 from lopa_dist.kernels.dispatch import KERNELS, by_torch, in_c
 from lopa_dist.kernels.product import product
@@ -265,70 +262,6 @@ def anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
     native.found.cache_clear()
     native.warn_of_fault.cache_clear()
-
-
-@there
-def test_it_is_compiled_once(anew: Path) -> None:
-    first = compiled(native.SOURCE)
-    made = first.stat().st_mtime_ns
-    assert compiled(native.SOURCE) == first
-    assert first.stat().st_mtime_ns == made
-    assert [path.name for path in (anew / "lopa_dist").iterdir()] == [first.name]
-
-
-@there
-def test_without_a_home_it_is_kept_in_a_temporary_folder_of_one_s_own(
-    anew: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (anew / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(anew / "file"))  # no folder can be made there, by root neither
-    monkeypatch.setattr("lopa_dist.c_library.gettempdir", lambda: str(anew))
-    made = compiled(native.SOURCE)
-    assert made.parent == anew / f"lopa_dist-{os.getuid()}"
-    assert compiled(native.SOURCE) == made
-    made.parent.chmod(0o777)
-    assert "is not this user's alone" in (native.fault() or "")
-
-
-@there
-def test_code_of_other_users_does_not_run(anew: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither from a folder that is theirs, nor a file of theirs; a folder that they may write to is closed."""
-    folder = compiled(native.SOURCE).parent
-    folder.chmod(0o777)
-    assert compiled(native.SOURCE).parent == folder
-    assert folder.stat().st_mode & 0o022 == 0
-    own = os.getuid()
-    (anew / "temporary").mkdir()
-    monkeypatch.setattr("lopa_dist.c_library.gettempdir", lambda: str(anew / "temporary"))
-    planted = compiled(native.SOURCE)
-    os.utime(planted, (0, 0))
-    real = Path.stat
-
-    def of_another(path: Path, **how: Any) -> os.stat_result:
-        found = real(path, **how)
-        theirs = path == owned and found.st_uid == own
-        return os.stat_result((*found[:4], own + 1, *found[5:])) if theirs else found
-
-    monkeypatch.setattr(Path, "stat", of_another)
-    owned = planted
-    assert real(compiled(native.SOURCE)).st_mtime > 0, "compiled anew"
-    owned = folder
-    with monkeypatch.context() as context:
-        context.setattr("lopa_dist.c_library.os.getuid", lambda: own)
-        assert compiled(native.SOURCE).parent == anew / "temporary" / f"lopa_dist-{own}"
-
-
-@there
-def test_a_library_that_was_cut_short_is_compiled_anew(anew: Path) -> None:
-    """Loading it could end the process without a word."""
-    made = compiled(native.SOURCE)
-    whole = made.read_bytes()
-    for left in (0, 1000, len(whole) - 1):
-        made.write_bytes(whole[:left])
-        assert not intact(made)
-    assert not isinstance(native.found(), str)
-    assert intact(made)
-    assert not intact(anew / "nowhere.so")
 
 
 def test_without_a_compiler_torch_computes(

@@ -107,10 +107,8 @@ def test_cores_that_were_busy_for_a_moment_are_not_left_to_others(
     left = iter(looks)
     monkeypatch.setattr(device, "idle_seconds", lambda: {0: 5.0, 1: 7.0})
     monkeypatch.setattr(device, "busy_now", lambda: next(left))
-    device.busy_cores.cache_clear()
-    assert device.busy_cores() == least
+    assert device.busy_cores.__wrapped__() == least
     assert next(left, None) is None
-    device.busy_cores.cache_clear()
 
 
 def test_how_busy_others_were_is_what_neither_idled_nor_was_computed_here(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,9 +150,7 @@ def test_in_a_job_of_slurm_s_nobody_looks_for_others(monkeypatch: pytest.MonkeyP
 def test_a_system_that_does_not_tell_has_no_busy_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert device.idle_seconds(tmp_path / "stat") == {}
     monkeypatch.setattr(device, "idle_seconds", partial(device.idle_seconds, tmp_path / "stat"))
-    device.busy_cores.cache_clear()
-    assert device.busy_cores() == 0
-    device.busy_cores.cache_clear()
+    assert device.busy_cores.__wrapped__() == 0
     monkeypatch.undo()
     (tmp_path / "stat").write_text("cpu  9 9 9 9\ncpu0 1 2 3 400 50 0 0\ncpux\nintr 5\n")
     assert set(device.idle_seconds(tmp_path / "stat")) <= {0}
