@@ -369,7 +369,7 @@ def check_files(config: Config) -> None:
             load(str(text), key)
     task_class(config.task.name)
     if config.decode.rule is not None:
-        own_rule(config.decode.rule)
+        own_rule(config.decode)
 
 
 def check_output(path: str) -> None:

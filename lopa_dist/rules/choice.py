@@ -16,7 +16,7 @@ from lopa_dist.own_code import load
 from lopa_dist.rules.causal import CAUSAL
 from lopa_dist.rules.lopa import LOPA
 from lopa_dist.rules.plain import PLAIN
-from lopa_dist.rules.rule import Rule, in_words
+from lopa_dist.rules.rule import WINDOWS, Rule, in_words
 from lopa_dist.rules.verified import VERIFIED
 
 RULES = (CAUSAL, VERIFIED, LOPA, PLAIN)
@@ -31,7 +31,7 @@ def rule_for(config: DecodeConfig) -> Rule:
     """
     if config.rule is None:
         return next(rule for rule in RULES if rule.serves(config))
-    rule = own_rule(config.rule)
+    rule = own_rule(config)
     if rule.rows.in_place != config.causal:
         raise ValueError(
             f"decode.rule={config.rule}: its rows are those of {'causal' if rule.rows.in_place else 'masked'} models, "
@@ -40,16 +40,23 @@ def rule_for(config: DecodeConfig) -> Rule:
     return rule
 
 
-def own_rule(text: str) -> Rule:
+def own_rule(config: DecodeConfig) -> Rule:
     """Return the rule that ``decode.rule`` names.
 
     Raises:
-        ValueError: it does not exist, or is not a `Rule`.
+        ValueError: it does not exist, is not a `Rule`, or cannot use drafts, which `config` asks for.
     """
+    text = str(config.rule)
     rule = load(text, "decode.rule")
     if not isinstance(rule, Rule):
         raise ValueError(
             f"decode.rule={text}: is a {type(rule).__name__}; make it a lopa_dist.rules.Rule, with its verify and spawn"
+        )
+    if rule.rows is WINDOWS and config.verify == "agreement" and not config.causal:
+        raise ValueError(
+            f"decode.rule={text}: its rows are windows alone, so nothing would verify the drafts that the settings ask "
+            f"for (decode.verify=agreement, decode.drafts={config.drafts}); add decode=lopa or decode=embedded_plain, "
+            "which have none, or give the rule rows="
         )
     words = partial(own_words, rule.name, text) if rule.words is in_words else rule.words
     return replace(rule, verify=checked(rule.verify, text), words=words)

@@ -65,6 +65,7 @@ def test_lopa_as_a_rule_of_one_s_own(small_model: Transformer, branches: int) ->
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
+        ("plain", {}, r"nothing would verify the drafts .* decode\.drafts=10\); add decode=lopa or"),
         ("function", {}, r"decode\.rule=.*:function: is a function; make it a lopa_dist\.rules\.Rule"),
         ("nothing", {}, r"decode\.rule=.*: there is no 'nothing' in .*own\.py"),
         ("plain", {"context": "causal"}, r"its rows are those of masked models, but decode\.context=causal"),

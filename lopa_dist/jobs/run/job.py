@@ -41,7 +41,16 @@ from lopa_dist.jobs.run.recall import recall
 from lopa_dist.jobs.run.rejudge import verdict_rule
 from lopa_dist.jobs.run.session import Session
 from lopa_dist.jobs.setup.build import EngineBuilder
-from lopa_dist.jobs.setup.device import BEYOND, OTHERS, OtherPrograms, choose_device, contended, cores, threads
+from lopa_dist.jobs.setup.device import (
+    BEYOND,
+    KEPT_BUSY,
+    OTHERS,
+    OtherPrograms,
+    choose_device,
+    contended,
+    cores,
+    threads,
+)
 from lopa_dist.jobs.setup.resolve import resolve
 from lopa_dist.jobs.show.extra import Extra
 from lopa_dist.jobs.show.made_on import made_on
@@ -303,7 +312,7 @@ class Job:
             self.made["others"] = round(busy, 1)
         if contended(busy, number, usable):
             message = (
-                f"other programs kept {busy:.1f} of {usable} cores busy while this job generated with {number} "
+                f"{KEPT_BUSY} {busy:.1f} of {usable} cores busy while this job generated with {number} "
                 f"thread{'s' * (number > 1)}: its times, and tokens per second, say little"
             )
             log.warning("WARNING: %s", message)

@@ -15,6 +15,7 @@ from lopa_dist.config import Config, ModelOptions
 from lopa_dist.parallel.launcher import World
 
 OTHERS = "other programs keep"
+KEPT_BUSY = "other programs kept"  # how the warning of a job that they slowed down begins
 BEYOND = "parallel.threads is more than"
 LOOKS = 5  # how many times to look at how busy the cores are
 LOOK_S = 0.2

@@ -223,6 +223,8 @@ class Comparison:
         seeds = any(report.get("seeds", 1) > 1 for report in self.reports)
         words = "Accuracies have Wilson's 95 % confidence intervals"
         words += ", of several seeds around the mean and as wide as one run's" if seeds else ""
+        if any("accuracy_sd" in report for report in self.reports):
+            words += "; sd is the standard deviation of the seeds' accuracies, each over all problems"
         if "difference" in self.head:
             assert self.base is not None
             words += (
@@ -347,7 +349,7 @@ def cells_of(name: str, group: SeedGroup, pair: Paired | None, same: EqualTexts 
     seeds: dict[str, Any] = {key: report[key] for key in told if key in report}
     number, streams = report.get("seeds", 1), report.get("streams", 1)
     of_streams = f"{streams} of problems" if streams > 1 else ""
-    of_seeds = f"{number}{spread}" if number > 1 or not of_streams else ""
+    of_seeds = f"{seeds_in_words(report)}{spread}" if number > 1 or not of_streams else ""
     cells["seeds"] = ", ".join(filter(None, (of_seeds, of_streams))), seeds
     if pair:
         numbers = {"difference": pair.difference, "difference_low": pair.low, "difference_high": pair.high}
@@ -369,6 +371,12 @@ def cells_of(name: str, group: SeedGroup, pair: Paired | None, same: EqualTexts 
         numbers["samples"] = samples_of(report)
     cells["requests"] = requests, numbers
     return cells
+
+
+def seeds_in_words(report: dict[str, Any]) -> str:
+    """Return how many seeds a point has: a range if not every stream of problems has all."""
+    counts = report.get("seeds_by_stream", {"": report.get("seeds", 1)}).values()
+    return "-".join(map(str, sorted({min(counts), max(counts)})))
 
 
 def seeds_change_nothing(report: dict[str, Any]) -> bool:
@@ -406,6 +414,10 @@ def names_of(groups: Sequence[SeedGroup], words: Sequence[dict[str, str]]) -> li
             f"{folder} ({name})" if 0 < len(name) <= FEW else folder
             for folder, name in zip(folders, names, strict=True)
         ]
+    if len(groups) == 1:  # nothing differs: all that was typed
+        [group] = groups
+        typed = [word.removeprefix("decode.") for word in typed_words(group.folders[0])]
+        names = [", ".join(word for word in typed if word.partition("=")[0] not in (*UNTOLD, "problem_seed"))]
     return [name or "as configured" for name in names]
 
 
@@ -416,16 +428,18 @@ def short_names(names: Sequence[str]) -> list[str]:
 
 
 def growing(words: Sequence[dict[str, str]]) -> str | None:
-    """Return the setting that grows along a curve: the branches (the paper's Figure 4), or the one with most values.
+    """Return the setting that grows along a curve: the one that leaves the fewest curves.
 
-    Only settings whose values are numbers, or null, count; of equals, the first. None where no such setting differs.
+    Of equals, it is the branches (the paper's Figure 4), or else the one with most values, or the first. Only settings
+    whose values are numbers, or null, count. None where no such setting differs.
     """
     numbers = {}
     for key in dict.fromkeys(key for of in words for key in of):
         values = {of.get(key, "null") for of in words} - {"null"}
         if key not in SEEDS and all(is_number(value) for value in values):
-            numbers[key] = len(values)
-    return "branches" if "branches" in numbers else max(numbers, key=numbers.__getitem__, default=None)
+            curves = {json.dumps({other: of[other] for other in sorted(of) if other != key}) for of in words}
+            numbers[key] = -len(curves), key == "branches", len(values)
+    return max(numbers, key=numbers.__getitem__, default=None)
 
 
 def is_number(text: str) -> bool:
@@ -468,6 +482,8 @@ def by_number(text: str) -> list[tuple[float, str]]:
 def headline(groups: Sequence[SeedGroup]) -> str:
     """Return the outcome in words; points are called by their numbers."""
     reports, runs = [group.report for group in groups], sum(len(group.folders) for group in groups)
+    if len(groups) == 1:
+        return f"One setting, {runs} runs."
     many = f"{len(groups)} runs" if runs == len(groups) else f"{len(groups)} settings, {runs} runs"
     words = f"{many}, in the order of tokens per forward pass."
     of = [(r["accuracy"], r["tpf"], number) for number, r in enumerate(reports, 1) if "accuracy" in r]

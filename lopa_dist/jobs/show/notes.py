@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from lopa_dist.jobs.setup.device import KEPT_BUSY
 from lopa_dist.jobs.show.paired import Paired
 from lopa_dist.jobs.show.report import judged, problems, samples_of
 from lopa_dist.jobs.show.run_page import stopped
@@ -39,21 +40,26 @@ def notes_of(groups: Sequence[SeedGroup], pairs: Sequence[Paired | None], called
         words = ", ".join(f"run {number}: {count}" for number, count in counts.items())
         notes.append(f"Differences are over the problems that both have judged ({words}).")
     if any(samples_of(report) > 1 and "accuracy" in report for _, report in numbered):
-        notes.append("Several samples of a prompt are one problem, of which their mean counts: so wide are intervals.")
+        notes.append("Several samples of a prompt count as one problem, right to the share of them that are right.")
     if any(report.get("seeds", 1) > 1 for _, report in numbered):
-        words = ", and p is that of the sign test of the problems' means" if counts else ""
+        words = " p is that of the sign test of the problems' means over seeds." if counts else ""
+        spread = " (sd: their standard deviation)" if any("accuracy_sd" in report for _, report in numbered) else ""
         notes.append(
-            f"Of a run with several seeds, the accuracy is the mean; its interval is that of one run's problems{words}."
+            f"A run with several seeds has the mean of the seeds' accuracies{spread}, and an interval as wide as one "
+            f"seed's.{words}"
         )
+    for number, report in numbered:
+        if counted := report.get("seeds_by_stream"):
+            each = ", ".join(f"{stream}: {many}" for stream, many in counted.items())
+            notes.append(
+                f"Run {number} does not have every seed on every stream of problems, and so no sd (seeds by "
+                f"task.problem_seed: {each})."
+            )
     if cut := [f"run {n}: {r['cut'] / (r['requests'] - r['errors']):.1%}" for n, r in numbered if r.get("cut")]:
         notes.append(f"Answers that are cut at their limit of tokens: {', '.join(cut)}.")
-    for number, report in numbered:
-        low, high = report.get("tokens_per_s_range", (1, 1))
-        if high > SCATTER * low:
-            notes.append(
-                f"Tokens per second of run {number} were from {low:.0f} to {high:.0f}: probably other work took its "
-                "time."
-            )
+    ranges = [(number, *report.get("tokens_per_s_range", (1, 1))) for number, report in numbered]
+    if wide := [f"{number} ({low:.0f} to {high:.0f})" for number, low, high in ranges if high > SCATTER * low]:
+        notes.append(f"Tokens per second differ between seeds, probably because of other work: run {', '.join(wide)}.")
     if auto := [number for number, r in numbered if r["decode"].get("drafts") == "auto"]:
         some = "all runs" if len(auto) == len(groups) else f"run {', '.join(auto)}"
         notes.append(
@@ -63,13 +69,17 @@ def notes_of(groups: Sequence[SeedGroup], pairs: Sequence[Paired | None], called
     if busy := [f"{number} (load {load:g}, {cores} cores)" for number, r in numbered for load, cores in busy_at(r)]:
         notes.append(f"Other programs ran when these runs began, so their times say little: {', '.join(busy)}.")
     notes += unlike(groups, called, bool(counts))
-    warned: dict[str, list[str]] = {}
+    warned: dict[str, dict[str, str]] = {}  # by kind of warning, and by run
     for number, report in numbered:
         for warning in report.get("warnings", []):
-            warned.setdefault(warning, []).append(number)
-    for warning, which in warned.items():
-        some = "All runs" if len(which) == len(groups) else f"Run {', '.join(which)}"
-        notes.append(f"{some}: {warning.rstrip('.')}.")
+            kind = re.sub(r"[\d.]+", "", warning) if warning.startswith(KEPT_BUSY) else warning
+            of_kind = warned.setdefault(kind, {})
+            of_kind.setdefault(number, warning)
+    for of_kind in warned.values():
+        some = "All runs" if len(of_kind) == len(groups) else f"Run {', '.join(of_kind)}"
+        first, *others = dict.fromkeys(of_kind.values())
+        alike = f" (run {next(iter(of_kind))}; the others alike)" if others else ""
+        notes.append(f"{some}: {first.rstrip('.')}{alike}.")
     return notes
 
 

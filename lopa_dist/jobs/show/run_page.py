@@ -179,6 +179,8 @@ def way(report: dict[str, Any]) -> str:
     if (masks := report.get("masks")) is not None:
         return "scored exactly" if masks == 1 else f"scored by up to {masks} masks of each text or block"
     decode = report["decode"]
+    if own := [f"your own {key} ({decode[key]})" for key in ("rule", "fill") if decode.get(key)]:
+        return f"decoded with {' and '.join(own)}"
     branches = f"{decode['branches']} lookahead branch{'' if decode['branches'] == 1 else 'es'} beside the anchor"
     if decode.get("context") == "causal":
         if not decode["drafts"]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from lopa_dist.jobs.show.report import judged, read_report, samples_of, typed_wo
 
 log = logging.getLogger("lopa_dist")
 SEEDS = ("seed", "task.problem_seed")  # runs that differ in these only are one point
+RESULTS = "requests", "errors", "completion_tokens", "accuracy"  # equal in reports of runs with the same texts
 NEEDED = {"task", "model", "decode", "tpf", "tokens_per_s", "requests"}
 
 
@@ -28,7 +30,8 @@ class SeedGroup:
     Attributes:
         name: of the run folder; for several runs, their common name without seeds, or else all names.
         report: the run's; for several runs, the first one's with the figures of all, and with `seeds` and `streams`:
-            how many seeds and streams of problems there are.
+            how many seeds and streams of problems there are. If not every stream has every seed, `seeds_by_stream`
+            says how many each has; otherwise `accuracy_sd` is the standard deviation of the seeds' accuracies.
         folders: of the runs.
     """
 
@@ -37,12 +40,25 @@ class SeedGroup:
     folders: list[Path]
 
 
+def below(folder: Path, name: str) -> list[Path]:
+    """Return all files of a name in a folder and below it; links to folders are followed."""
+    found, seen = [], set()
+    for place, folders, files in os.walk(folder, followlinks=True):
+        real = os.path.realpath(place)
+        if real in seen:  # a link to where we have been
+            folders.clear()
+        elif name in files:
+            found.append(Path(place, name))
+        seen.add(real)
+    return found
+
+
 def load_reports(folder: Path) -> list[tuple[str, dict[str, Any]]]:
     """Return all reports below a folder, with the names of their run folders.
 
     Runs inside another run's folder are left out: they are shards that were merged into it.
     """
-    files = sorted(folder.rglob("report.json"))
+    files = sorted(below(folder, "report.json"))
     runs = {file.parent for file in files}
     files = [file for file in files if runs.isdisjoint(file.parent.parents)]
     if not files:
@@ -59,8 +75,7 @@ def load_reports(folder: Path) -> list[tuple[str, dict[str, Any]]]:
 def unfinished(folder: Path) -> list[tuple[str, dict[str, str]]]:
     """Return the names of run folders without a report, with what was typed: jobs that failed, or still run."""
     runs = []
-    for file in sorted(folder.rglob(".hydra/overrides.yaml")):
-        run = file.parent.parent
+    for run in sorted(file.parent.parent for file in below(folder, "overrides.yaml") if file.parent.name == ".hydra"):
         parents = [parent for parent in (run, *run.parents) if parent == folder or folder in parent.parents]
         if not any((parent / "report.json").exists() for parent in parents):
             typed = dict(word.partition("=")[::2] for word in typed_words(run))
@@ -78,8 +93,8 @@ def settings_by_name(report: dict[str, Any]) -> dict[str, Any]:
 def grouped(folder: Path, named: Sequence[tuple[str, dict[str, Any]]]) -> list[SeedGroup]:
     """Return the points of a comparison, sorted by tokens per forward; runs that differ only in `SEEDS` are one point.
 
-    Runs between which the weights, the user's own code or the input changed are different points. So are all runs of
-    one setting if two of them have equal seeds.
+    Runs between which the weights, the user's own code or the input changed are different points. So are runs that
+    differ in nothing, unless there are other seeds beside them: then such runs count once (`without_repeats`).
 
     Another `seed` asks no new problems: the accuracy is the mean, with the confidence interval of a single run.
     Another `task.problem_seed` does: the accuracy and its interval are those of all problems.
@@ -94,15 +109,44 @@ def grouped(folder: Path, named: Sequence[tuple[str, dict[str, Any]]]) -> list[S
             key += str(given)
         points.setdefault(key, []).append((name, report))
     groups = []
-    for runs in points.values():
-        seeds = {tuple(settings_by_name(report).get(key) for key in SEEDS) for _, report in runs}
-        if len(runs) > 1 and len(seeds) == len(runs):
+    for runs in map(without_repeats, points.values()):
+        if len(runs) > 1 and len({seed_values(report) for _, report in runs}) == len(runs):
             names = [",".join(p for p in name.split(",") if p.split("=")[0] not in SEEDS) for name, _ in runs]
             name = names[0] if len(set(names)) == 1 and names[0] else " + ".join(name for name, _ in runs)
             groups.append(SeedGroup(name, pooled_report([r for _, r in runs]), [folder / name for name, _ in runs]))
         else:
             groups += [SeedGroup(name, report, [folder / name]) for name, report in runs]
     return sorted(groups, key=lambda point: point.report["tpf"])
+
+
+def without_repeats(runs: list[tuple[str, dict[str, Any]]]) -> list[tuple[str, dict[str, Any]]]:
+    """Return the named reports of one setting without those that repeat another, with the same seeds and results.
+
+    Nothing is left out if all have the same seeds, for example to measure the time again, or if the results differ.
+    Both what is left out and what cannot be pooled is said.
+    """
+    first: dict[tuple[Any, ...], tuple[str, dict[str, Any]]] = {}
+    repeats = [
+        (first[seed_values(run[1])], run) for run in runs if first.setdefault(seed_values(run[1]), run) is not run
+    ]
+    if len(first) == 1 or not repeats:
+        return runs
+    for (name, report), (other, repeated) in repeats:
+        if any(report.get(key) != repeated.get(key) for key in RESULTS):
+            log.warning(
+                "runs that differ only in their seeds are not one row, because %s and %s have the same settings and "
+                "seeds, but other results",
+                name, other,
+            )  # fmt: skip
+            return runs
+    for (name, _), (other, _) in repeats:
+        log.warning("%s is left out: it repeats %s, with the same settings, seeds and results", other, name)
+    return list(first.values())
+
+
+def seed_values(report: dict[str, Any]) -> tuple[Any, ...]:
+    """Return the values of a run's `SEEDS`."""
+    return tuple(settings_by_name(report).get(key) for key in SEEDS)
 
 
 def pooled_report(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -134,7 +178,13 @@ def pooled_report(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
     pooled["warnings"] = list(dict.fromkeys(warning for report in reports for warning in report.get("warnings", [])))
     used = list(dict.fromkeys(r.get("seed") for r in reports))
     pooled |= {"seed": ", ".join(map(str, used)) if len(used) > 1 else used[0], "streams": len(streams)}
-    pooled["seeds"] = len(reports) // len(streams)
+    pooled["seeds"] = max(map(len, streams.values()))
+    by_seed: dict[Any, list[dict[str, Any]]] = {}
+    for report in reports:
+        by_seed.setdefault(report.get("seed"), []).append(report)
+    every = all(len(runs) == len(streams) for runs in by_seed.values())
+    if not every:
+        pooled["seeds_by_stream"] = {stream_of(runs[0]): len(runs) for runs in streams.values()}
     if len(streams) > 1:
         pooled["whole_input"] = {stream_of(runs[0]): runs[0].get("whole_input") for runs in streams.values()}
         pooled["task"] = first["task"] | {"problem_seed": ", ".join(map(str, streams))}
@@ -143,8 +193,11 @@ def pooled_report(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
         means = [fmean(report["accuracy"] for report in runs) for runs in streams.values()]
         pooled["judged"] = sum(counts)
         pooled["accuracy"] = sum(mean * n for mean, n in zip(means, counts, strict=True)) / max(1, sum(counts))
-        if spreads := [stdev(r["accuracy"] for r in runs) for runs in streams.values() if len(runs) > 1]:
-            pooled["accuracy_sd"] = fmean(spreads)
+        if every and len(by_seed) > 1:
+            pooled["accuracy_sd"] = stdev(
+                sum(r["accuracy"] * judged(r) for r in runs) / max(1, sum(map(judged, runs)))
+                for runs in by_seed.values()
+            )
     return first | pooled
 
 

@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 
 import pytest
@@ -128,7 +129,7 @@ def named(report: dict[str, Any], *settings: dict[str, Any]) -> list[SeedGroup]:
 
 
 def test_along_a_curve_one_number_grows(report: dict[str, Any]) -> None:
-    """The branches where they differ, else what has the most values; what is no number makes no curve."""
+    """What leaves the fewest curves; of equals the branches, else what has the most values. A word makes no curve."""
 
     def labels(*settings: dict[str, Any]) -> dict[str, list[str]]:
         return {curve: [label for label, _ in runs] for curve, runs in curves_of(named(report, *settings)).items()}
@@ -136,6 +137,14 @@ def test_along_a_curve_one_number_grows(report: dict[str, Any]) -> None:
     assert labels(*({"branches": k, "tau_conf": 0.9 - k / 8} for k in (3, 0))) == {
         "tau_conf=0.9": ["branches=0"],
         "tau_conf=0.525": ["branches=3"],
+    }
+    beside = [
+        *({"branches": 0, "drafts": 9, "tau_conf": tau} for tau in (0.9, 0.8, 0.6)),
+        {"branches": 3, "drafts": 0, "tau_conf": 0.9},
+    ]
+    assert labels(*beside) == {
+        "branches=0, drafts=9": ["tau_conf=0.6", "tau_conf=0.8", "tau_conf=0.9"],
+        "branches=3, drafts=0": ["tau_conf=0.9"],
     }
     swept = [{"drafts": m, "tau_conf": tau} for m in (16, 4, 8) for tau in (0.9, 0.8)]
     assert labels(*swept) == {f"tau_conf={tau}": ["drafts=4", "drafts=8", "drafts=16"] for tau in (0.8, 0.9)}
@@ -220,6 +229,86 @@ def test_seeds_are_one_point_and_a_baseline_is_compared_on_the_same_problems(
             compare(tmp_path, Console(quiet=True), baseline=asked)
 
 
+def make_stream(folder: Path, report: dict[str, Any], stream: int, seed: int, right: str) -> None:
+    """A run at temperature 0.7 on a stream of problems."""
+    of_stream = report | {"task": report["task"] | {"problem_seed": stream}, "whole_input": str(stream)}
+    make(folder, f"{stream}/seed={seed}", of_stream, right, temperature=0.7)
+
+
+def table_of(folder: Path, **options: Any) -> tuple[str, list[dict[str, str]]]:
+    """What a comparison prints, in one line, and the rows of its file."""
+    console = Console(width=250, record=True)
+    compare(folder, console, **options)
+    with (folder / "comparison.csv").open(newline="") as file:
+        return " ".join(console.export_text().split()), list(csv.DictReader(file))
+
+
+def test_the_spread_of_seeds_is_that_of_their_accuracies_over_all_problems(
+    tmp_path: Path, report: dict[str, Any]
+) -> None:
+    verdicts = {(3, 0): "++++", (3, 1): "++--", (4, 0): "+-", (4, 1): "++"}
+    for (stream, seed), right in verdicts.items():
+        make_stream(tmp_path, report, stream, seed, right)
+    shown, [row] = table_of(tmp_path)
+    assert float(row["accuracy_sd"]) == pytest.approx(stdev([5 / 6, 4 / 6]))  # not that of single streams
+    assert (row["seeds"], row["streams"], float(row["accuracy"])) == ("2", "2", pytest.approx(4.5 / 6))
+    assert "sd 11.8%, 2 of problems" in shown
+    assert "(sd: their standard deviation)" in shown
+    make_stream(tmp_path, report, 3, 2, "+---")
+    shown, [row] = table_of(tmp_path)
+    assert "accuracy_sd" not in row
+    assert "2-3, 2 of problems" in shown
+    assert (
+        "does not have every seed on every stream of problems, and so no sd (seeds by task.problem_seed: 3: 3, 4: 2)"
+        in shown
+    )
+
+
+def test_a_run_that_repeats_another_counts_once(
+    tmp_path: Path, report: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    for stream, right in ((3, "++--"), (4, "+++-")):
+        make_stream(tmp_path, report, stream, 0, right)
+    make_stream(tmp_path / "x", report, 4, 0, "+++-")
+    _, [row] = table_of(tmp_path)
+    assert (row["streams"], row["judged"]) == ("2", "8")
+    assert "x/4/seed=0 is left out: it repeats 4/seed=0" in caplog.text
+    make_stream(tmp_path / "y", report, 3, 0, "+---")
+    _, rows = table_of(tmp_path)
+    assert len(rows) == 4
+    assert "have the same settings and seeds, but other results" in caplog.text
+
+
+def test_links_to_runs_elsewhere_are_followed(tmp_path: Path, report: dict[str, Any]) -> None:
+    for name in ("one", "two"):
+        make(tmp_path / "runs" / name, "run", report, "++--", drafts=len(name))
+    (tmp_path / "both").mkdir()
+    (tmp_path / "both" / "one").symlink_to(tmp_path / "runs" / "one")
+    (tmp_path / "both" / "two").symlink_to(tmp_path / "runs" / "two" / "run")
+    (tmp_path / "both" / "itself").symlink_to(tmp_path / "both")
+    assert [name for name, _ in load_reports(tmp_path / "both")] == ["one/run", "two"]
+
+
+def test_a_single_setting_is_called_as_it_was_typed(tmp_path: Path, report: dict[str, Any]) -> None:
+    for seed in (0, 1):
+        make(tmp_path, f"seed={seed}", report, "++--", temperature=0.7)
+        (tmp_path / f"seed={seed}" / ".hydra").mkdir()
+        words = ["decode=embedded_plain", "decode.tau_conf=0.6", f"seed={seed}", "hydra.run.dir=x"]
+        (tmp_path / f"seed={seed}" / ".hydra" / "overrides.yaml").write_text("".join(f"- {word}\n" for word in words))
+    shown, [_] = table_of(tmp_path)
+    assert "decode=embedded_plain, tau_conf=0.6" in shown
+    assert "One setting, 2 runs." in Page(tmp_path / "comparison.html").text
+
+
+def test_notes_of_the_same_kind_are_one(tmp_path: Path, report: dict[str, Any]) -> None:
+    for drafts in (0, 2, 4):
+        busy = f"other programs kept 1.{drafts} of 2 cores busy while this job generated"
+        make(tmp_path, f"decode.drafts={drafts}", report | {"warnings": [busy]}, "++--", drafts=drafts)
+    shown, _ = table_of(tmp_path)
+    assert shown.count("other programs kept") == 1
+    assert "All runs: other programs kept 1." in shown
+
+
 def test_runs_without_a_report_are_in_the_table(tmp_path: Path, report: dict[str, Any]) -> None:
     for drafts in (0, 4):
         make(tmp_path, f"decode.drafts={drafts}", report, "++--", drafts=drafts)
@@ -285,7 +374,7 @@ def test_samples_of_a_prompt_are_one_problem(tmp_path: Path, report: dict[str, A
     assert accuracy_interval(json.loads((tmp_path / "a" / "report.json").read_text())) == wilson(0.5, 2)
     console = Console(record=True, width=200)
     compare(tmp_path, console)
-    assert "samples of a prompt are one problem" in " ".join(console.export_text().split())
+    assert "samples of a prompt count as one problem" in " ".join(console.export_text().split())
 
 
 def test_seeds_alone_have_a_page_of_their_own(tmp_path: Path, report: dict[str, Any]) -> None:
@@ -508,10 +597,10 @@ def test_what_a_reader_must_know_of_some_runs_stands_below_the_table(tmp_path: P
         f"Answers that are cut at their limit of tokens: run {failed}: 66.7%.",
         f"The accuracy of run {failed} leaves out 1 of its 4 requests (1 ended with an error).",
         f"Differences are over the problems that both have judged (run {min(failed, several)}",
-        f"Tokens per second of run {several} were from 33 to 100",
+        f"Tokens per second differ between seeds, probably because of other work: run {several} (33 to 100).",
         f"Run {failed}: no chat template.",
         f"Run {failed} was stopped: 4 of 9 requests are done.",
-        "the accuracy is the mean; its interval is that of one run's problems, and p is that of the sign test",
+        ", and an interval as wide as one seed's. p is that of the sign test",
     ):
         assert note in " ".join(shown.split())
         assert note in " ".join(page.split())

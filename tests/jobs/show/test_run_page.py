@@ -17,7 +17,7 @@ from lopa_dist.jobs.show import run_page
 from lopa_dist.jobs.show.compare import compare
 from lopa_dist.jobs.show.metrics import wilson
 from lopa_dist.jobs.show.report import UNCONFINED, accuracy_interval, duration, figures, read_report
-from lopa_dist.jobs.show.run_page import LONGEST, questions_again, questions_of, short, write_run_page
+from lopa_dist.jobs.show.run_page import LONGEST, headline, questions_again, questions_of, short, write_run_page
 from lopa_dist.parallel.launcher import World
 from lopa_dist.tasks.task import Item
 from tests.jobs.run.test_job import config
@@ -63,6 +63,13 @@ def test_a_job_leaves_a_page_with_its_figures(judged: Path) -> None:
     shown = [line for verdict in (True, False) for line in lines if line["correct"] is verdict][:3]
     assert all(line["custom_id"] in page.text and line["text"] in page.text for line in shown)
     assert "How many" in page.text, "the questions"
+
+
+def test_a_page_says_that_a_rule_of_one_s_own_decoded(judged: Path) -> None:
+    report = read_report(judged / "report.json")
+    own = report | {"decode": report["decode"] | {"rule": "rules.py:LOPA"}}
+    assert "decoded with your own rule (rules.py:LOPA): " in headline(own)
+    assert "lookahead" not in headline(own)
 
 
 def test_few_answers_that_are_all_right_prove_little() -> None:
