@@ -38,7 +38,7 @@ from lopa_dist.config import (
 from lopa_dist.jobs.folder.one_job import own_folder
 from lopa_dist.parallel.failures import RankError
 from lopa_dist.parallel.launcher import LaunchError, detect, die, into_log, tell
-from lopa_dist.parallel.stop import INTERRUPTED, SIGNALS, STOPPED, Stop, Stopped, leave_at_signals
+from lopa_dist.parallel.stop import INTERRUPTED, STOPPED, Stop, Stopped, answered, leave_at_signals
 from lopa_dist.sweep import check_points, say_how_to_compare
 
 log = logging.getLogger("lopa_dist")
@@ -202,21 +202,24 @@ def check_command(arguments: list[str]) -> None:
         raise UserError(f"{word}: no such command{did_you_mean(word, COMMANDS)} {commands}")
 
 
+SWEEP = "-m", "--multirun"
+
+
 def main() -> None:
     """Run the command line of `lopa-dist` and `python -m lopa_dist` (`__main__.py`)."""
-    arguments = sys.argv[1:]
+    arguments = sorted(sys.argv[1:], key=lambda argument: argument not in SWEEP)  # Hydra wants them first
     try:
         if arguments == ["--version"]:
             return print(f"lopa-dist {__version__}")
         if arguments[:1] and arguments[0] in COMMANDS:
-            for number in SIGNALS:
+            for number in answered():
                 signal.signal(number, signal.SIG_DFL)  # a signal ends them: only a job can be resumed
             with mistakes("give the same command again"):
                 return perform(arguments[0], arguments[1:])
         check_command(arguments)
         check_keys([a for a in arguments if not a.startswith("-")])
         sys.argv[1:] = as_hydra_reads(arguments)
-        if {"-m", "--multirun"} & {*arguments}:
+        if {*SWEEP} & {*arguments}:
             check_points(sys.argv[1:])
         os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach us as they are; we shorten them below
         if detect().rank:  # only rank 0 has a run folder

@@ -30,8 +30,7 @@ def report(options: argparse.Namespace) -> None:
 
 def table(options: argparse.Namespace) -> None:
     """`lopa-dist table RUN [--out FILE]`."""
-    from lopa_dist.jobs.show.report import read_report
-    from lopa_dist.jobs.show.run_page import stopped
+    from lopa_dist.jobs.show.run_state import is_run, state_of
     from lopa_dist.jobs.show.table import write_table
 
     file = options.out or str(options.run / "results.csv")
@@ -42,8 +41,15 @@ def table(options: argparse.Namespace) -> None:
             raise
         raise UserError(f"{options.run} cannot be written ({error.strerror}): name another file with --out") from error
     print(f"{count} rows: {', '.join(columns)}\n{file}{missing}")
-    if part := stopped(read_report(options.run / "report.json")):
-        print(f"STOPPED: {part}; lopa-dist status {options.run} has the command for the rest", file=sys.stderr)
+    state = state_of(options.run) if is_run(options.run) else None
+    if state and state.state != "complete":
+        expected = "?" if state.expected is None else f"{state.expected:,}"
+        print(
+            f"{state.state.upper()}: {state.done:,} of {expected} requests are done, and this table has those of "
+            f"results.jsonl, which was last written when the job stopped in order; lopa-dist status {options.run} has "
+            "the command for the rest",
+            file=sys.stderr,
+        )
 
 
 def status(options: argparse.Namespace) -> None:

@@ -283,7 +283,7 @@ class JobConfig:
         least=1,
     )
     grace_s: float = option(
-        20.0, "seconds to finish requests in flight after SIGTERM or SIGUSR1, before they are dropped"
+        20.0, "seconds to finish requests in flight after SIGTERM, SIGUSR1 or SIGHUP, before they are dropped"
     )
 
     def __post_init__(self) -> None:

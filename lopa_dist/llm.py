@@ -170,7 +170,7 @@ class LLM:
             ValueError: a prompt or an option cannot be used, so nothing is generated; the message says which, why and
                 what to do.
             RankError: another rank failed or was lost.
-            Stopped: SIGTERM or SIGUSR1 came meanwhile.
+            Stopped: SIGTERM, SIGUSR1 or SIGHUP came meanwhile.
         """
         with self.refusing():
             if errors not in ("raise", "return"):
@@ -204,7 +204,7 @@ class LLM:
         Raises:
             ValueError: a text or an option cannot be used; the message says which, why and what to do.
             RankError: another rank failed or was lost.
-            Stopped: SIGTERM or SIGUSR1 came meanwhile.
+            Stopped: SIGTERM, SIGUSR1 or SIGHUP came meanwhile.
         """
         with self.refusing():
             if isinstance(suffixes, str) or len(suffixes) != len(prefixes):
@@ -282,7 +282,7 @@ class LLM:
         Raises:
             ValueError: a prompt, a continuation or an option cannot be used; the message says which and why.
             RankError: another rank failed or was lost.
-            Stopped: SIGTERM or SIGUSR1 came meanwhile.
+            Stopped: SIGTERM, SIGUSR1 or SIGHUP came meanwhile.
         """
         builder, self.engine = self.builder, None  # whose K/V take a GPU's memory
         with self.refusing():

@@ -33,6 +33,7 @@ from lopa_dist.jobs.run.job import Job
 from lopa_dist.jobs.setup.resolve import resolve_decode
 from lopa_dist.models.families import PATTERNS
 from lopa_dist.models.files import SHIPPED
+from lopa_dist.parallel.stop import SIGNALS
 from lopa_dist.sweep import SweepFolder
 from lopa_dist.tasks.registry import TASKS
 
@@ -432,7 +433,7 @@ def test_a_signal_while_a_job_of_a_sweep_writes_ends_the_sweep(
     quiet = ["logging.wandb.mode=disabled", "parallel.threads=1", "task.limit=1"]
     sweep = ["-m", f"hydra.sweep.dir={tmp_path}", *quiet, *LONG, "decode.drafts=4,8"]
     monkeypatch.setattr("sys.argv", ["lopa-dist", *sweep])
-    handlers = {number: signal.getsignal(number) for number in cli.SIGNALS}
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
     try:
         with pytest.raises(SystemExit, match=r"^75$"):
             cli.main()

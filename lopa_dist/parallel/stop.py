@@ -11,13 +11,13 @@ from types import FrameType
 
 from lopa_dist.parallel.launcher import detect
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)  # the last one when a terminal is closed
 INTERRUPTED = 130  # exit status after Ctrl-C, as for a program that SIGINT ended
 STOPPED = 75  # exit status of a job that was asked to stop and can go on (EX_TEMPFAIL)
 
 
 def leave_at_signals() -> None:
-    """Answer SIGTERM and SIGUSR1 by leaving at once, as a job that can go on, until `Stop.install` takes over.
+    """Answer `SIGNALS` by leaving at once, as a job that can go on, until `Stop.install` takes over.
 
     If one of several ranks has failed, launchers send SIGTERM to the others, so it says nothing about the job. The exit
     status is then a shell's for a process that this signal ended.
@@ -32,8 +32,13 @@ def leave_at_signals() -> None:
         finally:  # even if nobody reads it
             os._exit(status)  # an exception would go through, or be caught by, whatever is being imported
 
-    for number in SIGNALS:
+    for number in answered():
         signal.signal(number, leave)
+
+
+def answered() -> list[signal.Signals]:
+    """Return the signals that ask this process to stop: without SIGHUP under nohup, which ignores it."""
+    return [number for number in SIGNALS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
 
 
 class StopLevel(IntEnum):
@@ -94,7 +99,7 @@ class Stop:
         return StopLevel.ABORT if waited >= self.grace_s else StopLevel.DRAIN if waited >= 0 else StopLevel.RUN
 
     def install(self, before: Callable[[], None] = lambda: None) -> None:
-        """Answer SIGTERM and SIGUSR1 from now on; `before` runs first at each SIGTERM, and may end the process."""
+        """Answer `SIGNALS` from now on; `before` runs first at each SIGTERM, and may end the process."""
 
         def answer(number: int, frame: FrameType | None) -> None:
             if number == signal.SIGTERM:
@@ -103,5 +108,5 @@ class Stop:
             if not self.begun:
                 raise self.early()
 
-        for number in SIGNALS:
+        for number in answered():
             signal.signal(number, answer)

@@ -318,14 +318,19 @@ def csv_rows(source: str, key: str) -> Iterator[Row]:
         try:
             names = next(lines, [])
             begin += lines.line_num
-            if twice := sorted({name for name in names if names.count(name) > 1}):
-                raise ValueError(f"{key}={source}: two columns are called {twice[0]!r}; give each a name of its own")
+            refuse_twice(names, source, key)
             for number, cells in enumerate(filter(None, lines), 1):
                 begin = lines.line_num + 1
                 yield csv_row(names, cells, number)
         except csv.Error as error:
             reason = "a quote is not closed" if "end of data" in str(error) else error
             raise ValueError(f"{key}={source}, line {begin}: cannot be read ({reason})") from error
+
+
+def refuse_twice(names: list[str], source: str, key: str) -> None:
+    """Raise a ValueError if two columns of a table have the same name: one would hide the other."""
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"{key}={source}: two columns are called {twice[0]!r}; give each a name of its own")
 
 
 def csv_row(names: list[str], cells: list[str], number: int) -> Row:
@@ -378,8 +383,27 @@ def parquet_rows(source: str, key: str) -> Iterator[Row]:
         raise ValueError(f"{key}={source}: needs pyarrow: pip install 'lopa_dist[eval]'") from error
     numbers = count(1)
     try:
-        for batch in ParquetFile(Path(source).expanduser()).iter_batches():
-            for value in batch.to_pylist():
-                yield Row(next(numbers), value)
+        file = ParquetFile(Path(source).expanduser())
+        refuse_twice(file.schema_arrow.names, source, key)
+        for batch in file.iter_batches():
+            try:
+                values = batch.to_pylist()
+            except UnicodeDecodeError:
+                yield from (parquet_row(batch, index, next(numbers)) for index in range(batch.num_rows))
+                continue
+            yield from (Row(next(numbers), value) for value in values)
     except ArrowException as error:
         raise ValueError(f"{key}={source}: cannot be read ({' '.join(str(error).split())})") from error
+
+
+def parquet_row(batch: Any, index: int, number: int) -> Row:
+    """Return the row with this index in a batch of Arrow's, of which some texts are not UTF-8."""
+    value, wrong = dict[str, Any](), []
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            value[name] = column[index].as_py()
+        except UnicodeDecodeError:
+            value[name] = None
+            wrong.append(repr(name))
+    error = f"line {number}: not UTF-8 in {', '.join(wrong)}; write the table with texts in UTF-8"
+    return Row(number, value, error if wrong else None)

@@ -16,6 +16,7 @@ from lopa_dist.parallel.stop import INTERRUPTED, SIGNALS, STOPPED, Stop, StopLev
 @pytest.fixture(autouse=True)
 def own_handlers() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in SIGNALS}
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # even if the tests run under nohup
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -42,6 +43,12 @@ def test_before_the_first_step_nothing_is_waited_for(number: signal.Signals) -> 
         os.kill(os.getpid(), number)
     with pytest.raises(Stopped, match=number.name):  # also where a library took the exception for its own
         stop.begin()
+
+
+def test_under_nohup_a_closed_terminal_stops_nothing() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    Stop(1000).install()
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 
 def test_without_grace_everything_is_dropped() -> None:

@@ -222,3 +222,26 @@ def test_columns_of_one_name_are_refused(tmp_path: Path, head: str) -> None:
     file.write_text(f"{head}\n" + ",".join("a" for _ in head.split(",")) + "\n")
     with pytest.raises(ValueError, match=rf"two columns are called '{head.split(',')[-1]}'"):
         list(rows(str(file)))
+
+
+def test_a_text_in_parquet_that_is_not_utf_8_is_its_row_s_error(tmp_path: Path) -> None:
+    pq, pa = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    bad = pa.Array.from_buffers(
+        pa.string(), 3, [None, pa.array([0, 1, 5, 6], pa.int32()).buffers()[1], pa.py_buffer(b"a\xff\xfebcd")]
+    )
+    pq.write_table(pa.table({"prompt": pa.array(["x", "y", "z"]), "note": bad}), tmp_path / "x.parquet")
+    found = list(rows(str(tmp_path / "x.parquet")))
+    assert [row.value for row in found] == [
+        {"prompt": "x", "note": "a"}, {"prompt": "y", "note": None}, {"prompt": "z", "note": "d"}
+    ]  # fmt: skip
+    assert [row.error for row in found] == [
+        None, "line 2: not UTF-8 in 'note'; write the table with texts in UTF-8", None
+    ]  # fmt: skip
+
+
+def test_two_columns_of_a_parquet_file_with_one_name_are_refused(tmp_path: Path) -> None:
+    pq, pa = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    table = pa.table([pa.array(["x"]), pa.array(["y"])], names=["prompt", "prompt"])
+    pq.write_table(table, tmp_path / "x.parquet")
+    with pytest.raises(ValueError, match=r"x\.parquet: two columns are called 'prompt'; give each a name of its own"):
+        list(rows(str(tmp_path / "x.parquet")))

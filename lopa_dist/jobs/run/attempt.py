@@ -90,9 +90,10 @@ def begin_attempt(
         )
         if strangers:
             log.warning(
-                "%d finished answers in %s are of other requests than those of the input today: they stay in journal/, "
-                "and are not in these results. A request is known by its id, or without one by its line's number",
-                strangers, folder,
+                "%d finished answers in %s are of other requests than those of the input today%s: they stay in "
+                "journal/, and are not in these results. A request is known by its id, or without one by its line's "
+                "number",
+                strangers, folder, f" with task.limit={limit}" if (limit := config.task.limit) else "",
             )  # fmt: skip
         most = config.job.crashes
         crashed = bytearray() if most is None else crashes(journal.folder, job_input.ids, done, since)

@@ -281,12 +281,13 @@ class Job:
             how = f"{rule_for(decode).words(decode)} (cached: {cached}; {rows})"
         log.info(
             "%s: %d requests, model %s (%s, %.1fM parameters%s, %s on %s), %s, "
-            "data %d x branch %d x tensor %d ranks%s, into %s",
+            "data %d x branch %d x tensor %d ranks%s, into %s (%s)",
             self.task.name, len(self.input), config.model.path, model.config.family,
             parameters(model) / 1e6, " a rank" if mesh.tensor > 1 else "",
             self.builder.dtype if config.model.quantization == "none"
             else f"{self.builder.dtype} and {config.model.quantization}",
             self.builder.device, how, mesh.data, mesh.branch, mesh.tensor, self.threads(), self.folder,
+            self.made["date"],
         )  # fmt: skip
         if self.builder.device.type == "cpu":
             why = threads(config, self.group.world)[1]

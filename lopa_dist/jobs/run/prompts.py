@@ -242,8 +242,13 @@ class Encoder:
                 self.left_out.add(f"messages of the role {role!r}")
             elif role not in ROLES:
                 self.odd_roles.add(role)
-            calls = message.get("tool_calls")
-            if calls and not all(name_of_call(call) in text for call in calls):
+        if any(message.get("tool_calls") for message in messages):
+            without = [{key: value for key, value in one.items() if key != "tool_calls"} for one in messages]
+            try:
+                same = str(self.templated(without, add_generation_prompt=True)) == text
+            except Exception:  # a template that needs the calls has read them
+                same = False
+            if same:
                 self.left_out.add("tool_calls")
 
     def prefix(self, item: Item, text: str, ids: list[int]) -> int:
@@ -281,9 +286,9 @@ class Encoder:
         size = f"the prompt has {given} tokens and {most} are to be generated, but"
         shorter = "task.truncate does"
         if self.config.task.truncate:
-            shorter = (
-                "task.truncate cuts the last message alone: fewer task.fewshot, or task.fewshot_as_multiturn=false"
-            )
+            batch = self.config.task.name == "batch"
+            fewer = "fewer task.fewshot, or task.fewshot_as_multiturn=false"
+            shorter = f"task.truncate cuts the last message alone: {'shorten those before it' if batch else fewer}"
         remedy = f"shorten the prompt ({shorter}) or lower max_tokens (decode.max_new_tokens)"
         if given + most > self.model.max_positions:
             raise Refusal(f"{size} the model has {self.model.max_positions} positions; {remedy}")
@@ -481,9 +486,3 @@ def windows(tokens: Sequence[int], first: int, length: int) -> Iterator[tuple[li
 def common_prefix(a: Sequence[Any], b: Sequence[Any]) -> int:
     """Return how many elements two sequences have in common at their beginnings."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
-
-
-def name_of_call(call: Any) -> str:
-    """Return the name of the function that a message calls; empty if `call` does not have OpenAI's form."""
-    function = call.get("function") if isinstance(call, Mapping) else None
-    return str(function.get("name", "")) if isinstance(function, Mapping) else ""

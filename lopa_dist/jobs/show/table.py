@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import logging
+import os
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -103,6 +104,9 @@ def write_table(folder: Path, out: str | Path, key: str = "--out") -> tuple[int,
 
     for row in table_rows():
         kinds.add(row)
+    if report["task"].get("truncate"):
+        kinds.of.setdefault("truncated", {bool})  # a table has the same columns, whatever happened to its rows
+    kinds.of.setdefault("error", {type(None)})
     for name, found in kinds.of.items() if ending == ".parquet" else ():
         if len(known := known_kinds(found)) > 1 and name not in own:
             there = " and ".join(sorted(KINDS.get(kind, "text") for kind in known))
@@ -124,9 +128,8 @@ def output_again(folder: Path, out: str) -> str:
 def write_rows(
     file: Path, ending: str, table_rows: Iterator[dict[str, Any]], kinds: Kinds, own: dict[str, Any]
 ) -> None:
-    """Write rows as ``.csv`` or ``.parquet`` (`write_parquet`). A Parquet table always has a column `error`."""
+    """Write rows as ``.csv`` or ``.parquet`` (`write_parquet`)."""
     if ending == ".parquet":
-        kinds.of.setdefault("error", {type(None)})
         write_parquet(file, table_rows, {name: kinds.of[name] for name in kinds.names(own)}, own)
         return
     with file.open("w", encoding="utf-8", newline="") as opened:
@@ -193,7 +196,8 @@ def mixed_types(source: str | None) -> list[str]:
     sentences = []
     for name, types in input_types(source).items():
         if len(types) > 1:
-            there = " and ".join(f"{kind} in {Path(file).name}" for file, kind in types)
+            place = os.path.commonpath([Path(file).parent for file, _ in types])
+            there = " and ".join(f"{kind} in {Path(file).relative_to(place)}" for file, kind in types)
             kind = common_type([one for _, one in types])
             sentences.append(f"column {name} is {there}; a table of the results has {kind}")
     return sentences
@@ -233,8 +237,15 @@ def write_parquet(
         while some := list(islice(table_rows, AT_ONCE)):
             for name in texts:
                 for row in some:
-                    row[name] = None if row.get(name) is None else str(row[name])
+                    row[name] = text_of(row.get(name))
             writer.write_table(pyarrow.Table.from_pylist(some, writer.schema))
+
+
+def text_of(value: Any) -> str | None:
+    """Return a value as a text: JSON if it is a list or a dict, as in a CSV table."""
+    if isinstance(value, list | dict):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    return None if value is None else str(value)
 
 
 def known_kinds(found: set[type]) -> set[type]:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from lopa_dist.commands import perform
 from lopa_dist.config import composed
 from lopa_dist.jobs.commands.go_on import spans
 from lopa_dist.jobs.commands.shards import merge_shards
@@ -253,6 +254,19 @@ def test_elapsed_and_remaining_time(array: Path, tmp_path: Path) -> None:
     process.kill()
     process.communicate()
     assert row[7] == duration(found.seconds)
+
+
+def test_a_table_of_a_run_that_was_killed_after_its_results_were_written_counts_what_is_done(
+    array: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(array / "shard-1", tmp_path / "run")
+    shutil.copy(array / "shard-0" / "results.jsonl", folder)
+    report = json.loads((array / "shard-0" / "report.json").read_text())
+    (folder / "report.json").write_text(json.dumps(report | {"attempts": 0, "expected": 9}))
+    perform("table", [str(folder)])
+    printed = capsys.readouterr()
+    assert "3 rows: " in printed.out
+    assert "STOPPED: 1 of 2 requests are done, and this table has those of results.jsonl, which was" in printed.err
 
 
 def test_a_stopped_run_says_how_its_log_ends(array: Path, tmp_path: Path) -> None:

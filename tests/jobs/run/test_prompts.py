@@ -220,7 +220,7 @@ def test_messages_that_a_template_leaves_out_are_told(embedded_tokenizer: PreTra
     encoder.encode(0, Item("a", messages=turns))
     assert "are not in their prompts" not in "".join(encoder.warnings())
     encoder.encode(1, Item("b", messages=[{"role": "bot", "content": "Sam has 4 coins ."}, *turns]))
-    call = {"type": "function", "function": {"name": "look_up", "arguments": "{}"}}
+    call = {"type": "function", "function": {"name": "o", "arguments": "{}"}}  # the prompt has this letter
     called = {"role": "assistant", "content": "", "tool_calls": [call]}
     encoder.encode(2, Item("c", messages=[called, {"role": "user", "content": "Tom has 3 coins ."}]))
     assert "messages of the role 'bot' and tool_calls of chats are not in their prompts" in "".join(encoder.warnings())

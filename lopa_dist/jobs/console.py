@@ -1,0 +1,15 @@
+"""The log on the terminal."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+
+class ConsoleHandler(logging.StreamHandler):  # type: ignore[type-arg]
+    """Writes log lines to a terminal or pipe. Once nobody reads them, as after `| head`, they go to `cli.log` alone."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Report an error of writing, unless the reader has gone."""
+        if not isinstance(sys.exc_info()[1], BrokenPipeError):
+            super().handleError(record)

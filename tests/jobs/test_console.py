@@ -1,0 +1,24 @@
+"""The log on the terminal: nobody need read it."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import pytest
+
+from lopa_dist.jobs.console import ConsoleHandler
+
+
+def test_a_reader_that_has_gone_is_no_error(capfd: pytest.CaptureFixture[str]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w", buffering=1) as stream:
+        handler = ConsoleHandler(stream)
+        handler.handle(logging.makeLogRecord({"msg": "twice"}))
+        handler.handle(logging.makeLogRecord({"msg": "twice"}))
+        assert capfd.readouterr().err == ""
+        handler.handle(logging.makeLogRecord({"msg": "%d", "args": ("no number",)}))
+        assert "Logging error" in capfd.readouterr().err
+        with pytest.raises(BrokenPipeError):
+            stream.close()
