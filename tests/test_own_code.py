@@ -124,7 +124,7 @@ def test_finished_answers_are_judged_anew_and_not_generated(files: Path, monkeyp
         assert found == texts
         return report
 
-    again(None)
+    generated = again(None)["decode_s"]
     monkeypatch.setattr(Engine, "generate", lambda *_: iter(()))
     for rule, source, unjudged, accuracy in (
         (score, rules["broken"], 6, None),
@@ -136,6 +136,7 @@ def test_finished_answers_are_judged_anew_and_not_generated(files: Path, monkeyp
         report = again(rule, source)
         assert (report.get("unjudged", 0), report.get("accuracy")) == (unjudged, accuracy)
         assert {key: report[key] for key in kept} == kept
+        assert report["decode_s"] == generated, "nothing was generated"
     assert lines(files / "later") == [one | {"latency_s": two["latency_s"]} for one, two in
                                       zip(lines(files / "whole"), lines(files / "later"), strict=True)]  # fmt: skip
     given = (files / "in.jsonl").read_text().splitlines()

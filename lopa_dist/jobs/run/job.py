@@ -349,7 +349,8 @@ class Job:
                     generation, reasoning, text = answer_of(self.builder.tokenizer, generation, item.stop)
                 judges.submit(Answer(item, generation, text, self.now(), reasoning))
             self.write_verdicts(judges.verdicts(), display)
-            end = {"statistics": engine.statistics.totals(), "replica": group.data_rank, "at": self.now()}
+            seconds = self.now() if engine.statistics.steps else 0.0  # an attempt that only judges generates nothing
+            end = {"statistics": engine.statistics.totals(), "replica": group.data_rank, "at": seconds}
             while judges.open and group.stop.level() != StopLevel.ABORT:
                 group.failures.check()
                 self.write_verdicts(judges.verdicts(0.1), display)
