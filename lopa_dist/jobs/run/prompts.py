@@ -21,6 +21,7 @@ from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.families import training_pattern
 from lopa_dist.models.files import SHIPPED
+from lopa_dist.tasks.response_format import TRIES
 from lopa_dist.tasks.task import DEFAULT, Item
 
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")
@@ -77,6 +78,7 @@ class Encoder:
         self.left_out = set[str]()  # what the chat template left out of chats
         self.odd_roles = set[str]()  # roles that templates seldom know
         self.other_models: dict[str, None] = {}  # models that lines name, but this job does not load
+        self.formats = 0  # requests with a format
         self.greedy_formats = 0  # requests with a format for which another try would give the same text
         self.draws = False  # whether any request draws its tokens
         self.scores = False  # whether texts are scored: a masked model's masks are drawn by the seed
@@ -303,6 +305,7 @@ class Encoder:
         own_thresholds = not decode.causal and decode.fill is None and decode.rule is None
         if own_thresholds and way.temperature and (way.temperature != 1 or way.top_p < 1 or way.top_k):
             self.sharpened += 1
+        self.formats += item.response_format is not None
         if not way.temperature:
             self.greedy_filters += sampling is not None and (sampling.top_p < 1 or sampling.top_k > 0)
             self.greedy_samples += bool(item.origin and item.origin.sample)
@@ -420,6 +423,11 @@ class Encoder:
             messages.append(
                 f"requests with a response_format at temperature 0: {self.greedy_formats}. An answer of another form "
                 "is not generated again, because that would give the same text; set decode.temperature"
+            )
+        if self.config.task.tries != TRIES and not self.formats:
+            messages.append(
+                f"task.tries={self.config.task.tries} has no effect: no request has a response_format, so every answer "
+                "is the first one"
             )
         return messages
 

@@ -12,7 +12,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from lopa_dist.config import Config, ModelOptions, composed
+from lopa_dist.config import Config, ModelOptions, TaskConfig, composed
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.request import Request
@@ -169,9 +169,14 @@ def test_a_format_without_a_temperature_is_told(
     """Before the job spends an hour on answers that cannot be tried again; not where one try is what was asked for."""
     line, warm = {"prompt": "Sam has 3 books ."}, {"temperature": 1}
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(one) + "\n" for one in (line, line | warm, line)))
-    for tries, formats, told in ((3, "json_object", "at temperature 0: 2. An"), (1, "json_object", ""), (3, None, "")):
+    for tries, formats, told in (
+        (3, "json_object", "at temperature 0: 2. An"), (1, "json_object", ""), (3, None, ""),
+        (5, None, "task.tries=5 has no effect: no request has a response_format"),
+    ):  # fmt: skip
         items = list(Batch(str(tmp_path / "in.jsonl"), response_format=formats, tries=tries).items())
-        encoder = Encoder(Config(decode=DecodeConfig(max_new_tokens=64)), embedded_model.config, embedded_tokenizer)
+        task = TaskConfig("batch", input=str(tmp_path / "in.jsonl"), tries=tries)
+        job = Config(task=task, decode=DecodeConfig(max_new_tokens=64))
+        encoder = Encoder(job, embedded_model.config, embedded_tokenizer)
         encoder.encode_all(0, items)
         assert told in "".join(encoder.warnings())
         assert len(encoder.warnings()) == bool(told)
