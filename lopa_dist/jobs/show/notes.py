@@ -59,7 +59,9 @@ def notes_of(groups: Sequence[SeedGroup], pairs: Sequence[Paired | None], called
         notes.append(f"Answers that are cut at their limit of tokens: {', '.join(cut)}.")
     ranges = [(number, *report.get("tokens_per_s_range", (1, 1))) for number, report in numbered]
     if wide := [f"{number} ({low:.0f} to {high:.0f})" for number, low, high in ranges if high > SCATTER * low]:
-        notes.append(f"Tokens per second differ between seeds, probably because of other work: run {', '.join(wide)}.")
+        notes.append(
+            f"Tokens per second differ between runs of one row, probably because of other work: run {', '.join(wide)}."
+        )
     if auto := [number for number, r in numbered if r["decode"].get("drafts") == "auto"]:
         some = "all runs" if len(auto) == len(groups) else f"run {', '.join(auto)}"
         notes.append(

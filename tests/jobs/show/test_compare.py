@@ -597,7 +597,7 @@ def test_what_a_reader_must_know_of_some_runs_stands_below_the_table(tmp_path: P
         f"Answers that are cut at their limit of tokens: run {failed}: 66.7%.",
         f"The accuracy of run {failed} leaves out 1 of its 4 requests (1 ended with an error).",
         f"Differences are over the problems that both have judged (run {min(failed, several)}",
-        f"Tokens per second differ between seeds, probably because of other work: run {several} (33 to 100).",
+        f"Tokens per second differ between runs of one row, probably because of other work: run {several} (33 to 100).",
         f"Run {failed}: no chat template.",
         f"Run {failed} was stopped: 4 of 9 requests are done.",
         ", and an interval as wide as one seed's. p is that of the sign test",
