@@ -192,7 +192,7 @@ class Engine:
         ):
             space.clear()
             return space
-        self.workspace = None  # frees its K/V before new ones are made
+        self.workspace = space = None  # frees its K/V before new ones are made
         local = replace(self.model.config, kv_heads=self.model.config.kv_heads // self.tensor.size)
         plan = self.plan((longest, suffix, needs), asked)
         budget = kv_budget(needs, plan.sequences, kv_tokens)

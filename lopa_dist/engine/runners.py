@@ -33,7 +33,7 @@ FUSED: WeakKeyDictionary[Transformer, FusedTransformer] = WeakKeyDictionary()
 def merged(model: Transformer) -> FusedTransformer:
     """Return the model's fused form, with the adapter that it has now."""
     if model in FUSED and FUSED[model].adapters != model.adapters:
-        del FUSED[model]
+        FUSED[model].take_adapter(model)
     if model not in FUSED:
         device = model.head_weight.device
         release_cached(device)

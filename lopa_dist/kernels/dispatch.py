@@ -89,8 +89,8 @@ def shared_memory(device: torch.device) -> int:
 
 @cache
 def hopper(device: torch.device) -> bool:
-    """Return whether a GPU has compute capability 9 to 11, with wide matrix instructions like Hopper's; true for a CPU.
+    """Return whether a GPU has compute capability 9; true for a CPU.
 
-    Consumer GPUs of compute capability 12 lack them.
+    Its warps share the rows of a tile alike, whatever the tile's height. On Blackwell (10) they do not.
     """
-    return device.type != "cuda" or (9, 0) <= torch.cuda.get_device_capability(device) < (12, 0)
+    return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] == 9

@@ -9,6 +9,7 @@ s+2 ... s+n+1 predict their own positions, and all of them see one another.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -49,7 +50,13 @@ class GroupBatch:
 
 
 def group_batches(
-    answers: list[Answer], masks: int, rows: int, rng: np.random.Generator, pad_id: int, share: float = 1.0
+    answers: list[Answer],
+    masks: int,
+    rows: int,
+    rng: np.random.Generator,
+    pad_id: int,
+    share: float = 1.0,
+    tokens: float = inf,
 ) -> list[GroupBatch]:
     """Return all answers in batches of about `rows` masks, in random order; answers of similar length share a batch.
 
@@ -60,14 +67,19 @@ def group_batches(
         rng: makes the random choices.
         pad_id: pads the rows of `GroupBatch.tokens`.
         share: the share of each answer's positions that have a group.
+        tokens: the most tokens of a batch's texts, padding included; one text alone may have more.
     """
     most = max(1, rows // masks)
     groups = np.array([min(most, max(1, round(share * (len(a.tokens) - 1)))) for a in answers])
+    lengths = np.array([len(a.prompt) + len(a.tokens) for a in answers])
     order = np.lexsort((rng.random(len(answers)), groups))
     batches, begin = [], 0
     while begin < len(order):
-        stop = begin + 1
+        stop, longest = begin + 1, lengths[order[begin]]
         while stop < len(order) and (stop + 1 - begin) * groups[order[stop]] <= most:
+            longest = max(longest, lengths[order[stop]])
+            if (stop + 1 - begin) * longest > tokens:
+                break
             stop += 1
         batches.append(
             group_batch([answers[i] for i in order[begin:stop]], masks, groups[order[begin:stop]], rng, pad_id)

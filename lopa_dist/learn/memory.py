@@ -33,10 +33,18 @@ def bytes_of_row(config: ModelConfig, longest: int, element: int) -> int:
     return element * (kept + within + scores)
 
 
+def text_tokens(rows: int, longest: int) -> int:
+    """Return the most tokens, padding included, of the texts of a step with `rows` masks; a longest text always fits.
+
+    Texts that have groups after half of their positions have fewer.
+    """
+    return longest + 2 * rows // MASKS
+
+
 def bytes_of_step(config: ModelConfig, rows: int, longest: int, element: int) -> int:
-    """Return the bytes of a step, without the adapter, if texts have groups after half of their positions."""
-    texts = 1 + 2 * rows // (MASKS * longest)
-    clean = texts * longest * (2 * config.layers * config.kv_heads * config.head_dim + 8 * config.hidden_size) * element
+    """Return the bytes of a step, without the adapter."""
+    numbers = 2 * config.layers * config.kv_heads * config.head_dim + 8 * config.hidden_size  # of a token
+    clean = text_tokens(rows, longest) * (numbers + 3 * config.intermediate_size) * element
     head = 3 * FP32 * min(rows, HEAD_ROWS) * config.vocab_size
     return rows * bytes_of_row(config, longest, element) + clean + head
 

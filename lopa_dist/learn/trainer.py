@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from lopa_dist.engine.memory import free_bytes
 from lopa_dist.learn.drafts_adapter import DraftsAdapter
 from lopa_dist.learn.groups import Answer, GroupBatch, group_batches
-from lopa_dist.learn.memory import rows_that_fit
+from lopa_dist.learn.memory import rows_that_fit, text_tokens
 from lopa_dist.learn.network import clean_forward, drafts_forward
 from lopa_dist.learn.predictions import Reached, losses_of, reach, reached, targets_of, tokens_of
 from lopa_dist.models.transformer import Transformer
@@ -136,8 +136,10 @@ class Trainer:
     def batches(self, answers: list[Answer], rng: np.random.Generator) -> list[GroupBatch]:
         """Return all answers in batches, except those that are too short to draft in."""
         usable = [answer for answer in answers if len(answer.tokens) > 1]
-        rows = self.rows_of_step(max((len(one.prompt) + len(one.tokens) for one in usable), default=1))
-        return group_batches(usable, self.masks, rows, rng, self.model.config.pad_id)
+        longest = max((len(one.prompt) + len(one.tokens) for one in usable), default=1)
+        rows = self.rows_of_step(longest)
+        most = text_tokens(rows, longest)
+        return group_batches(usable, self.masks, rows, rng, self.model.config.pad_id, tokens=most)
 
     def rows_of_step(self, longest: int) -> int:
         """Return how many masks this rank has per step, for texts of at most `longest` tokens."""

@@ -23,7 +23,7 @@ from lopa_dist.kernels.rope import rope_and_store
 from lopa_dist.kernels.rows import add_rms_norm, add_rms_norm_fp8, embed_rms_norm, swiglu, swiglu_fp8
 from lopa_dist.kernels.virtual_gemm import vgemm
 from lopa_dist.models.experts import SparseMLP
-from lopa_dist.models.mask_rows import adapter_of
+from lopa_dist.models.mask_rows import adapter_of, attach_joined
 from lopa_dist.models.quantize import QuantizedLinear, for_few_rows, joined, laid_out
 from lopa_dist.models.transformer import MLP, Layer, RMSNorm, Transformer, query_scale_of, rope_of
 
@@ -51,7 +51,8 @@ class FusedLayer:
     def __init__(self, layer: Layer) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         self.before, self.after = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
-        self.qkv = joined([attention.q_proj, attention.k_proj, attention.v_proj])
+        together: list[list[nn.Module]] = [[attention.q_proj, attention.k_proj, attention.v_proj]]
+        self.qkv = joined(together[0])
         q_norm, k_norm = attention.q_norm, attention.k_norm
         self.head_norms: tuple[Tensor, Tensor] | None = None
         if isinstance(q_norm, RMSNorm) and isinstance(k_norm, RMSNorm):
@@ -60,17 +61,19 @@ class FusedLayer:
         self.projections = [self.qkv, self.out]
         self.experts = mlp if isinstance(mlp, SparseMLP) else None
         if isinstance(mlp, MLP):
-            self.gate_up, self.down = joined([mlp.gate_proj, mlp.up_proj]), laid_out(mlp.down_proj)
+            together.append([mlp.gate_proj, mlp.up_proj])
+            self.gate_up, self.down = joined(together[1]), laid_out(mlp.down_proj)
             self.projections += [self.gate_up, self.down]
+        self.parts = list(zip(self.projections[::2], together, strict=False))  # merged projections, and of what
 
 
 class FusedTransformer:
     """``tokens [R], positions [R] -> hidden [R, d]``, of one rank's part if the model is split over several."""
 
     def __init__(self, model: Transformer) -> None:
-        self.real_rows_only, self.mask_rows, self.adapters = False, model.mask_rows, model.adapters
-        self.config, self.embedding = model.config, model.model.embed_tokens.weight
+        self.real_rows_only, self.config = False, model.config
         self.layers = [FusedLayer(layer) for layer in model.model.layers]  # type: ignore[arg-type]
+        self.take_adapter(model)
         self.norms = [layer.before for layer in self.layers] + [model.model.norm.weight]
         self.head = head_of(model)
         # whether torch multiplies somewhere: a row's bits then depend on the row alone only in whole tiles of rows
@@ -85,6 +88,16 @@ class FusedTransformer:
             for linear in layer.projections
             if isinstance(linear, nn.Linear)
         }
+
+    def take_adapter(self, model: Transformer) -> None:
+        """Take the adapter on rows that draft which the model has now, and the embedding, to which it adds a mask.
+
+        The merged weights stay, because they are the base model's.
+        """
+        self.mask_rows, self.adapters, self.embedding = model.mask_rows, model.adapters, model.model.embed_tokens.weight
+        for layer in self.layers:
+            for joint, parts in layer.parts:
+                attach_joined(joint, parts)
 
     def with_virtual_padding(self) -> FusedTransformer:
         """Return the same network with products by `vgemm`: a row's bits do not depend on how many rows there are."""

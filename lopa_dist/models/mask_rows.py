@@ -73,7 +73,7 @@ class MaskRowAdapter:
         self.hook = projection.register_forward_hook(self._hook, prepend=True)
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the output ``[R, N]`` for x ``[R, K]`` and the base projection's output y, overwritten on a CPU."""
+        """Return y, the base projection's output ``[R, N]`` for x ``[R, K]``, with the adapter's output added."""
         if self.masks.resting:
             return y
         if (numbers := self.masks.numbers) is not None:
@@ -85,14 +85,11 @@ class MaskRowAdapter:
                         y.narrow(1, begin, size).index_add_(0, numbers, added)
                     begin += size
             return y
-        outputs = []
         for base, (_, pair) in zip(y.split([size for size, _ in self.parts], -1), self.parts, strict=True):
-            if pair is None:
-                outputs.append(base)
-            else:
-                added = F.linear(F.linear(x, pair[0]), pair[1])
-                outputs.append(torch.where(self.masks.rows, base + added, base))
-        return torch.cat(outputs, -1) if len(outputs) > 1 else outputs[0]
+            if pair is not None:  # in place, because the largest layer's numbers decide how many rows fit
+                added = F.linear(F.linear(x, pair[0]), pair[1]).add_(base)
+                torch.where(self.masks.rows, added, base, out=base)
+        return y
 
     def _hook(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
         return self.add(inputs[0], output)

@@ -25,7 +25,7 @@ from lopa_dist.kernels.quantized import (
     quantize_int8,
 )
 from lopa_dist.models.experts import SparseMLP
-from lopa_dist.models.mask_rows import MaskRowAdapter, adapter_of, attach_joined
+from lopa_dist.models.mask_rows import MaskRowAdapter, adapter_of
 from lopa_dist.models.transformer import Layer, Transformer
 
 Quantizer = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -160,5 +160,4 @@ def joined(parts: list[nn.Module]) -> nn.Module:
         if (tensor := getattr(joint, name, None)) is not None:
             for part, view in zip(parts, tensor.data.split(sizes), strict=True):
                 getattr(part, name).data = view
-    attach_joined(joint, parts)
     return joint

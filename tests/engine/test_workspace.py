@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 from itertools import islice
+from typing import Any
 
 import pytest
 import torch
@@ -86,3 +88,22 @@ def test_with_little_memory_the_workspace_is_kept_too(
     large = [replace(requests[0], max_new_tokens=BASE.max_new_tokens, prompt=[1] * space.longest)] * 2
     large = [replace(request, index=index) for index, request in enumerate(large)]
     assert generated(engine, large).keys() == {0, 1}
+
+
+@pytest.mark.parametrize("options", [STATIC, EngineConfig(4)], ids=["graphs", "eager"])
+def test_the_old_space_is_freed_before_a_larger_one_is_made(
+    small_model: Transformer, monkeypatch: pytest.MonkeyPatch, options: EngineConfig
+) -> None:
+    """What is planned for the new one counts on its memory."""
+    engine = Engine(small_model, BASE, Solo(), options)
+    few = random_requests(4, 2, BASE.max_new_tokens)
+    old = weakref.ref(engine.prepare(few).pool)
+    planned, alive = engine.plan, list[bool]()
+
+    def plan(*given: Any) -> Plan:
+        alive.append(old() is not None)
+        return planned(*given)
+
+    monkeypatch.setattr(engine, "plan", plan)
+    engine.prepare([replace(request, prompt=request.prompt * 9) for request in few * 2])
+    assert alive == [False]

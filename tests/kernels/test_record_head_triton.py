@@ -210,7 +210,7 @@ def head(tile: HeadTile, size: int, arch: int, dtype: str = "bf16", **rules: boo
 
 
 @pytest.mark.no_gpu
-@pytest.mark.parametrize("arch", [80, 89, 90])
+@pytest.mark.parametrize("arch", [80, 89, 90, 100])
 def test_cross_compiled(arch: int) -> None:
     """Dream's and LLaDA's sizes: tensor cores, loads that run ahead, hardly a spill, and programs that fit."""
     bf16, hopper, moment = torch.bfloat16, arch == 90, {"MOMENT": True}
@@ -240,7 +240,7 @@ def test_cross_compiled(arch: int) -> None:
         assert kernel.stack <= 160, one  # what is spilled is behind the loop over K (read in the machine code)
         assert kernel.shared <= SHARED_LIMIT[arch], one
     for one, kernel in zip(variants, found, strict=False):
-        assert ("wgmma.mma_async" if hopper else "mma.sync") in kernel.ptx, one
+        assert {90: "wgmma.mma_async", 100: "tcgen05.mma"}.get(arch, "mma.sync") in kernel.ptx, one
         assert "cp.async.cg.shared.global" in kernel.ptx, one  # 16 bytes at a time
         assert "lg2.approx" not in kernel.ptx, one  # of a number close to 1 it would be far off
     if hopper:

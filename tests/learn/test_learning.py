@@ -200,6 +200,14 @@ def test_batches_have_every_position_of_an_answer() -> None:
     )
 
 
+def test_batches_of_long_prompts_are_bounded_by_their_tokens() -> None:
+    answers = [Answer([1] * prompt, [1, 2, 3]) for prompt in (700, 10, 20, 700, 690, 2000, 10)]
+    batches = group_batches(answers, 4, 10_000, np.random.default_rng(0), 0, tokens=1500)
+    assert sum(len(batch.tokens) for batch in batches) == len(answers)
+    assert all(batch.tokens.size <= 1500 or len(batch.tokens) == 1 for batch in batches)
+    assert max(len(batch.tokens) for batch in batches) > 1
+
+
 def test_what_is_held_out_follows_from_the_prompt() -> None:
     random_prompts = [[i, 7 * i, i * i] for i in range(2000)]
     assert 60 < sum(map(is_held_out, random_prompts)) < 140

@@ -15,6 +15,7 @@ from lopa_dist.models.adapter import load_adapter
 from lopa_dist.models.checkpoint import load_model, read_config
 from lopa_dist.models.files import CheckpointError
 from lopa_dist.models.fused import Cache, FusedTransformer
+from lopa_dist.models.mask_rows import MaskRowAdapter, adapter_of
 from lopa_dist.models.transformer import Attend, Transformer, rope_of
 from lopa_dist.parallel.communicator import Communicator
 from tests.bits import same_row_bits
@@ -65,11 +66,17 @@ def attended(q: Tensor, k: Tensor, v: Tensor, group: int) -> Tensor:
 
 
 @torch.inference_mode()
-def fused_rows(model: Transformer, ranks: int = 1, reproducible: bool = False, wanted: Tensor | None = None) -> Tensor:
+def fused_rows(
+    model: Transformer,
+    ranks: int = 1,
+    reproducible: bool = False,
+    wanted: Tensor | None = None,
+    fused: FusedTransformer | None = None,
+) -> Tensor:
     """Hidden rows as engines compute them."""
     config = model.config
     keys, values = torch.zeros(2, config.layers, ROWS, config.kv_heads // ranks, config.head_dim)
-    fused = FusedTransformer(model)
+    fused = fused or FusedTransformer(model)
     rows = torch.tensor([ROWS], dtype=torch.int32) if reproducible else None
     fused = fused.with_virtual_padding() if reproducible else fused
     cache = Cache(keys, values, 0)
@@ -106,6 +113,25 @@ def test_masks_go_through_merged_weights_and_tokens_through_the_base(base: Path,
     assert (found - expected).abs().max() <= 1e-4
     untouched = one(TOKENS, POSITIONS, plain(one))
     assert (found - untouched)[MASKS].abs().amax(1).min() > 0.1, "the adapter matters"
+
+
+@torch.inference_mode()
+def test_another_adapter_leaves_the_merged_weights_where_they_are(base: Path, adapter: Path) -> None:
+    model = loaded(base, adapter)
+    fused = FusedTransformer(model)
+    places = [linear.weight.data_ptr() for layer in fused.layers for linear in layer.projections]
+    before = fused_rows(model, fused=fused)
+    for layer in model.model.layers:
+        for part in (*layer.self_attn.children(), *layer.mlp.children()):
+            if (old := adapter_of(part)) is not None:
+                doubled = [(size, pair and (pair[0], 2 * pair[1])) for size, pair in old.parts]
+                MaskRowAdapter(old.masks, doubled).attach(part)
+    fused.take_adapter(model)
+    found = fused_rows(model, fused=fused)
+    assert [linear.weight.data_ptr() for layer in fused.layers for linear in layer.projections] == places
+    assert torch.equal(found, fused_rows(model))
+    assert torch.equal(found[~MASKS], before[~MASKS])
+    assert not torch.equal(found[MASKS], before[MASKS])
 
 
 @torch.inference_mode()
