@@ -41,6 +41,25 @@ first_host() {
     if [ -n "$host" ] && getent hosts "$host" >/dev/null; then echo "$host"; else echo "${SLURM_LAUNCH_NODE_IPADDR:-127.0.0.1}"; fi
 }
 
+# sbatch passes its environment on. From within another job, that has variables of the outer job, which stay where this job
+# has nothing of the kind. So they are compared with what Slurm says of this job, if it says anything.
+forget_outer_job() {
+    local kinds="${SLURM_MEM_PER_CPU:+c}${SLURM_MEM_PER_GPU:+g}${SLURM_MEM_PER_NODE:+n}" shown
+    [ -n "${SLURM_JOB_ID:-}" ] || return 0
+    [ "${#kinds}" -lt 2 ] || unset SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU SLURM_MEM_PER_NODE # steps get the job's memory
+    [ -n "${SLURM_ARRAY_TASK_ID:-}${SLURM_GPUS_ON_NODE:-}${SLURM_STEP_NUM_TASKS:-}" ] || return 0
+    shown=$(scontrol --oneliner show job "$SLURM_JOB_ID" 2>/dev/null || true)
+    case $shown in JobId=*) ;; *) return 0 ;; esac
+    case " $shown " in *" ArrayTaskId=${SLURM_ARRAY_TASK_ID:-} "*) ;; *)
+        [ -z "${SLURM_ARRAY_TASK_ID:-}" ] || say "this job is no task of array $SLURM_ARRAY_JOB_ID, from within which it was submitted"
+        unset SLURM_ARRAY_JOB_ID SLURM_ARRAY_TASK_ID SLURM_ARRAY_TASK_MIN SLURM_ARRAY_TASK_MAX SLURM_ARRAY_TASK_COUNT ;;
+    esac
+    case $shown in *gres/gpu*) ;; *) unset SLURM_GPUS_ON_NODE ;; esac
+    if [ -n "${SLURM_STEP_NUM_TASKS:-}" ] && ! scontrol show step "$SLURM_JOB_ID.${SLURM_STEP_ID:-0}" >/dev/null 2>&1; then
+        unset SLURM_STEP_NUM_TASKS SLURM_STEP_ID
+    fi
+}
+
 # Without a model there is nothing to solve a benchmark with: the embedded model then shows its own problems.
 choose_work() {
     local task=()
@@ -301,6 +320,7 @@ lopa_launch() {
             *) all+=("$argument") ;;
         esac
     done
+    forget_outer_job
     if [ "${SLURM_STEP_NUM_TASKS:-1}" -gt 1 ]; then
         [ "${SLURM_PROCID:-0}" != 0 ] ||
             echo "srun starts this script $SLURM_STEP_NUM_TASKS times, and each would start all ranks: run it once, without srun" >&2

@@ -289,9 +289,40 @@ def signalled(
 @pytest.mark.parametrize(("array", "name"), [(task_of("0-3", 2), "7_2"), ({"SLURM_JOB_ID": "9"}, "9")])
 def test_a_task_that_is_told_to_stop_requeues_itself_alone(tmp_path: Path, array: dict[str, str], name: str) -> None:
     """One task of an array has the array's number as its job's: to requeue that would requeue them all."""
-    environment = cluster(tmp_path, "JobId=9 JobState=RUNNING PreemptTime=None ", until_signalled(tmp_path)) | array
+    job = f"JobId=9{' ArrayJobId=7 ArrayTaskId=2' * (name == '7_2')} JobState=RUNNING PreemptTime=None "
+    environment = cluster(tmp_path, job, until_signalled(tmp_path)) | array
     _, said = signalled(environment, tmp_path)
     assert said == [f"scancel --signal=USR1 {name}.1", f"scontrol requeue {name}"]
+
+
+def test_a_job_that_another_one_submitted_does_not_take_that_ones_variables_for_its_own(tmp_path: Path) -> None:
+    """sbatch passes them on, and Slurm replaces those alone that this job has, too."""
+    outer = task_of("0-1", 1) | {
+        "SLURM_GPUS_ON_NODE": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_ID": "3", "SLURM_PROCID": "0",
+        "SLURM_MEM_PER_CPU": "100", "SLURM_MEM_PER_NODE": "900",
+    }  # fmt: skip
+    environment = cluster(
+        tmp_path, "JobId=9 JobName=x ReqTRES=cpu=2 ", 'echo "${!SLURM_MEM_PER_*}:" >$HERE/memory; exit 0'
+    )
+    asked = 'case "$*" in *"show job 9") echo "JobId=9 JobName=x ReqTRES=cpu=2 " ;; *) exit 1 ;; esac'
+    (tmp_path / "scontrol").write_text(f"#!/bin/bash\n{asked}\n")
+    environment |= {"HERE": str(tmp_path), "RANKS": "2"} | outer
+    ran = subprocess.run(
+        ["bash", str(SCRIPTS[0]), "--dry-run", "task.limit=1"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "this job is no task of array 7, from within which it was submitted" in ran.stdout
+    assert "task.shard" not in ran.stdout
+    assert "hydra.run.dir=outputs/slurm-9" in ran.stdout
+    assert "--ntasks-per-node 2" in ran.stdout, "ranks as without GPUs"
+    subprocess.run(
+        ["bash", str(SCRIPTS[0]), "task.limit=1", f"hydra.run.dir={tmp_path}/run"], env=environment, check=False
+    )
+    assert (tmp_path / "memory").read_text() == ":\n"
 
 
 def test_ctrl_c_ends_the_ranks_in_order_and_for_good(tmp_path: Path) -> None:

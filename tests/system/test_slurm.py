@@ -170,6 +170,21 @@ def test_an_array_shares_the_input_and_merges(cluster: dict[str, str], one_proce
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def test_a_job_that_an_array_s_task_submits_has_the_whole_input(
+    cluster: dict[str, str], one_process: list[str], tmp_path: Path
+) -> None:
+    """Though sbatch passes on the task's variables, and those of the step that it ran in."""
+    task = {"JOB_ID": "999", "TASK_ID": "1", "TASK_MIN": "0", "TASK_MAX": "1", "TASK_COUNT": "2"}
+    outer = {f"SLURM_ARRAY_{name}": value for name, value in task.items()}
+    outer |= {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_ID": "7", "SLURM_MEM_PER_CPU": "100"}
+    folder, log = tmp_path / "run", tmp_path / "log"
+    given = ["--mem=900M", "launch/gsm8k.sh", *OVERRIDES, f"hydra.run.dir={folder}"]
+    job = submit({**cluster, "RANKS": "1", **outer}, log, *given)
+    assert wait_until_done(cluster, job) == {"COMPLETED"}, log.read_text()[-3000:]
+    assert "this job is no task of array 999" in log.read_text()
+    assert texts(folder) == one_process[:8]
+
+
 def test_scancel_leaves_no_process_and_two_jobs_share_a_node(cluster: dict[str, str], tmp_path: Path) -> None:
     """Nor does the job come back, though its ranks have ended in order before Slurm kills them."""
     long = ["task.limit=2000", *SLOW[1:], "job.grace_s=0"]

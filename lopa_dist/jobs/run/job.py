@@ -36,6 +36,7 @@ from lopa_dist.jobs.run.judging import Answer, Judges, Verdict
 from lopa_dist.jobs.run.lessons import Lessons
 from lopa_dist.jobs.run.output import check_output, check_parts, warnings_of, write_output
 from lopa_dist.jobs.run.parts import Parts
+from lopa_dist.jobs.run.pauses import Pauses
 from lopa_dist.jobs.run.prompts import Encoder, wraps
 from lopa_dist.jobs.run.recall import recall
 from lopa_dist.jobs.run.rejudge import verdict_rule
@@ -56,7 +57,7 @@ from lopa_dist.jobs.show.extra import Extra
 from lopa_dist.jobs.show.made_on import made_on
 from lopa_dist.jobs.show.metrics import Figures, build_report, failures
 from lopa_dist.jobs.show.progress import ProgressDisplay
-from lopa_dist.jobs.show.report import read_report, write_report
+from lopa_dist.jobs.show.report import duration, read_report, write_report
 from lopa_dist.jobs.show.run_page import NAME as RUN_PAGE
 from lopa_dist.jobs.show.run_page import write_run_page
 from lopa_dist.jobs.show.wandb_log import WandbLog
@@ -206,7 +207,7 @@ class Job:
         if engine.drafter and not self.masks and any(self.attempt.done):
             recall(engine.drafter, self.attempt.journal, self.attempt.number, self.builder.tokenizer, group)
         session.prepare()
-        self.start, self.others = time.perf_counter(), OtherPrograms()
+        self.start, self.others, self.pauses = time.perf_counter(), OtherPrograms(), Pauses()
         generations = self.lessons.rounds(partial(session.generate, suspects=self.suspects, begin=self.begin))
         if group.is_leader:
             lone = group.mesh.branch == group.mesh.tensor == 1
@@ -319,6 +320,17 @@ class Job:
             log.warning("WARNING: %s", message)
             self.input.warnings.append(message)
 
+    def look_at_pauses(self) -> None:
+        """Warn if this process was suspended while the job generated: its times include that."""
+        self.pauses.end()
+        if self.pauses.seconds:
+            message = (
+                f"the job stood still for {duration(self.pauses.seconds)} while it generated, because it was suspended "
+                "or its machine did nothing: its times, and tokens per second, include that"
+            )
+            log.warning("WARNING: %s", message)
+            self.input.warnings.append(message)
+
     def threads(self) -> str:
         """Return how many CPU threads compute, and why; empty on a GPU."""
         if self.builder.device.type != "cpu":
@@ -415,6 +427,7 @@ class Job:
                 statistics.absorb(replica["statistics"])
         wall_s = time.perf_counter() - self.began
         self.look_at_others()
+        self.look_at_pauses()
         report = build_report(config, merged, errors, statistics, traffic, self.group, wall_s)
         report |= {
             "weights": self.attempt.settings["model"],
