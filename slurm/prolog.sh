@@ -171,6 +171,10 @@ command_line() {
     local share=$((cores > per_node ? cores / per_node : 1))
     # under srun, what the ranks of one node share listens on 127.0.0.1; torchrun's store is open to the network
     [ -n "${LAUNCH:-}" ] || { [ -n "${SLURM_JOB_ID:-}" ] && [ "$nodes" = 1 ] && [ "$RESTARTS" = 0 ] && LAUNCH=srun; } || LAUNCH=torchrun
+    if [ "$RESTARTS" != 0 ] && [[ $LAUNCH =~ ^(srun|mpirun)$ ]]; then
+        echo "RESTARTS=$RESTARTS: torchrun alone starts ranks again; leave out RESTARTS or LAUNCH=$LAUNCH" >&2
+        exit 2
+    fi
     case $LAUNCH in
         torchrun)
             # the agents of a job that went well warn of each other's end, in pages

@@ -246,6 +246,13 @@ def test_an_array_that_is_not_the_whole_input_is_refused(
     assert said in ran.stderr
 
 
+@pytest.mark.parametrize("launch", ["srun", "mpirun"])
+def test_restarts_are_torchruns_alone(tmp_path: Path, launch: str) -> None:
+    ran = dry_run(SCRIPTS[-1], tmp_path, LAUNCH=launch, RESTARTS="2")
+    assert ran.returncode == 2
+    assert f"torchrun alone starts ranks again; leave out RESTARTS or LAUNCH={launch}" in ran.stderr
+
+
 def cluster(folder: Path, job: str, step: str) -> dict[str, str]:
     """The environment of a batch script whose Slurm writes what it is asked for into `folder`/said.
 
