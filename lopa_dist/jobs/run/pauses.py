@@ -19,12 +19,13 @@ class Pauses:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def _watch(self) -> None:
-        before = time.monotonic()
+        before, used = time.monotonic(), time.process_time()
         while not self._ended.wait(INTERVAL_S):
-            now = time.monotonic()
-            if (pause := now - before - INTERVAL_S) >= LEAST_S:
+            now, uses = time.monotonic(), time.process_time()
+            pause = now - before - INTERVAL_S
+            if pause >= LEAST_S and uses - used < pause / 10:  # else another thread kept this one waiting
                 self.seconds += pause
-            before = now
+            before, used = now, uses
 
     def end(self) -> None:
         """Stop measuring."""

@@ -417,7 +417,7 @@ def names_of(groups: Sequence[SeedGroup], words: Sequence[dict[str, str]]) -> li
     if len(groups) == 1:  # nothing differs: all that was typed
         [group] = groups
         typed = [word.removeprefix("decode.") for word in typed_words(group.folders[0])]
-        names = [", ".join(word for word in typed if word.partition("=")[0] not in (*UNTOLD, "problem_seed"))]
+        names = [", ".join(word for word in typed if word.partition("=")[0] not in UNTOLD)]
     return [name or "as configured" for name in names]
 
 
@@ -483,7 +483,7 @@ def headline(groups: Sequence[SeedGroup]) -> str:
     """Return the outcome in words; points are called by their numbers."""
     reports, runs = [group.report for group in groups], sum(len(group.folders) for group in groups)
     if len(groups) == 1:
-        return f"One setting, {runs} runs."
+        return f"One setting, {runs} run{'s' * (runs > 1)}."
     many = f"{len(groups)} runs" if runs == len(groups) else f"{len(groups)} settings, {runs} runs"
     words = f"{many}, in the order of tokens per forward pass."
     of = [(r["accuracy"], r["tpf"], number) for number, r in enumerate(reports, 1) if "accuracy" in r]
