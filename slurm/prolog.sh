@@ -48,13 +48,13 @@ forget_outer_job() {
     [ -n "${SLURM_JOB_ID:-}" ] || return 0
     [ "${#kinds}" -lt 2 ] || unset SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU SLURM_MEM_PER_NODE # steps get the job's memory
     [ -n "${SLURM_ARRAY_TASK_ID:-}${SLURM_GPUS_ON_NODE:-}${SLURM_STEP_NUM_TASKS:-}" ] || return 0
-    shown=$(scontrol --oneliner show job "$SLURM_JOB_ID" 2>/dev/null || true)
+    shown=$(scontrol --details --oneliner show job "$SLURM_JOB_ID" 2>/dev/null || true)
     case $shown in JobId=*) ;; *) return 0 ;; esac
     case " $shown " in *" ArrayTaskId=${SLURM_ARRAY_TASK_ID:-} "*) ;; *)
         [ -z "${SLURM_ARRAY_TASK_ID:-}" ] || say "this job is no task of array $SLURM_ARRAY_JOB_ID, from within which it was submitted"
         unset SLURM_ARRAY_JOB_ID SLURM_ARRAY_TASK_ID SLURM_ARRAY_TASK_MIN SLURM_ARRAY_TASK_MAX SLURM_ARRAY_TASK_COUNT ;;
     esac
-    case $shown in *gres/gpu*) ;; *) unset SLURM_GPUS_ON_NODE ;; esac
+    case "$shown " in *" GRES="*gpu*) ;; *" GRES= "*) unset SLURM_GPUS_ON_NODE ;; esac # TRES may leave out GPUs that a job has
     if [ -n "${SLURM_STEP_NUM_TASKS:-}" ] && ! scontrol show step "$SLURM_JOB_ID.${SLURM_STEP_ID:-0}" >/dev/null 2>&1; then
         unset SLURM_STEP_NUM_TASKS SLURM_STEP_ID
     fi

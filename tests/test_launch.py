@@ -308,10 +308,9 @@ def test_a_job_that_another_one_submitted_does_not_take_that_ones_variables_for_
         "SLURM_GPUS_ON_NODE": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_ID": "3", "SLURM_PROCID": "0",
         "SLURM_MEM_PER_CPU": "100", "SLURM_MEM_PER_NODE": "900",
     }  # fmt: skip
-    environment = cluster(
-        tmp_path, "JobId=9 JobName=x ReqTRES=cpu=2 ", 'echo "${!SLURM_MEM_PER_*}:" >$HERE/memory; exit 0'
-    )
-    asked = 'case "$*" in *"show job 9") echo "JobId=9 JobName=x ReqTRES=cpu=2 " ;; *) exit 1 ;; esac'
+    job = "JobId=9 JobName=x Nodes=n1 CPU_IDs=0 GRES= MinCPUsNode=1"
+    environment = cluster(tmp_path, job, 'echo "${!SLURM_MEM_PER_*}:" >$HERE/memory; exit 0')
+    asked = f'case "$*" in *"show job 9") echo "{job}" ;; *) exit 1 ;; esac'
     (tmp_path / "scontrol").write_text(f"#!/bin/bash\n{asked}\n")
     environment |= {"HERE": str(tmp_path), "RANKS": "2"} | outer
     ran = subprocess.run(
@@ -330,6 +329,16 @@ def test_a_job_that_another_one_submitted_does_not_take_that_ones_variables_for_
         ["bash", str(SCRIPTS[0]), "task.limit=1", f"hydra.run.dir={tmp_path}/run"], env=environment, check=False
     )
     assert (tmp_path / "memory").read_text() == ":\n"
+
+
+def test_a_job_with_gpus_has_a_rank_for_each(tmp_path: Path) -> None:
+    """Of its TRES, Slurm shows the GPUs only where they are accounted for."""
+    job = "JobId=9 JobName=x TRES=cpu=1,node=1 JOB_GRES=gpu:5 Nodes=n1 CPU_IDs=0 GRES=gpu:5(IDX:0-4) MinCPUsNode=1"
+    environment = cluster(tmp_path, job, "exit 0") | {"SLURM_JOB_ID": "9", "SLURM_GPUS_ON_NODE": "5"}
+    command = ["bash", str(SCRIPTS[0]), "--dry-run", "task.limit=1"]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert "--ntasks-per-node 5" in ran.stdout
 
 
 def test_ctrl_c_ends_the_ranks_in_order_and_for_good(tmp_path: Path) -> None:
