@@ -42,6 +42,7 @@ from lopa_dist.parallel.stop import INTERRUPTED, STOPPED, Stop, Stopped, answere
 from lopa_dist.sweep import check_points, say_how_to_compare
 
 log = logging.getLogger("lopa_dist")
+SWEEP = "-m", "--multirun"
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
@@ -200,9 +201,6 @@ def check_command(arguments: list[str]) -> None:
     if word and "=" not in word and not word.startswith(("-", "~")):
         commands = f"Commands: {', '.join(COMMANDS)}; without one, key=value settings run a job (--help)"
         raise UserError(f"{word}: no such command{did_you_mean(word, COMMANDS)} {commands}")
-
-
-SWEEP = "-m", "--multirun"
 
 
 def main() -> None:

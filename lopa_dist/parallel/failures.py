@@ -20,6 +20,7 @@ from lopa_dist.parallel.heartbeat import PATIENCE_S, Heartbeat
 from lopa_dist.parallel.launcher import World, die, into_log, names_of
 from lopa_dist.parallel.mesh import Mesh
 from lopa_dist.parallel.neighbours import wait_until
+from lopa_dist.parallel.pauses import Pauses
 from lopa_dist.parallel.rendezvous import all_are_here, never_again, rendezvous
 from lopa_dist.parallel.step_watch import StepWatch, Watched, unwatched
 from lopa_dist.parallel.stop import Stop, Stopped
@@ -44,6 +45,7 @@ class Failures:
 
     Attributes:
         watched: the context for the parts of a step.
+        pauses: for how long this process stood still.
         last_acts: called before this process is ended from another thread because a rank is lost.
     """
 
@@ -53,6 +55,7 @@ class Failures:
         self.last_acts: list[Callable[[], None]] = []
         self._checked = 0.0  # time of the last `check_in_passing` that checked
         self.leaving = False  # whether this rank is leaving in order
+        self.pauses = Pauses()
         if world.size == 1:
             return
         self.heart = Heartbeat(store, world.rank, world.size, timeout_s, self._cut_off)
@@ -105,7 +108,10 @@ class Failures:
         with contextlib.suppress(ValueError):  # not in the main thread
             self.stop.install(self.end_if_lost)
         if self.world.size == 1:
-            yield
+            try:
+                yield
+            finally:
+                self.close()
             return
         try:
             with self.announcing():
@@ -146,11 +152,12 @@ class Failures:
             raise
 
     def close(self) -> None:
-        """End the threads that watch the ranks.
+        """End the threads that watch the ranks and this process.
 
         The threads and this object refer to each other. Without these references, connections and threads end with the
         group, not when garbage is collected: a program may have its ranks meet a thousand times.
         """
+        self.pauses.close()
         if self.world.size > 1:
             self.watch.close()
             self.heart.close()
@@ -210,7 +217,7 @@ class Failures:
         """
         if announced := self.announced():
             return announced
-        silent, away_s = self.heart.silent(), self.heart.suspended_s
+        silent, away_s = self.heart.silent(), self.pauses.longest_s
         if silent and away_s > self.timeout_s:
             own = names_of([self.world.rank], self.world.size)
             lost = f"{own} did not answer for {away_s:.0f} s: its process was suspended, or its host ({why})"

@@ -42,7 +42,6 @@ class Heartbeat:
         store.set_timeout(JOIN)
         self._own.add(keys.BEAT.format(rank), 1)
         self._answers = 0
-        self.suspended_s = 0.0  # the longest time for which this process, or its host, stood still
         self._all_joined = False
         self._counts_seen = [-1] * size  # used only by rank 0, as is the next
         self._quiet_s = [0.0] * size
@@ -85,10 +84,7 @@ class Heartbeat:
 
     def _watch(self) -> None:
         answers, waited = 0, 0.0  # counted in turns of this thread: a suspended process has not waited
-        began = time.monotonic()
         while not self._ended.wait(INTERVAL_S):
-            ended = time.monotonic()
-            self.suspended_s, began = max(self.suspended_s, ended - began - INTERVAL_S), ended
             waited = waited + INTERVAL_S if self._answers == answers else 0.0
             answers = self._answers
             if waited > self.limit_s:

@@ -144,7 +144,7 @@ def test_a_rank_that_was_suspended_blames_no_other(
     """Slurm wakes it with SIGCONT and SIGTERM; by then the others, which it could not hear, have named it and left."""
     said: list[str] = []
     monkeypatch.setattr(failures_file, "die", lambda message, status: said.append(message))
-    monkeypatch.setattr(failures.heart, "suspended_s", 1000.0)
+    monkeypatch.setattr(failures.pauses, "longest_s", 1000.0)
     failures.end_if_lost()
     assert said[0].startswith("lopa-dist: rank 1 of 2 did not answer for 1000 s: its process was suspended")
     store.set(keys.FAILED, "rank 1 of 2 does not answer")

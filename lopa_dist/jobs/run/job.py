@@ -36,7 +36,6 @@ from lopa_dist.jobs.run.judging import Answer, Judges, Verdict
 from lopa_dist.jobs.run.lessons import Lessons
 from lopa_dist.jobs.run.output import check_output, check_parts, warnings_of, write_output
 from lopa_dist.jobs.run.parts import Parts
-from lopa_dist.jobs.run.pauses import Pauses
 from lopa_dist.jobs.run.prompts import Encoder, wraps
 from lopa_dist.jobs.run.recall import recall
 from lopa_dist.jobs.run.rejudge import verdict_rule
@@ -207,7 +206,7 @@ class Job:
         if engine.drafter and not self.masks and any(self.attempt.done):
             recall(engine.drafter, self.attempt.journal, self.attempt.number, self.builder.tokenizer, group)
         session.prepare()
-        self.start, self.others, self.pauses = time.perf_counter(), OtherPrograms(), Pauses()
+        self.start, self.others, self.stood_s = time.perf_counter(), OtherPrograms(), group.failures.pauses.seconds
         generations = self.lessons.rounds(partial(session.generate, suspects=self.suspects, begin=self.begin))
         if group.is_leader:
             lone = group.mesh.branch == group.mesh.tensor == 1
@@ -322,10 +321,9 @@ class Job:
 
     def look_at_pauses(self) -> None:
         """Warn if this process was suspended while the job generated: its times include that."""
-        self.pauses.end()
-        if self.pauses.seconds:
+        if stood_s := self.group.failures.pauses.seconds - self.stood_s:
             message = (
-                f"the job stood still for {duration(self.pauses.seconds)} while it generated, because it was suspended "
+                f"the job stood still for {duration(stood_s)} while it generated, because it was suspended "
                 "or its machine did nothing: its times, and tokens per second, include that"
             )
             log.warning("WARNING: %s", message)

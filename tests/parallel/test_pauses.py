@@ -10,13 +10,13 @@ import time
 
 PROGRAM = """
 import time
-from lopa_dist.jobs.run import pauses
+from lopa_dist.parallel import pauses
 pauses.LEAST_S = 1.0
 watched = pauses.Pauses()
 print("ready", flush=True)
 input()
 time.sleep(2 * pauses.INTERVAL_S)
-watched.end()
+watched.close()
 print(watched.seconds)
 """
 
