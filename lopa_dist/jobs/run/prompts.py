@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -17,6 +18,7 @@ from lopa_dist.config import Config
 from lopa_dist.encodable import encodable
 from lopa_dist.engine.prefix_rules import cuts_prefix
 from lopa_dist.engine.request import Given, Request, request_key
+from lopa_dist.jobs.run.beginnings import Beginnings
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.families import training_pattern
@@ -65,6 +67,8 @@ class Encoder:
         check_template(config.model.template, str(tokenizer.chat_template or ""))
         self.templated = partial(tokenizer.apply_chat_template, tokenize=False, **config.model.template)
         self.cuts = cuts_prefix(config.decode, config.engine.prefix_cache)
+        # elsewhere, a row's last bits depend on where its prompt is cut, and so must not depend on other prompts
+        self.beginnings = Beginnings() if self.cuts and config.decode.causal else None
         self.words = tokenizer.backend_tokenizer  # finds tokens and nothing else; transformers makes more of each text
         self.words.no_truncation()
         self.words.no_padding()
@@ -107,12 +111,20 @@ class Encoder:
             except Refusal as refusal:
                 requests[index] = rejected(index, item, refusal)
         tokens = self.tokenized(chain.from_iterable(texts.values()))
+        copies = Counter(own[0] for own in texts.values())
         for index, own in texts.items():
             item = items[index - first]
             if self.config.task.truncate and not item.continuations:
                 item, own = self.truncated(index, item, own, tokens)
             try:
-                requests[index] = (self.scored if item.continuations else self.request)(index, item, own, tokens)
+                if item.continuations:
+                    requests[index] = self.scored(index, item, own, tokens)
+                    continue
+                request = self.request(index, item, own, tokens)
+                if self.beginnings:
+                    cut = self.beginnings.cut(request.prompt, request.prefix, copies[own[0]])
+                    request = replace(request, prefix=cut)
+                requests[index] = request
             except Refusal as refusal:
                 requests[index] = rejected(index, item, refusal)
         return [requests[index] for index in sorted(requests)]

@@ -72,6 +72,20 @@ def test_prefixes(embedded_tokenizer: PreTrainedTokenizerFast, item: Item, templ
     assert Encoder(alone, SMALL, embedded_tokenizer).encode(0, item) == replace(request, prefix=0)
 
 
+@pytest.mark.parametrize(("context", "cache"), [("causal", "exact"), ("blocks", "exact"), ("causal", "none")])
+def test_what_prompts_begin_alike_with_is_cut_off_in_causal_models(
+    embedded_tokenizer: PreTrainedTokenizerFast, context: str, cache: str
+) -> None:
+    """Elsewhere a row's last bits depend on where prompts are cut, so a cut does not depend on other prompts."""
+    plain = ModelOptions(chat_template="never")
+    config = Config(model=plain, decode=DecodeConfig(max_new_tokens=64, context=context, drafts=0))
+    encoder = Encoder(replace(config, engine=EngineConfig(prefix_cache=cache)), SMALL, embedded_tokenizer)
+    task = "Tom has 3 coins ." + " Tom has 3 coins ." * 4
+    requests = encoder.encode_all(0, [Item(own, prompt=task + own) for own in (" Ann has 4", " Sue", " Leo has 2")])
+    alike = len(embedded_tokenizer(task).input_ids) if (context, cache) == ("causal", "exact") else 0
+    assert [request.prefix for request in requests if isinstance(request, Request)] == [0, alike, alike]
+
+
 def test_words_that_the_embedded_model_does_not_know_are_told(
     embedded_model: Any, embedded_tokenizer: PreTrainedTokenizerFast
 ) -> None:
