@@ -160,6 +160,10 @@ command_line() {
     per_node=${SLURM_GPUS_ON_NODE:-0}
     [ "$per_node" -gt 0 ] || per_node=$RANKS
     export OMP_NUM_THREADS HYDRA_FULL_ERROR=1
+    if [ -n "${SCRATCH:-}" ] && [ "$DRY" = 0 ] && [ ! -d "$SCRATCH" ]; then
+        echo "SCRATCH=$SCRATCH: no such folder on $(uname -n)" >&2
+        exit 2
+    fi
     [ -n "${SCRATCH:-}" ] && export TMPDIR="$SCRATCH" TRITON_CACHE_DIR="$SCRATCH/triton" TORCHINDUCTOR_CACHE_DIR="$SCRATCH/inductor"
     WORLD=$((nodes * per_node))
     local cores=$((${SLURM_CPUS_PER_TASK:-1} * tasks))

@@ -253,6 +253,14 @@ def test_restarts_are_torchruns_alone(tmp_path: Path, launch: str) -> None:
     assert f"torchrun alone starts ranks again; leave out RESTARTS or LAUNCH={launch}" in ran.stderr
 
 
+def test_a_folder_for_temporary_files_that_is_not_there(tmp_path: Path) -> None:
+    command = ["bash", str(SCRIPTS[-1]), "model.path=m"]
+    environment = {"PATH": os.environ["PATH"], "SCRATCH": str(tmp_path / "local")}
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert ran.returncode == 2
+    assert f"SCRATCH={tmp_path / 'local'}: no such folder on " in ran.stderr
+
+
 def cluster(folder: Path, job: str, step: str) -> dict[str, str]:
     """The environment of a batch script whose Slurm writes what it is asked for into `folder`/said.
 

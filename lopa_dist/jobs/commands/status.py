@@ -16,11 +16,10 @@ from lopa_dist.jobs.commands.go_on import go_on, shards_again, spans
 from lopa_dist.jobs.folder.journal import difference
 from lopa_dist.jobs.folder.sweep_points import without_run
 from lopa_dist.jobs.show.report import duration, read_report
-from lopa_dist.jobs.show.run_state import LOGS, RunState, runs_below
+from lopa_dist.jobs.show.run_state import LOGS, RunState, last_line, runs_below
 from lopa_dist.jobs.show.table import output_again
 
 LONGEST = 10_000  # the most characters of a line
-LONGEST_WORDS = 500  # the most characters of a log's line
 INVALID = 5  # number of the column of answers that do not have their format
 MOST = 20  # the most rows that are all shown; if there are more, only those that are not complete
 
@@ -123,15 +122,6 @@ def not_repeated(runs: Sequence[RunState]) -> str:
         "\n(with the job's time, cores, memory, partition, account and QOS; add what else sbatch was given, such as "
         "--exclusive, --constraint or %8, and the environment, such as RESTARTS, SCRATCH or OMP_NUM_THREADS)"
     )
-
-
-def last_line(folder: Path) -> str:
-    """Return the last line of the newest log that a run wrote itself, which may say why it ended; empty without one."""
-    logs = {*folder.glob("*.log")} - {*folder.glob(LOGS)}
-    if not logs:
-        return ""
-    lines = max(logs, key=lambda log: log.stat().st_mtime).read_text(encoding="utf-8", errors="replace").split("\n")
-    return next((line[:LONGEST_WORDS] for line in reversed(lines) if line.strip()), "")
 
 
 def unless_queued(runs: Sequence[RunState]) -> str:

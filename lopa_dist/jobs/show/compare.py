@@ -28,6 +28,7 @@ from lopa_dist.jobs.show.paired import Paired
 from lopa_dist.jobs.show.paper_table import latex, markdown
 from lopa_dist.jobs.show.report import accuracy_interval, judged, samples_of, typed_words
 from lopa_dist.jobs.show.run_page import command, questions_again, write_run_page
+from lopa_dist.jobs.show.run_state import last_line
 from lopa_dist.jobs.show.seed_groups import (
     SEEDS,
     SeedGroup,
@@ -99,7 +100,8 @@ def compare(folder: Path, console: Console | None = None, baseline: str | None =
         without = ", ".join(part.title for part in parts if part.base is None)
         console.print(escape(f"Not compared with {baseline}, for it is of another task or model: {without}"))
     for name, _ in failed:
-        console.print(escape(f"{FAILED}: {folder / name} (cli.log there says more)"))
+        ends = f"; its log ends with: {last}" if (last := last_line(folder / name)) else ""
+        console.print(escape(f"{FAILED}: {folder / name}{ends}"), soft_wrap=True)
     file = folder / "comparison.csv"
     try:
         with naming(file):

@@ -15,6 +15,7 @@ from lopa_dist.jobs.folder.part_names import is_missing
 from lopa_dist.jobs.show.report import read_report, typed_words
 
 LOGS = "slurm-*.log"  # links to logs of Slurm jobs, which the batch script makes before the ranks start
+LONGEST_WORDS = 500  # the most characters of a log's line
 MARKS = (LOCK, "journal/settings.json", "report.json", LOGS)  # files by which a run folder is known
 
 
@@ -139,6 +140,15 @@ def finished_since(journal: Journal, attempt: int) -> tuple[float, float, float,
             tokens += entry["figures"]["tokens"] if "figures" in entry else 0
             seconds = max(seconds, entry.get("at", 0.0))
     return (tokens / seconds if seconds else 0.0), seconds, (own / seconds if seconds else 0.0), done, errors, invalid
+
+
+def last_line(folder: Path) -> str:
+    """Return the last line of the newest log that a run wrote itself, which may say why it ended; empty without one."""
+    logs = {*folder.glob("*.log")} - {*folder.glob(LOGS)}
+    if not logs:
+        return ""
+    lines = max(logs, key=lambda log: log.stat().st_mtime).read_text(encoding="utf-8", errors="replace").split("\n")
+    return next((line[:LONGEST_WORDS] for line in reversed(lines) if line.strip()), "")
 
 
 def shard_of(folder: Path, report: dict[str, Any]) -> tuple[int, int]:

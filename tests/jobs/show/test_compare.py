@@ -731,6 +731,7 @@ def test_tables_for_a_paper_and_a_readme(
     assert (tmp_path / "comparison.html").exists(), "whatever form is printed, all is written"
     (tmp_path / "stopped" / ".hydra").mkdir(parents=True)
     (tmp_path / "stopped" / ".hydra" / "overrides.yaml").write_text("- decode=lopa\n")
+    (tmp_path / "stopped" / "cli.log").write_text("starting\ndecode.tau=2: must be at most 1\n")
     for form, line in (
         ("latex", "% Not finished, so not above: stopped"),
         ("markdown", "Not finished, so not above: s"),
@@ -738,4 +739,4 @@ def test_tables_for_a_paper_and_a_readme(
         compare(tmp_path, form=form)
         said = capsys.readouterr()
         assert line in said.out
-        assert "not finished" in said.err
+        assert "stopped; its log ends with: decode.tau=2: must be at most 1\n" in said.err
