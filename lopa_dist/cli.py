@@ -36,6 +36,7 @@ from lopa_dist.config import (
     typed,
 )
 from lopa_dist.jobs.folder.one_job import own_folder
+from lopa_dist.own_code import place_of
 from lopa_dist.parallel.failures import RankError
 from lopa_dist.parallel.launcher import LaunchError, detect, die, into_log, tell
 from lopa_dist.parallel.stop import INTERRUPTED, STOPPED, Stop, Stopped, answered, leave_at_signals
@@ -68,7 +69,7 @@ def mistakes(again: str = "start it again") -> Iterator[None]:
     except OSError as error:
         raise UserError(no_room(error, again) or str(error)) from error
     except ValueError as error:
-        raise UserError(str(error)) from error
+        raise UserError(f"{place_of(error)}{error}") from error
 
 
 def swept() -> bool:

@@ -9,6 +9,7 @@ import importlib.util
 import inspect
 import sys
 import sysconfig
+import traceback
 from collections.abc import Callable
 from functools import cache
 from importlib.machinery import SourceFileLoader
@@ -103,7 +104,6 @@ def digest(text: str, key: str) -> str:
 
 def own_files(file: Path) -> list[Path]:
     """Return `file`, which is imported, and all that it imports but what is installed."""
-    installed = [Path(folder).resolve() for folder in (*sysconfig.get_paths().values(), str(Path(__file__).parent))]
     found: dict[Path, None] = {}
     left = [file.resolve()]
     while left:
@@ -113,9 +113,22 @@ def own_files(file: Path) -> list[Path]:
         found[source] = None
         for name in imported(source):
             path = Path(str(getattr(sys.modules.get(name), "__file__", None) or "")).resolve()
-            if path.suffix == ".py" and not any(one in path.parents for one in installed):
+            if path.suffix == ".py" and not is_installed(path):
                 left.append(path)
     return list(found)
+
+
+def is_installed(file: Path) -> bool:
+    """Return whether a file is this package's, a library's or Python's, and so not the user's own."""
+    installed = (*sysconfig.get_paths().values(), str(Path(__file__).parent))
+    return any(Path(folder).resolve() in file.parents for folder in installed)
+
+
+def place_of(error: BaseException) -> str:
+    """Return the file and line of the user's own code where an error arose, as ``FILE, line N: ``; else nothing."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.endswith(".py")]
+    own = [frame for frame in frames if not is_installed(Path(frame.filename).resolve())]
+    return f"{own[-1].filename}, line {own[-1].lineno}: " if own else ""
 
 
 def imported(source: Path) -> list[str]:

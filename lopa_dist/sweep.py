@@ -135,5 +135,5 @@ class SweepFolder(Callback):  # type: ignore[misc]  # hydra has no types
 def say_how_to_compare() -> None:
     """Print the command that compares the runs of this process's sweep, if some have ended."""
     folder, SweepFolder.folder = SweepFolder.folder, None
-    if folder is not None and any(folder.glob("*/report.json")):
+    if folder is not None and any(folder.rglob("report.json")):
         print(f"Compare the runs: lopa-dist report {shlex.quote(str(folder))}")

@@ -456,7 +456,9 @@ def test_a_sweep_ends_with_the_command_that_compares_its_runs(
     def job(raw: Any) -> None:
         if raw.task.problem_seed == 2:
             raise UserError("this one fails")
-        Path(HydraConfig.get().runtime.output_dir, "report.json").touch()
+        folder = Path(HydraConfig.get().runtime.output_dir, "a value with a slash")
+        folder.mkdir()
+        (folder / "report.json").touch()
 
     monkeypatch.setattr(cli, "job", job)
     monkeypatch.setattr(SweepFolder, "folder", None)

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from lopa_dist import cli
+from lopa_dist.checks import UserError
 from lopa_dist.config import Config, TaskConfig, as_hydra_reads, check_files, composed
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.loop import Engine
@@ -324,3 +326,10 @@ def test_a_hash_is_also_of_the_files_that_one_imports(tmp_path: Path, monkeypatc
     assert hashed(numbers_of_mine="ONE = 2") != first
     assert hashed(reader_of_mine=files["reader_of_mine"] + " ") != first
     assert hashed() == first
+
+
+def test_an_error_of_the_user_s_own_code_says_where_it_is(tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text("import json\n\n\ndef parse(text):\n    return json.loads(text)\n")
+    with pytest.raises(UserError, match=rf"^{own}, line 5: Expecting value"), cli.mistakes():
+        module_of(f"{own}:parse", "task.score").parse("")

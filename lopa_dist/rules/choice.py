@@ -52,7 +52,8 @@ def own_rule(config: DecodeConfig) -> Rule:
         raise ValueError(
             f"decode.rule={text}: is a {type(rule).__name__}; make it a lopa_dist.rules.Rule, with its verify and spawn"
         )
-    if rule.rows is WINDOWS and config.verify == "agreement" and not config.causal:
+    decided = config.context != "auto"  # by the model, which is read later
+    if rule.rows is WINDOWS and config.verify == "agreement" and decided and not config.causal:
         raise ValueError(
             f"decode.rule={text}: its rows are windows alone, so nothing would verify the drafts that the settings ask "
             f"for (decode.verify=agreement, decode.drafts={config.drafts}); add decode=lopa or decode=embedded_plain, "

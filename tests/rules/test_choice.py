@@ -68,6 +68,7 @@ def test_lopa_as_a_rule_of_one_s_own(small_model: Transformer, branches: int) ->
         ("plain", {}, r"nothing would verify the drafts .* decode\.drafts=10\); add decode=lopa or"),
         ("function", {}, r"decode\.rule=.*:function: is a function; make it a lopa_dist\.rules\.Rule"),
         ("nothing", {}, r"decode\.rule=.*: there is no 'nothing' in .*own\.py"),
+        ("plain", {"context": "d2f", "drafts": 4}, r"nothing would verify the drafts"),
         ("plain", {"context": "causal"}, r"its rows are those of masked models, but decode\.context=causal"),
         ("chain", {"context": "d2f"}, r"its rows are those of causal models, but decode\.context=d2f"),
     ],
@@ -79,6 +80,12 @@ def test_what_cannot_decode_is_refused(tmp_path: Path, name: str, options: dict[
     if not options:  # before anything is read
         with pytest.raises(ValueError, match=message):
             check_files(Config(decode=replace(Config().decode, rule=f"{tmp_path}/own.py:{name}")))
+
+
+def test_a_context_that_the_model_decides_is_not_asked_yet(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    asked = replace(Config().decode, rule=f"{tmp_path}/own.py:plain", context="auto")
+    check_files(Config(decode=asked))
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,12 @@ def compare(folder: Path, console: Console | None = None, baseline: str | None =
         if form:
             names = [name for name, _ in part.failed]
             notes = part.named_notes + ([f"Not finished, so not above: {', '.join(names)}"] if names else [])
-            print({"latex": latex, "markdown": markdown}[form](part.title, part.head, part.rows, part.methods(), notes))
+            title, hidden = part.heading()
+            head, *rows = (
+                [cell for cell, name in zip(row, part.head, strict=True) if name not in hidden]
+                for row in (part.head, *part.rows)
+            )
+            print({"latex": latex, "markdown": markdown}[form](title, head, rows, part.methods(), notes))
         else:
             part.print_table(console)
     if baseline is not None and len(parts) > 1:
@@ -209,7 +214,10 @@ class Comparison:
         self.title = title_of(self.reports[0])
         self.headline = headline(groups)
         numbers = [str(number) for number in range(1, len(groups) + 1)]
-        self.notes, self.named_notes = notes_of(groups, pairs, numbers), notes_of(groups, pairs, self.names)
+        self.notes, self.named_notes = (
+            settings_left_out(self.names, words, called) + notes_of(groups, pairs, called)
+            for called in (numbers, self.names)
+        )
         self.head = [name for name in self.cells[0] if any(row[name][1] for row in self.cells)]
         self.rows = [[row[column][0] for column in self.head] for row in self.cells]
         self.curves = curves_of(groups)
@@ -238,13 +246,16 @@ class Comparison:
             words += f"the sign test of the problems' means over {means}" if means else "McNemar's exact test"
         return f"{words}."
 
+    def heading(self) -> tuple[str, list[str]]:
+        """Return the table's title, with the number of requests if it is the same for all, and columns to leave out."""
+        if len({row["requests"][0] for row in self.cells}) > 1:
+            return self.title, []
+        number, more = re.fullmatch(r"(\d+)(.*)", self.cells[0]["requests"][0]).groups()  # type: ignore[union-attr]
+        return f"{self.title}, {number} requests{more}{' each' if len(self.groups) > 1 else ''}", ["requests"]
+
     def print_table(self, console: Console) -> None:
-        """Print the table and its notes; if all runs have the same number of requests, the title has it."""
-        title, hidden = self.title, []
-        if len({row["requests"][0] for row in self.cells}) == 1:
-            number, more = re.fullmatch(r"(\d+)(.*)", self.cells[0]["requests"][0]).groups()  # type: ignore[union-attr]
-            title += f", {number} requests{more}{' each' if len(self.groups) > 1 else ''}"
-            hidden.append("requests")
+        """Print the table and its notes, without columns for which a narrow terminal has no room."""
+        title, hidden = self.heading()
         narrow = list(NARROW)
         while True:
             table = self.table(title, hidden)
@@ -412,15 +423,29 @@ def names_of(groups: Sequence[SeedGroup], words: Sequence[dict[str, str]]) -> li
     if len(set(names)) < len(names):
         return folders
     if given:
-        return [
-            f"{folder} ({name})" if 0 < len(name) <= FEW else folder
-            for folder, name in zip(folders, names, strict=True)
-        ]
+        if any(len(name) > FEW for name in names):  # in all rows or in none (`settings_left_out`)
+            return folders
+        return [f"{folder} ({name})" if name else folder for folder, name in zip(folders, names, strict=True)]
     if len(groups) == 1:  # nothing differs: all that was typed
         [group] = groups
         typed = [word.removeprefix("decode.") for word in typed_words(group.folders[0])]
         names = [", ".join(word for word in typed if word.partition("=")[0] not in UNTOLD)]
     return [name or "as configured" for name in names]
+
+
+def settings_left_out(names: Sequence[str], words: Sequence[dict[str, str]], called: Sequence[str]) -> list[str]:
+    """Return a note with the settings that tell the points apart, if they do not fit in the points' names.
+
+    Args:
+        names: of the points.
+        words: what tells each point apart.
+        called: how the note calls each point.
+    """
+    settings = [", ".join(f"{key}={value}" for key, value in of.items()) for of in words]
+    if all(of in name for of, name in zip(settings, names, strict=True)):
+        return []
+    listed = "; ".join(f"run {name}: {of or 'as configured'}" for name, of in zip(called, settings, strict=True))
+    return [f"Settings in which the runs differ: {listed}."]
 
 
 def short_names(names: Sequence[str]) -> list[str]:

@@ -30,11 +30,12 @@ def made_on(device: torch.device) -> dict[str, Any]:
 
 
 def made_together(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the results of `made_on` of several jobs as one: first date, all hosts, devices, codes, highest load."""
+    """Return the results of `made_on` of several jobs as one: first date, all hosts, devices, codes, highest loads."""
     loads = [part["load"] for part in parts if part["load"] is not None]
     names = ("host", "device", "code")  # reports of earlier versions do not have the code
     together = {key: ", ".join(dict.fromkeys(part.get(key, "") for part in parts)) for key in names}
-    return {"date": min(part["date"] for part in parts), **together, "load": max(loads, default=None)}
+    busy = {"others": max(part["others"] for part in parts)} if all("others" in part for part in parts) else {}
+    return {"date": min(part["date"] for part in parts), **together, "load": max(loads, default=None), **busy}
 
 
 @cache

@@ -41,7 +41,7 @@ def notes_of(groups: Sequence[SeedGroup], pairs: Sequence[Paired | None], called
         notes.append(f"Differences are over the problems that both have judged ({words}).")
     if any(samples_of(report) > 1 and "accuracy" in report for _, report in numbered):
         notes.append("Several samples of a prompt count as one problem, right to the share of them that are right.")
-    if any(report.get("seeds", 1) > 1 for _, report in numbered):
+    if any(report.get("seeds", 1) > 1 and "accuracy" in report for _, report in numbered):
         words = " p is that of the sign test of the problems' means over seeds." if counts else ""
         spread = " (sd: their standard deviation)" if any("accuracy_sd" in report for _, report in numbered) else ""
         notes.append(
@@ -86,8 +86,14 @@ def notes_of(groups: Sequence[SeedGroup], pairs: Sequence[Paired | None], called
 
 
 def busy_at(report: dict[str, Any]) -> list[tuple[float, int]]:
-    """Return the load and the number of cores if a run began on a CPU that was too busy (`BUSY`); else nothing."""
+    """Return the load and the number of cores if a run began on a CPU that was too busy (`BUSY`); else nothing.
+
+    A load is that of the whole machine, and counts the jobs that just ended. A run that has measured how many of its
+    own cores other programs kept busy has a warning instead if they were too many.
+    """
     made = report.get("made") or {}
+    if "others" in made:
+        return []
     cores = re.search(r"(\d+) cores$", made.get("device") or "")
     load = made.get("load") or 0.0
     return [(load, int(cores[1]))] if cores and load > BUSY * int(cores[1]) else []
@@ -110,10 +116,13 @@ def unlike(groups: Sequence[SeedGroup], called: Sequence[str], compared: bool) -
             "Not all runs were judged by the same rule (task.score, or a task's own), so their accuracies are not "
             "comparable."
         )
-    hashes: dict[str, set[str]] = {}
-    for source, found in (pair for of in own for pair in of.items() if pair[0] not in OF_JUDGES):
-        hashes.setdefault(source, set()).add(found)
-    edited = sorted(source for source, found in hashes.items() if len(found) > 1)
+    hashes: dict[tuple[str, str], set[str]] = {}
+    for report, of in zip(reports, own, strict=True):
+        for source in of.keys() - {*OF_JUDGES}:
+            section, _, key = source.removeprefix(SOURCE_OF).partition(".")
+            file = str(report.get(section, {}).get(key)).rpartition(":")[0]
+            hashes.setdefault((source, file), set()).add(of[source])
+    edited = sorted({source for (source, _), found in hashes.items() if len(found) > 1})
     notes += [f"Not all runs had the same code: {source} changed between them." for source in edited]
     tasks: dict[Any, set[Any]] = {}
     for report in reports:
@@ -125,6 +134,13 @@ def unlike(groups: Sequence[SeedGroup], called: Sequence[str], compared: bool) -
     if any(streams != asked[0] for streams in asked):
         which = ", ".join(f"{name}: {', '.join(streams)}" for name, streams in zip(called, asked, strict=True))
         notes.append(f"Not all runs were asked the same problems, by their task.problem_seed ({which}).")
+    devices: dict[str, list[str]] = {}
+    for name, report in zip(called, reports, strict=True):
+        if device := (report.get("made") or {}).get("device"):
+            devices.setdefault(device, []).append(name)
+    if len(devices) > 1:
+        which = "; ".join(f"run {', '.join(names)}: {device}" for device, names in devices.items())
+        notes.append(f"Not all runs were made on the same device, so their times are not comparable ({which}).")
     codes = {code for report in reports for code in (report.get("made") or {}).get("code", "").split(", ")} - {""}
     if len(codes) > 1:
         notes.append("Not all runs were made by the same code: files of lopa_dist changed between them.")

@@ -57,10 +57,13 @@ def why_no_results(folder: Path, otherwise: str, below: bool = False) -> str:
 def typed_words(folder: Path) -> list[str]:
     """Return the settings that were typed for the last attempt in `folder`; empty where Hydra did not start it."""
     record = AttemptRecord.last(folder / "journal")
-    if record and record.words is not None:
-        return record.words
     file = folder / ".hydra" / "overrides.yaml"
-    return yaml.safe_load(file.read_text(encoding="utf-8")) or [] if file.exists() else []
+    if record and record.words is not None:
+        words = record.words
+    else:
+        words = yaml.safe_load(file.read_text(encoding="utf-8")) or [] if file.exists() else []
+    # a sweep writes a backslash before each colon, which needs none, outside of quotes
+    return [word if {"'", '"'} & {*word} else word.replace("\\:", ":") for word in words]
 
 
 def config_of(report: dict[str, Any]) -> Config:

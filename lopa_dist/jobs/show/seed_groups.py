@@ -14,6 +14,7 @@ from typing import Any
 from lopa_dist.checks import UserError
 from lopa_dist.jobs.setup.settings import shown
 from lopa_dist.jobs.show.equal_texts import EqualTexts, equal_texts
+from lopa_dist.jobs.show.made_on import made_together
 from lopa_dist.jobs.show.paired import Paired, Verdicts, compared, verdicts
 from lopa_dist.jobs.show.report import judged, read_report, samples_of, typed_words, why_no_results
 
@@ -174,6 +175,8 @@ def pooled_report(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
     else:
         job = fmean(speeds)
     pooled["tokens_per_s"] = first["tokens_per_s"] | {"job": job}
+    if all(report.get("made") for report in reports):
+        pooled["made"] = made_together([report["made"] for report in reports])
     pooled["tokens_per_s_range"] = min(speeds), max(speeds)
     pooled["warnings"] = list(dict.fromkeys(warning for report in reports for warning in report.get("warnings", [])))
     used = list(dict.fromkeys(r.get("seed") for r in reports))

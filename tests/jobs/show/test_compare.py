@@ -49,6 +49,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A run's report as of an idle machine: of a busy one, every table says so."""
     report = run(config(TaskConfig(limit=2)), tmp_path_factory.mktemp("run"), World("python"))
     report["made"]["load"] = 0.0
+    report["made"].pop("others", None)
     return report
 
 
@@ -491,11 +492,62 @@ def test_a_machine_that_was_busy_is_told(tmp_path: Path, report: dict[str, Any])
     busy = report["made"] | {"load": 9.5, "device": "some CPU, 2 cores"}
     make(tmp_path, "calm", report | {"made": busy | {"load": 2.0}}, "+++")
     make(tmp_path, "busy", report | {"made": busy}, "+++", drafts=4)
+    make(tmp_path, "measured", report | {"made": busy | {"load": 7.0, "others": 0.1}}, "+++", drafts=8)
     console = Console(record=True, width=200)
     compare(tmp_path, console)
     said = console.export_text()
     assert re.search(r"so their times say little: \d \(load 9\.5, 2 cores\)\.", said)
+    assert "load 7" not in said, "that run has measured it"
     assert "load 2" not in said
+    assert "same device" not in said
+
+
+def test_other_devices_are_told(tmp_path: Path, report: dict[str, Any]) -> None:
+    """Also those of single seeds of a row."""
+    fast = {"made": report["made"] | {"device": "fast CPU, 64 cores", "host": "node7"}}
+    for name, more, drafts in (("a,seed=1", {}, 0), ("a,seed=2", fast, 0), ("b,seed=1", fast, 4), ("c,seed=1", {}, 8)):
+        make(tmp_path, name, report | more, "+++", drafts=drafts)
+    console = Console(record=True, width=400)
+    compare(tmp_path, console)
+    own = report["made"]["device"]
+    devices = f"run 1: {own}, fast CPU, 64 cores; run 2: fast CPU, 64 cores; run 3: {own}"
+    assert f"so their times are not comparable ({devices})." in console.export_text()
+
+
+@pytest.mark.parametrize(("fills", "told"), [(("a.py:f", "b.py:f"), False), (("a.py:f", "a.py:g"), True)])
+def test_code_that_changed_is_the_same_file_s(
+    tmp_path: Path, report: dict[str, Any], fills: tuple[str, str], told: bool
+) -> None:
+    for name, fill in zip(("one", "two"), fills, strict=True):
+        make(tmp_path, name, report | {"own_code": {"the source of decode.fill": name}}, "+++", fill=fill)
+    console = Console(record=True, width=200)
+    compare(tmp_path, console)
+    assert ("the source of decode.fill changed" in console.export_text()) == told
+
+
+def test_settings_are_told_of_all_runs_or_below_the_table(tmp_path: Path, report: dict[str, Any]) -> None:
+    """Where one name has no room for them, none has them: a row without would seem to have the usual ones."""
+    for name, words in (("one", ["decode.drafts=0"]), ("two", [f"decode.drafts={'1' * 60}"]), ("three", [])):
+        make(tmp_path, name, report, "+++", tau_conf=len(name) / 10)
+        (tmp_path / name / ".hydra").mkdir()
+        (tmp_path / name / ".hydra" / "overrides.yaml").write_text(json.dumps(words))
+    console = Console(record=True, width=400)
+    compare(tmp_path, console)
+    said = console.export_text()
+    assert "drafts=" not in said.partition("Settings")[0]
+    assert re.search(rf"Settings in which the runs differ: run 1: .*drafts={'1' * 60}", said)
+    assert re.search(r"run \d: drafts=0[;.]", said)
+    assert re.search(r"run \d: as configured[;.]", said)
+
+
+def test_a_sweep_s_backslashes_are_not_shown(tmp_path: Path, report: dict[str, Any]) -> None:
+    for name, word in (("one", "decode.fill=own/a.py\\:f"), ("two", "decode.fill=own/a.py\\:g")):
+        make(tmp_path, name, report, "+++", fill=name)
+        (tmp_path / name / ".hydra").mkdir()
+        (tmp_path / name / ".hydra" / "overrides.yaml").write_text(json.dumps([word]))
+    console = Console(record=True, width=200)
+    compare(tmp_path, console)
+    assert "one (fill=own/a.py:f)" in console.export_text()
 
 
 def test_labels_side_by_side_stand_as_their_points() -> None:
@@ -712,13 +764,14 @@ def test_tables_for_a_paper_and_a_readme(
     table = capsys.readouterr().out
     assert table.startswith("\\begin{table}\n")
     assert "\\toprule\n" in table
-    assert "with embedded. Accuracies have Wilson's 95\\,\\% confidence intervals.}" in table
+    assert "with embedded, 300 requests each. Accuracies have Wilson's 95\\,\\% confidence intervals.}" in table
     assert "\ndecode=verified\\_tree & 9" in table
     assert re.search(r"& \d\d\.\d \(\d\d\.\d--\d\d\.\d\) &", table)
     assert len({line.count("&") for line in table.splitlines() if line.endswith("\\\\")}) == 1
     compare(tmp_path, form="markdown")
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "**arithmetic with embedded**"
+    assert lines[0] == "**arithmetic with embedded, 300 requests each**"
+    assert "requests" not in lines[2]
     assert [line.count("|") for line in lines[2:-3]] == [lines[2].count("|")] * 6
     assert lines[-2] == "Accuracies have Wilson's 95 % confidence intervals."
     compare(tmp_path, form="markdown", baseline="decode=verified")
