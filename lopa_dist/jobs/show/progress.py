@@ -23,7 +23,10 @@ log = logging.getLogger("lopa_dist")
 
 
 class ProgressDisplay:
-    """Shows requests done, time left and so far, failures, tokens/s, TPF, right answers, accepted drafts or wins."""
+    """Shows requests done, time left and so far, failures, tokens/s, TPF, right answers, accepted drafts or wins.
+
+    All but the requests done and their failures are of this attempt.
+    """
 
     def __init__(self, mode: str, total: int, statistics: Statistics, every_s: float) -> None:
         console = Console(stderr=True)
@@ -119,7 +122,8 @@ class ProgressDisplay:
         if now["forwards"]:  # none are counted where texts are scored
             parts.append(f"TPF {now['tokens'] / now['forwards']:.2f}")
         if now["judged"]:
-            parts.append(f"{now['right'] / now['judged']:.1%} right")
+            of = f" of {now['judged']:,}" if now["judged"] < now["done"] - now["failed"] else ""  # of this attempt
+            parts.append(f"{now['right'] / now['judged']:.1%}{of} right")
         choices = sum(self.statistics.wins.values())
         if self.statistics.accepted:
             parts.append(f"{self.statistics.accepted_per_forward():.1f} drafts accepted per forward")

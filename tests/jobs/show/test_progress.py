@@ -50,7 +50,7 @@ def test_count_and_time_stay_whole(total: int, width: int) -> None:
     if width == 80:
         assert re.search(r"\d tokens/s, TPF 3\.85", line)
     if width == 200:
-        assert "97.0% right, lookahead won 55%" in line
+        assert re.search("97.0%( of 100)? right, lookahead won 55%", line)
     assert ("\u2026" in line) == (width < 200)
 
 
@@ -62,6 +62,10 @@ def test_failures_elapsed_time_and_a_stop_are_said(caplog: pytest.LogCaptureFixt
     assert display.status().startswith("2 failed, 0:05:33 so far, 0 tokens/s")
     display.update(now | {"failed": 0, "invalid": 0})
     assert display.status().startswith("0:05:33 so far")
+    display.update(now | {"failed": 1, "judged": 2, "right": 1})
+    assert "50.0% right" in display.status()
+    display.update(now | {"failed": 0, "judged": 2, "right": 1})
+    assert "50.0% of 2 right" in display.status(), "an earlier attempt has judged the other"
     display.learning(0.34, 1.234)
     assert display.status().startswith("learning 34%, loss 1.23, 0:05:33 so far")
     display.learned()
