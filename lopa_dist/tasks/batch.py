@@ -223,10 +223,11 @@ class Batch:
 
 
 def placed(item: Item, row: Row) -> Item:
-    """Return the item; its error, if any, also says in which of several files the line is."""
-    if not item.error or not row.where:
+    """Return the item with the place of its line in several files, which its error, if any, names, too."""
+    if not row.where or not item.origin:
         return item
-    return replace(item, error=item.error.replace(f"line {row.number}: ", f"line {row.number} ({row.where}): ", 1))
+    error = item.error and item.error.replace(f"line {row.number}: ", f"line {row.number} ({row.where}): ", 1)
+    return replace(item, error=error, origin=replace(item.origin, where=row.where))
 
 
 def exact(text: str, fields: dict[str, Any]) -> bool:

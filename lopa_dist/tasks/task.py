@@ -33,6 +33,7 @@ class Origin:
     form: Form = "simple"  # chat, completion: OpenAI Batch lines
     sample: int = 0
     model: str | None = None  # what the line calls the model; echoed, never loaded
+    where: str = ""  # if there are several files: which one, and the line in it
 
 
 @dataclass(frozen=True, slots=True)

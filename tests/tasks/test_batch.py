@@ -468,6 +468,8 @@ def test_an_empty_text_is_one_in_every_table(tmp_path: Path) -> None:
         items = list(Batch(str(tmp_path / name), prompt="{title}: {text}").items())
         assert (items[0].prompt, items[1].prompt) == ("Fine: ", None)
         where = " (0.csv, line 2)" if name == "parts" else ""
+        assert items[2].origin
+        assert items[2].origin.where == ("0.csv, line 3" if name == "parts" else "")
         assert str(items[1].error).startswith(f"line 2{where}: title is empty, and task.prompt asks for it")
         found[name] = items[2]
     assert str(found["t.parquet"].error).startswith("line 3: title is null, and task.prompt asks for it")

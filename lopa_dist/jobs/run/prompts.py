@@ -468,7 +468,10 @@ def wraps(tokenizer: PreTrainedTokenizerFast, chat_template: str) -> bool:
 
 def rejected(index: int, item: Item, refusal: Refusal) -> Rejection:
     """Return the rejection of an item, with the number of its line; an error of the line itself already has it."""
-    return Rejection(index, f"line {item.origin.line}: {refusal}" if item.origin and not item.error else f"{refusal}")
+    if not item.origin or item.error:
+        return Rejection(index, f"{refusal}")
+    where = f" ({item.origin.where})" if item.origin.where else ""
+    return Rejection(index, f"line {item.origin.line}{where}: {refusal}")
 
 
 def check_template(given: Mapping[str, Any], template: str) -> None:

@@ -86,6 +86,15 @@ def test_what_prompts_begin_alike_with_is_cut_off_in_causal_models(
     assert [request.prefix for request in requests if isinstance(request, Request)] == [0, alike, alike]
 
 
+@pytest.mark.parametrize(("where", "said"), [("", ""), ("b.csv, line 2", " (b.csv, line 2)")])
+def test_a_line_that_is_refused_is_found_in_its_file(
+    embedded_tokenizer: PreTrainedTokenizerFast, where: str, said: str
+) -> None:
+    item = Item("a", prompt="", origin=Origin(7, "a", where=where))
+    encoder = Encoder(Config(model=ModelOptions(chat_template="never")), SMALL, embedded_tokenizer)
+    assert encoder.encode(3, item) == Rejection(3, f"line 7{said}: the prompt is empty; give at least one token")
+
+
 def test_words_that_the_embedded_model_does_not_know_are_told(
     embedded_model: Any, embedded_tokenizer: PreTrainedTokenizerFast
 ) -> None:
