@@ -33,7 +33,8 @@ class Origin:
     form: Form = "simple"  # chat, completion: OpenAI Batch lines
     sample: int = 0
     model: str | None = None  # what the line calls the model; echoed, never loaded
-    where: str = ""  # if there are several files: which one, and the line in it
+    # if there are several files: which one, and the line in it; no part of what makes an input the same (`HashedItems`)
+    where: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from lopa_dist.tasks.batch import Batch
 from lopa_dist.tasks.batch_line import items_of
+from lopa_dist.tasks.hashed_items import HashedItems
 from lopa_dist.tasks.rows import parse
 from lopa_dist.tasks.task import Item, Origin, RequestSampling
 
@@ -567,3 +568,18 @@ def test_a_parquet_file_s_other_columns_pass_through(tmp_path: Path) -> None:
         ("a", "Hi", None), ("b", "Ho", None), ("c", "Hu", None)
     ]  # fmt: skip
     assert [item.metadata for item in items] == [{"body": None, "score": 1}, None, {"body": None, "score": None}]
+
+
+def test_an_input_is_the_same_in_files_of_other_names(tmp_path: Path) -> None:
+    """A run goes on with an input whose files were renamed."""
+    line = json.dumps({"prompt": "x"}) + "\n"
+    hashes = set()
+    for names in (["a.jsonl", "b.jsonl"], ["c.jsonl", "d.jsonl"]):
+        folder = tmp_path / names[0][0]
+        folder.mkdir()
+        for name in names:
+            (folder / name).write_text(line)
+        items = HashedItems(Batch(str(folder)).items())
+        assert [item.origin and item.origin.where for item in items] == [f"{name}, line 1" for name in names]
+        hashes.add(items.digest())
+    assert len(hashes) == 1
