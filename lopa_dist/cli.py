@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -44,6 +45,7 @@ from lopa_dist.sweep import check_points, say_how_to_compare
 
 log = logging.getLogger("lopa_dist")
 SWEEP = "-m", "--multirun"
+MOST_KINDS = 5  # of errors that the end of a job names
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
@@ -162,11 +164,14 @@ def summary(report: dict[str, Any], folder: Path) -> float:
             log.info("the input has nothing for task.shard=%d of %d: it is done", shard, shards)
             return 0.0
         raise UserError(f"nothing to run: task.input={source} has no lines")
-    first = first_of(folder, "error", "error") if report["errors"] else ""
+    kinds = errors_by_kind(folder) if report["errors"] else []
     if report["errors"] == report["requests"]:
+        first = kinds[0][1] if kinds else f"see {folder / 'results.jsonl'}"
         raise UserError(f"no request could run; the first error: {first}")
-    if first:
-        log.info("the first error: %s", first)
+    if len(kinds) == 1:
+        log.info("the first error: %s", kinds[0][1])
+    for count, first in sorted(kinds, reverse=True)[:MOST_KINDS] if len(kinds) > 1 else ():
+        log.info("%d error%s such as: %s", count, "s" * (count > 1), first)
     if invalid:
         log.info("the first that is not of its format: %s", first_of(folder, "error", "invalid"))
     if report.get("accuracy") == 0 and report["task"].get("score") == "exact":
@@ -177,6 +182,21 @@ def summary(report: dict[str, Any], folder: Path) -> float:
     if unjudged:
         log.info("the first that was not judged: %s", first_of(folder, "unjudged"))
     return float(report["tpf"])
+
+
+def errors_by_kind(folder: Path) -> list[tuple[int, str]]:
+    """Return for each kind of error in `results.jsonl` how many there are, and the first of them.
+
+    Errors that differ in numbers or in the place of their line are of one kind.
+    """
+    from lopa_dist.jobs.folder.results import results
+
+    kinds: dict[str, list[Any]] = {}
+    for line in results(folder):
+        if line["finish_reason"] == "error" and "error" in line:
+            kind = re.sub(r"\d+", "", re.sub(r"^line \d+( \(.*?\))?: ", "", str(line["error"])))
+            kinds.setdefault(kind, [0, str(line["error"])])[0] += 1
+    return [(count, first) for count, first in kinds.values()]
 
 
 def first_of(folder: Path, key: str, reason: str | None = None) -> str:
@@ -216,6 +236,8 @@ def main() -> None:
             with mistakes("give the same command again"):
                 return perform(arguments[0], arguments[1:])
         check_command(arguments)
+        if "--dry-run" in arguments:
+            raise UserError("--dry-run is for launch/*.sh; `lopa-dist doctor KEY=VALUE ...` checks a job here")
         check_keys([a for a in arguments if not a.startswith("-")])
         sys.argv[1:] = as_hydra_reads(arguments)
         if {*SWEEP} & {*arguments}:

@@ -466,6 +466,8 @@ def check_keys(overrides: list[str]) -> None:
             near = [o for o in close if SequenceMatcher(None, key.split(".")[-1], o.split(".")[-1]).ratio() >= 0.6]
             if key.split(".")[-1] == "n":  # its name in a line of a file and in `SamplingParams`
                 near = ["task.samples"]
+            if key == "task.stop":
+                raise UserError("task.stop: no such key; stop strings are a line's own: give the input a field stop")
             if near:
                 raise UserError(f"{key}: no such key; did you mean {', '.join(near)}? `lopa-dist explain` lists all")
             section = key.split(".")[0]

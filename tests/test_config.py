@@ -353,6 +353,8 @@ def test_right_keys_pass() -> None:
         (["frobnicate"], r"no such command\. Commands: report, table, status"),
         (["report"], "usage"),
         (["report", "nowhere"], r"no report\.json"),
+        (["task=batch", "--dry-run"], r"--dry-run is for launch/\*\.sh; `lopa-dist doctor KEY=VALUE \.\.\.` checks"),
+        (["task.stop=x"], r"task\.stop: no such key; stop strings are a line's own"),
     ],
 )
 def test_command_line_mistakes_are_one_message(
@@ -574,6 +576,16 @@ def test_the_first_error_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert caplog.messages[1:] == [
         "the first error: line 2: bad", "the first that is not of its format: the text is no JSON: it was cut"
     ]  # fmt: skip
+    lines += [every | {"error": f"line 4 (b.csv, line {i}): {what} is null"} for i, what in enumerate("aab")]
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    caplog.clear()
+    with caplog.at_level("INFO", "lopa_dist"):
+        cli.summary(report, tmp_path)
+    assert caplog.messages[1:] == [
+        "2 errors such as: line 4 (b.csv, line 0): a is null",
+        "2 errors such as: line 2: bad",
+        "1 error such as: line 4 (b.csv, line 2): b is null",
+    ]
     exact = {"accuracy": 0.0, "accuracy_interval": [0.0, 0.5], "judged": 3, "task": {"score": "exact"}}
     with caplog.at_level("INFO", "lopa_dist"):
         cli.summary(report | exact, tmp_path)

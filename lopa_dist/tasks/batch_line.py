@@ -17,7 +17,7 @@ from difflib import get_close_matches
 from numbers import Integral
 from typing import Any
 
-from lopa_dist.tasks.prompt_template import Template, fill, names_in
+from lopa_dist.tasks.prompt_template import Template, fill, in_json, names_in
 from lopa_dist.tasks.response_format import ResponseFormat
 from lopa_dist.tasks.task import DEFAULT, Form, Item, Origin, RequestSampling
 
@@ -179,7 +179,7 @@ def passing(raw: dict[str, Any], given: dict[str, Any], fields: Fields) -> dict[
         elsewhere |= {NAMES[0]} if NAMES[0] in given or fields.table else {*NAMES}
     metadata = {key: value for key, value in raw.items() if key not in elsewhere}
     # only values that JSON has: Parquet also has dates and NaN
-    return json.loads(json.dumps(metadata, default=str), parse_constant=lambda _: None) if metadata else None
+    return json.loads(json.dumps(metadata, default=in_json), parse_constant=lambda _: None) if metadata else None
 
 
 def prompt_of(raw: dict[str, Any], fields: Fields) -> dict[str, Any]:

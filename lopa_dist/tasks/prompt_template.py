@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from collections.abc import Mapping
 from string import Formatter
 from typing import Any
@@ -46,4 +47,9 @@ def fill(template: Template, values: Mapping[str, Any]) -> str:
 
 def text_of(value: Any) -> str:
     """Return a value as text; lists and objects become JSON."""
-    return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list | dict) else str(value)
+    return json.dumps(value, ensure_ascii=False, default=in_json) if isinstance(value, list | dict) else in_json(value)
+
+
+def in_json(value: Any) -> str:
+    """Return a value as a text where JSON has none of its kind: binary data in base64, dates as Python writes them."""
+    return b64encode(value).decode() if isinstance(value, bytes) else str(value)

@@ -65,7 +65,8 @@ def check_parts(out: str, answers: int, begins: bool) -> None:
     foreign = [name for number, name in parts_there(out, KEY).items() if begins or number >= most]
     if foreign:
         names = f"{foreign[0]} to {foreign[-1]}" if len(foreign) > 1 else foreign[0]
-        raise UserError(f"{KEY}={out}: {names} there is not of this job; remove it, or name another folder")
+        there = f"{names} there is not of this job (or of its earlier input)"
+        raise UserError(f"{KEY}={out}: {there}; remove it, or name another folder")
 
 
 def write_output(folder: Path, report: dict[str, Any]) -> None:

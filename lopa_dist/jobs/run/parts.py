@@ -16,7 +16,7 @@ from lopa_dist.jobs.folder.journal import TRIED, Journal, attempt_of, line_of
 from lopa_dist.jobs.folder.part_names import ANSWERS, part_name
 from lopa_dist.jobs.run.job_input import JobInput
 from lopa_dist.jobs.show.extra import Extra
-from lopa_dist.jobs.show.table import InputAgain, Kinds, names_taken, passing_types, rows, to_be_written, write_rows
+from lopa_dist.jobs.show.table import InputAgain, Kinds, input_names, passing_types, rows, to_be_written, write_rows
 from lopa_dist.tasks.registry import make_task
 from lopa_dist.tasks.rows import signature
 
@@ -115,7 +115,7 @@ class Parts:
                 file.write_text("".join(map(json_line, lines)), encoding="utf-8")
                 return
             kinds, own = Kinds(), dict[str, Any]()
-            table_rows = list(rows(lines, self.again, names_taken(lines), own))
+            table_rows = list(rows(lines, self.again, input_names(lines, self.again.types), own))
             for row in table_rows:
                 kinds.add(row)
             write_rows(file, Path(self.out).suffix, iter(table_rows), kinds, own)

@@ -23,6 +23,7 @@ from lopa_dist.jobs.show.run_page import has_changed, items_again, question
 from lopa_dist.jobs.show.where_it_began import report_where_it_began
 from lopa_dist.remote import is_remote, put
 from lopa_dist.tasks.batch_line import PROMPTS
+from lopa_dist.tasks.prompt_template import in_json
 from lopa_dist.tasks.rows import ending as ending_of
 from lopa_dist.tasks.rows import files_of, is_dataset
 from lopa_dist.tasks.rows import rows as source_rows
@@ -31,6 +32,7 @@ from lopa_dist.tasks.task import Item
 log = logging.getLogger("lopa_dist")
 CHANGED = "the input has changed since the run"
 AT_ONCE = 1000  # the most rows in memory
+PREFIX = "input."  # before the name of a column of the input that a column of the results' own has, too
 FIRST = ("id", "sample", "prompt", "text", "correct", "extracted", "finish_reason", "error")
 ELSEWHERE = ("custom_id", "index", "sample", "usage", "tpf", "metadata")  # keys of a line with another form here
 
@@ -94,13 +96,13 @@ def write_table(folder: Path, out: str | Path, key: str = "--out") -> tuple[int,
     types = passing_types(report["task"]) if ending == ".parquet" and not missing else {}
     if missing and ending == ".parquet":
         missing += "; dates, decimals, lists and binary data of the input are texts"
-    taken = names_taken(line for _, line in result_lines(folder / "results.jsonl"))
+    names = input_names((line for _, line in result_lines(folder / "results.jsonl")), types)
     kinds, own = Kinds(), dict[str, Any]()
 
     def table_rows() -> Iterator[dict[str, Any]]:
         again = InputAgain(iter(()) if missing else items_again(report), report["task"]["input"], types)
         lines = (line for _, line in result_lines(folder / "results.jsonl"))
-        return rows(lines, again, taken, own)
+        return rows(lines, again, names, own)
 
     for row in table_rows():
         kinds.add(row)
@@ -244,8 +246,8 @@ def write_parquet(
 def text_of(value: Any) -> str | None:
     """Return a value as a text: JSON if it is a list or a dict, as in a CSV table."""
     if isinstance(value, list | dict):
-        return json.dumps(value, ensure_ascii=False, default=str)
-    return None if value is None else str(value)
+        return json.dumps(value, ensure_ascii=False, default=in_json)
+    return None if value is None else in_json(value)
 
 
 def known_kinds(found: set[type]) -> set[type]:
@@ -300,9 +302,26 @@ def why_without_prompts(folder: Path, report: dict[str, Any]) -> str:
     return ""
 
 
-def names_taken(lines: Iterable[dict[str, Any]]) -> set[str]:
-    """Return the names of columns that lines of results have themselves; no column of the input may have these."""
-    return {name for line in lines for name in own_columns(line)} | {*FIRST}
+def input_names(lines: Iterable[dict[str, Any]], columns: Iterable[str]) -> dict[str, str]:
+    """Return what each column of the input is called in the table.
+
+    One that has the name of a column of the results' own gets the prefix ``input.``. So does, in turn, one that has
+    such a name already, because the input was such a table itself: no two have the same name.
+
+    Args:
+        lines: of results, with other columns of the input.
+        columns: of the input.
+    """
+    taken, given = {*FIRST}, dict.fromkeys(columns)
+    for line in lines:
+        taken.update(own_columns(line))
+        given.update(dict.fromkeys(line.get("metadata", {})))
+    names: dict[str, str] = {}
+    for name in sorted(given, key=len):  # a name's shorter form is before it
+        shorter = name.removeprefix(PREFIX)
+        moves = name in taken or (shorter != name and names.get(shorter) == name)
+        names[name] = f"{PREFIX}{name}" if moves else name
+    return names
 
 
 def own_columns(line: dict[str, Any]) -> dict[str, Any]:
@@ -312,14 +331,14 @@ def own_columns(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def rows(
-    lines: Iterable[dict[str, Any]], again: InputAgain, taken: Collection[str], own: dict[str, Any]
+    lines: Iterable[dict[str, Any]], again: InputAgain, names: Mapping[str, str], own: dict[str, Any]
 ) -> Iterator[dict[str, Any]]:
     """Yield the table's rows: for each line of results, its cells by column.
 
     Args:
         lines: in the order of the input.
         again: the input; if it has no items, rows have no prompts.
-        taken: names that no column of the input may have; one with such a name gets the prefix ``input.``.
+        names: of the input's columns in the table (`input_names`).
         own: is filled with the types of the input's columns, by their names in the table.
     """
     for line in lines:
@@ -328,11 +347,10 @@ def rows(
         if sample is not None:
             row = {"id": line["custom_id"].removesuffix(f"#{sample}"), "sample": sample}
         if item is not None:
-            row["prompt"] = question(item)
+            row["prompt"] = question(item) if item.messages or item.prompt is not None else None
         row |= own_columns(line)
         cells = again.cells_of(item)
         fields = {key: cell for key, cell in line.get("metadata", {}).items() if key not in cells}
-        names = {key: f"input.{key}" if key in taken else key for key in (*fields, *cells)}
         row |= {names[key]: cell for key, cell in fields.items()}
         row = {name: plain(cell) for name, cell in row.items()}
         row |= {names[key]: cell for key, cell in cells.items()}

@@ -89,7 +89,10 @@ def test_an_input_that_grows_and_shrinks(tmp_path: Path) -> None:
     for count in (3, 10):
         run(config(task(tmp_path, ROWS[:count])), tmp_path / "run", World("python"))
         assert sum(map(len, read(tmp_path))) == count
-    with pytest.raises(UserError, match=r"part-00001\.jsonl to part-00002\.jsonl there is not of this job; remove it"):
+    with pytest.raises(
+        UserError,
+        match=r"part-00001\.jsonl to part-00002\.jsonl there is not of this job \(or of its earlier input\); remove it",
+    ):
         run(config(task(tmp_path, ROWS[:3])), tmp_path / "run", World("python"))
 
 

@@ -18,7 +18,7 @@ from lopa_dist.jobs.commands.trace import trace
 from lopa_dist.jobs.run.job import run
 from lopa_dist.jobs.run.output import check_output, warnings_of, write_output
 from lopa_dist.jobs.show.run_page import questions_again
-from lopa_dist.jobs.show.table import write_table
+from lopa_dist.jobs.show.table import input_names, write_table
 from lopa_dist.parallel.launcher import World
 from tests.jobs.run.test_job import config
 
@@ -91,6 +91,59 @@ def test_a_column_of_the_input_has_one_name_in_all_rows(folder: Path, tmp_path: 
     assert [(row["input.forwards"], row["input.latency_s"], row["note"]) for row in rows] == [tuple(own.values())] * 2
     assert rows[0]["forwards"].isdigit()
     assert (rows[1]["forwards"], rows[1]["latency_s"]) == ("", "")
+
+
+@pytest.mark.parametrize("ending", [".csv", ".parquet"])
+def test_a_table_of_results_is_the_next_job_s_input_and_no_column_is_lost(tmp_path: Path, ending: str) -> None:
+    """Each job's own columns have their names, and the input's all move on by one prefix."""
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    read = {".csv": pandas.read_csv, ".parquet": pandas.read_parquet}[ending]
+    frame = pandas.DataFrame({"ticket": ["a", "b"], "body": ["Sam has 3 books .", "Olga has 4 books ."]})
+    (frame.to_csv if ending == ".csv" else frame.to_parquet)(tmp_path / f"0{ending}", index=False)
+    texts = []
+    for number in (1, 2, 3):
+        task = {"column": "body"} if number == 1 else {"prompt": "Say {text}"}
+        out = tmp_path / f"{number}{ending}"
+        given = str(tmp_path / f"{number - 1}{ending}")
+        made = config(TaskConfig("batch", input=given, id="ticket", output=str(out), **task), max_new_tokens=4 + number)
+        run(made, tmp_path / f"run{number}", World("python"))
+        texts.append(list(read(out)["text"]))
+    table = read(out)
+    assert [list(table[f"{'input.' * number}text"]) for number in range(3)] == texts[::-1]
+    assert list(table["input.input.prompt"]) == list(frame["body"])
+    assert list(table["input.id"]) == list(table["input.input.id"]) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "names"),
+    [
+        (["text", "input.text", "note"], ["input.text", "input.input.text", "note"]),
+        (["input.text", "input.note"], ["input.text", "input.note"]),
+        (["input.input.text", "input.text", "text"], ["input.input.input.text", "input.input.text", "input.text"]),
+        (["input.input.text", "text"], ["input.input.text", "input.text"]),
+    ],
+)
+def test_columns_of_the_input_have_names_of_their_own(columns: list[str], names: list[str]) -> None:
+    found = input_names([], columns)
+    assert [found[column] for column in columns] == names
+
+
+@pytest.mark.parametrize("ending", [".csv", ".parquet"])
+def test_a_null_prompt_stays_null(tmp_path: Path, ending: str) -> None:
+    pandas, pa = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    pq.write_table(
+        pa.table({"body": ["Sam has 3 books .", None, ""], "raw": [b"\xff", b"", None]}), tmp_path / "in.parquet"
+    )
+    task = TaskConfig("batch", input=str(tmp_path / "in.parquet"), column="body", output=str(tmp_path / f"out{ending}"))
+    run(config(task, max_new_tokens=4), tmp_path / "run", World("python"))
+    if ending == ".csv":
+        assert list(pandas.read_csv(tmp_path / "out.csv")["raw"].fillna("")) == ["/w==", "", ""], "base64"
+        return
+    table = pq.read_table(tmp_path / "out.parquet")
+    assert table["prompt"].to_pylist() == ["Sam has 3 books .", None, ""]
+    assert table["raw"].to_pylist() == [b"\xff", b"", None]
 
 
 def test_without_its_input_a_table_has_no_prompts(folder: Path, tmp_path: Path) -> None:
