@@ -15,7 +15,7 @@ from dataclasses import asdict
 from datetime import datetime
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from lopa_dist.checks import UserError
 from lopa_dist.parallel.launcher import Start
@@ -24,16 +24,46 @@ from lopa_dist.tasks.rows import RUN_LOCK
 log = logging.getLogger("lopa_dist")
 NAME = RUN_LOCK
 PATIENCE_S = 10.0  # to wait for a job that is about to end
+EVERY_S = 5.0  # between two looks of a job at its lock
 LOOKED_AT = 1000  # how many of the latest run folders are searched for that of a restarted job
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # errors of a file system without locks
 
 
+class Lock:
+    """The lock of the job in a run folder.
+
+    Args:
+        place: its file.
+        file: the same file, open.
+    """
+
+    def __init__(self, place: Path, file: IO[str]) -> None:
+        self.place, self.own, self.next = place, os.fstat(file.fileno()), 0.0
+
+    def check(self, *_: object) -> None:
+        """Raise a UserError if the launcher has restarted this job elsewhere, as it does when it believes a node lost.
+
+        Looks at the file every `EVERY_S` seconds at most.
+        """
+        if time.monotonic() < self.next:
+            return
+        self.next = time.monotonic() + EVERY_S
+        with suppress(OSError):  # a file server may be away for a while
+            if not os.path.samestat(self.own, self.place.stat()):
+                who = "process {process} of host {host}".format(**holder) if (holder := read(self.place)) else "another"
+                raise UserError(
+                    f"{self.place.parent}: this job was started again elsewhere and goes on there ({who}); this "
+                    "attempt ends, and its answers are kept"
+                )
+
+
 @contextmanager
-def only_job(folder: Path, start: Start, patience_s: float = PATIENCE_S) -> Iterator[None]:
+def only_job(folder: Path, start: Start, patience_s: float = PATIENCE_S) -> Iterator[Lock]:
     """Return a context in which no other job begins in `folder`; rank 0 is in it while it reads, works and writes.
 
     The system releases the lock when this process ends, however it does. A node that goes down may leave its lock with
-    a file server; if the launcher itself restarts the same job, that lock is ignored.
+    a file server; if the launcher itself restarts the same job, that lock is ignored, and replaced. If the node only
+    seemed to be down, the attempt there ends when it looks at its lock.
 
     Args:
         folder: the run folder.
@@ -63,7 +93,7 @@ def only_job(folder: Path, start: Start, patience_s: float = PATIENCE_S) -> Iter
         own = {"host": socket.gethostname(), "process": os.getpid(), "since": f"{datetime.now():%Y-%m-%d %H:%M:%S}"}
         file.write(json.dumps(own | {"start": asdict(start)}))
         file.flush()
-        yield
+        yield Lock(place, file)
 
 
 def own_folder(wanted: str, start: Start | None = None) -> str:

@@ -24,7 +24,7 @@ from lopa_dist.engine.sizes import usual_rows
 from lopa_dist.jobs.folder.batch_output import NAME as BATCH_OUTPUT
 from lopa_dist.jobs.folder.batch_output import line_of, write_batch_lines, write_batch_output
 from lopa_dist.jobs.folder.journal import TRIED, Merged, Writer, merge
-from lopa_dist.jobs.folder.one_job import only_job
+from lopa_dist.jobs.folder.one_job import Lock, only_job
 from lopa_dist.jobs.folder.part_names import in_parts
 from lopa_dist.jobs.folder.results import results, write_errors
 from lopa_dist.jobs.folder.shard_figures import write_figures
@@ -118,7 +118,7 @@ def run(
         # its name has the time, which may differ between ranks
         folder = Path(group.store.broadcast("folder", str(folder)))
         try:
-            with only_job(folder, Start.read()) if world.rank == 0 else nullcontext():
+            with only_job(folder, Start.read()) if world.rank == 0 else nullcontext() as lock:
                 builder = EngineBuilder(config.model, device)
                 config = resolve(config, builder.shape, device, given)
                 encoder = Encoder(config, builder.shape, builder.tokenizer)
@@ -130,7 +130,7 @@ def run(
                         log.warning(warning)
                 input_hash = whole_input.digest()
                 attempt = begin_attempt(config, folder, builder, task, job_input, input_hash, group)
-                return Job(config, folder, task, group, builder, job_input, input_hash, attempt, began).run()
+                return Job(config, folder, task, group, builder, job_input, input_hash, attempt, lock, began).run()
         except OSError as error:  # perhaps of this rank's own disk; callers do not know the folder
             if full := no_room(error, f"start it again with {typed('hydra.run.dir', folder)}"):
                 raise UserError(full) from error
@@ -145,6 +145,7 @@ class Job:
         config: without any ``auto``.
         input: the items of this job, and what became of them.
         input_hash: of all items, of which this job may have a share.
+        lock: of the run folder, on rank 0.
         began: when the process turned to this job, by `time.perf_counter`.
         start: when generation began, by the same clock.
     """
@@ -157,6 +158,7 @@ class Job:
     input: JobInput
     input_hash: str
     attempt: Attempt
+    lock: Lock | None
     began: float
     start: float = field(init=False)
     others: OtherPrograms = field(init=False)
@@ -199,6 +201,9 @@ class Job:
         if wandb_log is not None:
             self.lessons.meanwhile.append(partial(wandb_log.learning, engine))
             self.lessons.heard.append(lambda told: wandb_log.learned(engine, asdict(told)))
+        if self.lock:
+            engine.meanwhile.append(self.lock.check)
+            self.lessons.meanwhile.append(self.lock.check)
         if self.parts is not None:
             engine.meanwhile.append(self.parts)
             self.lessons.meanwhile.append(self.parts)
@@ -219,6 +224,8 @@ class Job:
         if self.parts is not None:
             self.parts.close(stopped)
         report: dict[str, Any] = {}
+        if self.lock:
+            self.lock.check()
         if self.is_rank_0:
             report = self.finish(engine, traffic, stopped)
             self.write_page(report)

@@ -14,8 +14,13 @@ from typing import Any
 import pytest
 
 from lopa_dist.checks import UserError
+from lopa_dist.config import TaskConfig
+from lopa_dist.jobs.folder import one_job
 from lopa_dist.jobs.folder.one_job import NAME, at_work, only_job, own_folder
-from lopa_dist.parallel.launcher import Start
+from lopa_dist.jobs.run.job import run
+from lopa_dist.jobs.run.session import Session
+from lopa_dist.parallel.launcher import Start, World
+from tests.jobs.run.test_job import config
 
 HOLDER = """
 import json, sys
@@ -68,6 +73,35 @@ def test_a_lock_that_a_dead_node_left_does_not_stop_the_same_job_from_going_on(t
     with only_job(tmp_path, Start("", "7-0", 1), 0.0):
         assert json.loads((tmp_path / NAME).read_text())["start"]["requeued"] == 1
     process.communicate()
+
+
+def test_an_attempt_whose_folder_was_given_to_the_next_one_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm may believe a node lost that goes on."""
+    monkeypatch.setattr(one_job, "EVERY_S", 0.0)
+    with only_job(tmp_path, Start("", "7-0")) as lock:
+        lock.check()
+        process = other(tmp_path, step="7-0", requeued=1)
+        with pytest.raises(
+            UserError, match=rf"started again elsewhere .* \(process {process.pid} of host .*this attempt"
+        ):
+            lock.check()
+        (tmp_path / NAME).unlink()
+        lock.check()  # nobody has it
+    process.communicate()
+
+
+def test_a_job_looks_at_its_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def replace(session: Session) -> None:
+        (tmp_path / NAME).unlink()
+        (tmp_path / NAME).write_text("{}")
+
+    monkeypatch.setattr(Session, "prepare", replace)
+    with pytest.raises(UserError, match="started again elsewhere and goes on there"):
+        run(config(TaskConfig(limit=2)), tmp_path, World("python"))
+    assert not (tmp_path / "results.jsonl").exists()
+    assert (tmp_path / "journal").is_dir()
 
 
 @pytest.mark.parametrize("start", [{"agent": "a 1 2", "since": 3}, {"agents": []}, ["a"], None])
