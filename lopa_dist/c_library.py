@@ -49,15 +49,16 @@ def cpu() -> str:
 
 
 def user_cache() -> Path:
-    """Return the folder for compiled code in the user's cache, which need not exist.
-
-    Raises:
-        Unavailable: the user has no home directory.
-    """
+    """Return the folder for compiled code in the user's cache, or without a home a temporary one; it need not exist."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lopa_dist"
-    except RuntimeError as error:
-        raise Unavailable(str(error)) from error
+    except RuntimeError:  # neither HOME nor the system says where the home is
+        return temporary()
+
+
+def temporary() -> Path:
+    """Return the folder for this user's compiled code among temporary files, which need not exist."""
+    return Path(gettempdir()) / f"lopa_dist-{os.getuid()}"
 
 
 def writable(folder: Path) -> Path:
@@ -72,7 +73,7 @@ def writable(folder: Path) -> Path:
             folder.chmod(stat.S_IMODE(entry.st_mode) & ~0o022)
         if is_own(folder):
             return folder
-    own = Path(gettempdir()) / f"lopa_dist-{os.getuid()}"
+    own = temporary()
     own.mkdir(mode=0o700, exist_ok=True)
     if own.is_symlink() or not is_own(own):
         raise Unavailable(f"{folder} cannot be written, or is another user's, and {own} is not this user's alone")

@@ -50,6 +50,18 @@ def test_without_a_home_it_is_kept_in_a_temporary_folder_of_one_s_own(
         load(source, FUNCTIONS)
 
 
+def test_without_any_home_it_is_kept_there_too(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for a user whom the system does not know, in a container."""
+
+    def unknown() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", unknown)
+    monkeypatch.setattr("lopa_dist.c_library.gettempdir", lambda: str(tmp_path))
+    assert compiled(source).parent == tmp_path / f"lopa_dist-{os.getuid()}"
+
+
 def test_code_of_other_users_does_not_run(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither from a folder that is theirs, nor a file of theirs; a folder that they may write to is closed."""
     folder = compiled(source).parent

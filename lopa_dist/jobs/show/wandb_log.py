@@ -92,6 +92,9 @@ class WandbLog:
         if not found or not can_be_written(Path(env.get_cache_dir())):
             # without this folder, it writes its own log to standard error
             os.environ["WANDB_CACHE_DIR"] = str(folder / "wandb" / "cache")
+        if not has_home():
+            for name in ("WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
+                os.environ.setdefault(name, str(folder / "wandb" / "cache"))
         return wandb.init(
             id=self.id,
             resume="allow" if mode == "online" else None,
@@ -208,6 +211,15 @@ class WandbLog:
         if results.stat().st_size <= ARTIFACT_BYTES:
             artifact.add_file(str(results))
         run.log_artifact(artifact)
+
+
+def has_home() -> bool:
+    """Return whether this user has a home directory: in a container, neither HOME nor the system may know it."""
+    try:
+        Path.home()
+    except RuntimeError:
+        return False
+    return True
 
 
 def settings_told(config: Config) -> dict[str, Any]:
