@@ -20,7 +20,7 @@ class EngineConfig:
     `prefix_cache` says which K/V requests share:
 
     - exact: those that change no text (of samples' common prompt; of few-shot examples and system prompts, on models
-      that read prompts block by block; of whatever prompts begin alike with, on causal models).
+      that read prompts block by block; of any beginning that prompts have in common, on causal models).
     - none: every request computes its own.
 
     `kernels` applies to all operations that have a Triton version: attention, rotation, norms, gate, record head, and

@@ -1,4 +1,4 @@
-"""Which first tokens of a job's prompts other prompts begin with, too: instructions, examples, a document."""
+"""Which beginnings a job's prompts have in common: instructions, examples, a document."""
 
 from __future__ import annotations
 
