@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,17 @@ def runs_below(folder: Path) -> list[RunState]:
     runs = [state_of(place) for place in ([folder] if is_run(folder) else sorted(places)) if is_run(place)]
     if not runs:
         raise ValueError(f"{folder}: no run in it; name the folder of a run, of an array's runs, or of a sweep")
-    return runs
+    shards = {run.folder.parent: run.shard[1] for run in runs if run.shard[1] > 1}
+    return [with_shard(run, shards.get(run.folder.parent, 1)) for run in runs]
+
+
+def with_shard(run: RunState, shards: int) -> RunState:
+    """Return the run as one of `shards`, if its folder's name says which and nothing else does yet.
+
+    The batch script makes this folder before the job that says which shard it has.
+    """
+    number = re.fullmatch(r"shard-(\d+)", run.folder.name)
+    return replace(run, shard=(int(number[1]), shards)) if number and run.state == "not begun" else run
 
 
 def is_run(folder: Path) -> bool:

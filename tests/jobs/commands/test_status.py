@@ -155,6 +155,18 @@ def test_a_job_of_slurm_that_was_refused_is_shown(array: Path, tmp_path: Path) -
     assert f"{tmp_path}/whole has not begun: if squeue does not list it, slurm-*.log in it says why\n" in text
 
 
+def test_a_shard_whose_job_has_hardly_started_is_listed_once(array: Path, tmp_path: Path) -> None:
+    """The batch script has made its folder, and the job has written nothing there."""
+    shutil.copytree(array, tmp_path / "jobs")
+    shutil.rmtree(tmp_path / "jobs" / "shard-1")
+    (tmp_path / "jobs" / "shard-1").mkdir()
+    (tmp_path / "jobs" / "shard-1" / "slurm-9.log").touch()
+    text = said(tmp_path / "jobs")
+    assert [f"{tmp_path}/jobs/shard-1", "not begun", "0", "?"] in [row[:4] for row in cells(text)]
+    assert "shard 1 │ missing" not in text
+    assert "shard 1 has not begun" in text
+
+
 def test_a_name_of_a_folder_is_not_broken_in_a_file(array: Path, tmp_path: Path) -> None:
     folder = tmp_path / ("long" * 30)
     shutil.copytree(array / "shard-3", folder)
