@@ -37,9 +37,9 @@ def slurm(machine: Machine) -> Finding:
         return fine("sbatch is here; this is not a Slurm job, so other nodes may differ")
     where = f"job {job} on {os.environ.get('SLURM_JOB_NODELIST', '?')}"
     given = os.environ.get("SLURM_CPUS_PER_TASK", "1")
-    if given == "1":
+    if given == "1" and machine.device.type != "cpu":
         return slow(f"{where} has one core a task: --cpus-per-task=8 feeds a GPU and judges programs")
-    return fine(f"{where}, {given} cores a task")
+    return fine(f"{where}, {given} core{'s' * (given != '1')} a task")
 
 
 def run_folder(machine: Machine) -> Finding:

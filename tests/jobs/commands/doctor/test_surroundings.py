@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from lopa_dist.jobs.commands.doctor import surroundings
 from lopa_dist.jobs.commands.doctor.finding import Machine, State
@@ -39,7 +40,10 @@ def test_file_systems_are_told_apart() -> None:
 
 def test_slurm_and_wandb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    assert surroundings.slurm(machine()).state == State.SLOW
+    with_gpu = machine()
+    with_gpu.device = torch.device("cuda")
+    assert surroundings.slurm(with_gpu).state == State.SLOW
+    assert surroundings.slurm(machine()).state == State.FINE, "a rank on a CPU computes with one core"
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "8")
     assert surroundings.slurm(machine()).state == State.FINE
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
