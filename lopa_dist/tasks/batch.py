@@ -87,19 +87,22 @@ class Batch:
             ValueError: a table has no column of prompts.
         """
         seen: dict[str, int] = {}
-        fields, words = Counter[str](), Counter[str | None]()
+        fields, words, failed = Counter[str](), Counter[str | None](), 0
         for row in islice(rows(self.source), self.limit):
             if row.value is not None and (self.fields.named or not is_wrapped(row.value)):
                 fields.update(key for key, value in row.value.items() if value is not None)
+            failed += row.value is not None and row.value.get("finish_reason") == "error"
             items = self.unique(self.read(row), row.number, seen)
             words.update(item.prompt for item in items if item.prompt in NOTHING)
             yield from (placed(item, row) for item in items)
-        for level, message in self.notes(fields, words):
+        for level, message in self.notes(fields, words, failed):
             if (self.source, message) not in TOLD:
                 TOLD.add((self.source, message))
                 log.log(level, "%s", message)
 
-    def notes(self, fields: Mapping[str, int], words: Mapping[str | None, int]) -> Iterator[tuple[int, str]]:
+    def notes(
+        self, fields: Mapping[str, int], words: Mapping[str | None, int], failed: int = 0
+    ) -> Iterator[tuple[int, str]]:
         """Yield messages about the lines, each with its log level.
 
         They say what part of the source is not read, which fields are options or look like one, and which prompts are
@@ -108,7 +111,14 @@ class Batch:
         Args:
             fields: how many lines have each field.
             words: how many prompts are each word of `NOTHING`.
+            failed: how many lines are results of an earlier job that ended with an error.
         """
+        if failed:
+            yield (
+                logging.WARNING,
+                f"WARNING: lines with finish_reason=error, which an earlier job did not answer: {failed}; leave them "
+                "out if its answers are part of these prompts",
+            )
         for note in not_read(self.source):
             yield logging.WARNING, f"WARNING: task.input={self.source}: {note}"
         if options := [f"{key} ({fields[key]:,} lines)" for key in OPTIONS if key in fields]:

@@ -583,3 +583,13 @@ def test_an_input_is_the_same_in_files_of_other_names(tmp_path: Path) -> None:
         assert [item.origin and item.origin.where for item in items] == [f"{name}, line 1" for name in names]
         hashes.add(items.digest())
     assert len(hashes) == 1
+
+
+def test_results_of_an_earlier_job_that_ended_with_errors_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = [{"id": str(i), "text": "x", "finish_reason": reason} for i, reason in enumerate(("stop", "error", "error"))]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in made))
+    with caplog.at_level("WARNING", "lopa_dist"):
+        assert len(list(Batch(str(tmp_path / "in.jsonl"), prompt="Say {text}").items())) == 3
+    assert "finish_reason=error, which an earlier job did not answer: 2; leave them out" in caplog.text

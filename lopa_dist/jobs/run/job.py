@@ -273,8 +273,8 @@ class Job:
         task, attempt = self.config.task, self.attempt
         if not task.output or not in_parts(task.output) or task.shards > 1:
             return None
-        check_parts(task.output, len(self.input), begins=not any(attempt.done))
-        return Parts(task, self.input, attempt.journal, attempt.number, attempt.done)
+        check_parts(self.folder, task.output, len(self.input), begins=not any(attempt.done))
+        return Parts(task, self.folder, self.input, attempt.journal, attempt.number, attempt.done)
 
     def announce(self, model: Transformer) -> None:
         """Log what begins."""

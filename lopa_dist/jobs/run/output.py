@@ -11,6 +11,7 @@ from typing import Any
 from lopa_dist.checks import UserError
 from lopa_dist.config import TaskConfig
 from lopa_dist.jobs.folder.open_files import lines_of
+from lopa_dist.jobs.folder.own_parts import note_parts, parts_written, remove_parts
 from lopa_dist.jobs.folder.part_names import in_parts, is_missing, part_name, parts_of, parts_there
 from lopa_dist.jobs.show.table import mixed_types, output_again, to_be_written, write_table
 from lopa_dist.remote import is_remote
@@ -53,20 +54,20 @@ def place_of(name: str) -> str:
     return name if "://" in name else str(Path(name).expanduser().resolve())
 
 
-def check_parts(out: str, answers: int, begins: bool) -> None:
+def check_parts(folder: Path, out: str, answers: int, begins: bool) -> None:
     """Raise a UserError if there are parts that are not this job's: they would be read together with its own.
 
     Args:
+        folder: of the run.
         out: the pattern of the parts.
         answers: of the job.
         begins: whether nothing of the job is done yet.
     """
-    most = len(parts_of(out, answers))
-    foreign = [name for number, name in parts_there(out, KEY).items() if begins or number >= most]
+    most, own = len(parts_of(out, answers)), parts_written(folder, out)
+    foreign = [name for number, name in parts_there(out, KEY).items() if number >= own and (begins or number >= most)]
     if foreign:
         names = f"{foreign[0]} to {foreign[-1]}" if len(foreign) > 1 else foreign[0]
-        there = f"{names} there is not of this job (or of its earlier input)"
-        raise UserError(f"{KEY}={out}: {there}; remove it, or name another folder")
+        raise UserError(f"{KEY}={out}: {names} there is not of this job; remove it, or name another folder")
 
 
 def write_output(folder: Path, report: dict[str, Any]) -> None:
@@ -80,7 +81,9 @@ def write_output(folder: Path, report: dict[str, Any]) -> None:
         return
     try:
         if in_parts(out):
-            check_parts(out, report["requests"], begins=False)
+            check_parts(folder, out, report["requests"], begins=False)
+            number, own = len(parts_of(out, report["requests"])), parts_written(folder, out)
+            note_parts(folder, out, max(number, own))
         if out.endswith(".jsonl") and in_parts(out):
             lines = lines_of(folder / "results.jsonl")
             for name, most in parts_of(out, report["requests"]):
@@ -96,6 +99,9 @@ def write_output(folder: Path, report: dict[str, Any]) -> None:
                     "WARNING: %s is written %s. If the input can be had as it was, this writes it with them: %s",
                     out, missing.strip(), output_again(folder, out),
                 )  # fmt: skip
+        if in_parts(out) and own > number:  # of an input that was longer
+            remove_parts(out, number, own)
+            note_parts(folder, out, number)
     except (ValueError, OSError) as error:
         raise UserError(
             f"{error}. The results are in {folder}; {output_again(folder, out)} writes them there"

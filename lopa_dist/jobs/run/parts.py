@@ -13,6 +13,7 @@ from typing import Any
 from lopa_dist.config import TaskConfig
 from lopa_dist.encodable import json_line
 from lopa_dist.jobs.folder.journal import TRIED, Journal, attempt_of, line_of
+from lopa_dist.jobs.folder.own_parts import note_parts, parts_written
 from lopa_dist.jobs.folder.part_names import ANSWERS, part_name
 from lopa_dist.jobs.run.job_input import JobInput
 from lopa_dist.jobs.show.extra import Extra
@@ -34,14 +35,18 @@ class Parts:
 
     Args:
         task: of the job, which is no shard.
+        folder: of the run.
         job_input: the requests.
         journal: of the run folder.
         attempt: the number of the attempt that runs.
         done: 1 for each request that earlier attempts have finished; earlier errors count only for these.
     """
 
-    def __init__(self, task: TaskConfig, job_input: JobInput, journal: Journal, attempt: int, done: bytearray) -> None:
+    def __init__(
+        self, task: TaskConfig, folder: Path, job_input: JobInput, journal: Journal, attempt: int, done: bytearray
+    ) -> None:
         assert task.output
+        self.folder = folder
         self.task, self.out, self.input, self.journal = task, task.output, job_input, journal
         self.attempt, self.done = attempt, done
         self.ended = bytearray(job_input.rejected)
@@ -110,6 +115,7 @@ class Parts:
 
     def write_part(self, number: int, lines: list[dict[str, Any]]) -> None:
         """Write part `number`, which has these result lines."""
+        note_parts(self.folder, self.out, max(number + 1, parts_written(self.folder, self.out)))
         with to_be_written(part_name(self.out, number), KEY) as file:
             if self.out.endswith(".jsonl"):
                 file.write_text("".join(map(json_line, lines)), encoding="utf-8")

@@ -349,6 +349,8 @@ def rows(
         if item is not None:
             row["prompt"] = question(item) if item.messages or item.prompt is not None else None
         row |= own_columns(line)
+        if line["finish_reason"] == "error":  # it has no text, which an empty one would be, too
+            row["text"] = None
         cells = again.cells_of(item)
         fields = {key: cell for key, cell in line.get("metadata", {}).items() if key not in cells}
         row |= {names[key]: cell for key, cell in fields.items()}

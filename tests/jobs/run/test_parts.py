@@ -89,11 +89,18 @@ def test_an_input_that_grows_and_shrinks(tmp_path: Path) -> None:
     for count in (3, 10):
         run(config(task(tmp_path, ROWS[:count])), tmp_path / "run", World("python"))
         assert sum(map(len, read(tmp_path))) == count
-    with pytest.raises(
-        UserError,
-        match=r"part-00001\.jsonl to part-00002\.jsonl there is not of this job \(or of its earlier input\); remove it",
-    ):
+    run(config(task(tmp_path, ROWS[:3])), tmp_path / "run", World("python"))
+    assert [len(part) for part in read(tmp_path)] == [3], "its own parts of the longer input are gone"
+    (tmp_path / "answers" / "part-00001.jsonl").write_text("another's")
+    with pytest.raises(UserError, match=r"part-00001\.jsonl there is not of this job; remove it"):
         run(config(task(tmp_path, ROWS[:3])), tmp_path / "run", World("python"))
+
+
+def test_a_job_whose_answers_have_all_changed_replaces_its_own_parts(tmp_path: Path) -> None:
+    run(config(task(tmp_path)), tmp_path / "run", World("python"))
+    changed = [row | {"review": f"again {row['review']}"} for row in ROWS]
+    run(config(task(tmp_path, changed)), tmp_path / "run", World("python"))
+    assert [len(part) for part in read(tmp_path)] == [4, 4, 2]
 
 
 def test_parts_of_another_job_are_not_mixed_with_new_ones(tmp_path: Path) -> None:

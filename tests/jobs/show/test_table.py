@@ -143,6 +143,9 @@ def test_a_null_prompt_stays_null(tmp_path: Path, ending: str) -> None:
         return
     table = pq.read_table(tmp_path / "out.parquet")
     assert table["prompt"].to_pylist() == ["Sam has 3 books .", None, ""]
+    first, *failed = table["text"].to_pylist()
+    assert first
+    assert failed == [None, None], "a next job takes no empty text for an answer"
     assert table["raw"].to_pylist() == [b"\xff", b"", None]
 
 
