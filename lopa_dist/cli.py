@@ -37,7 +37,7 @@ from lopa_dist.config import (
     typed,
 )
 from lopa_dist.jobs.folder.one_job import own_folder
-from lopa_dist.own_code import place_of
+from lopa_dist.own_code import own_line
 from lopa_dist.parallel.failures import RankError
 from lopa_dist.parallel.launcher import LaunchError, detect, die, into_log, tell
 from lopa_dist.parallel.stop import INTERRUPTED, STOPPED, Stop, Stopped, answered, leave_at_signals
@@ -71,7 +71,7 @@ def mistakes(again: str = "start it again") -> Iterator[None]:
     except OSError as error:
         raise UserError(no_room(error, again) or str(error)) from error
     except ValueError as error:
-        raise UserError(f"{place_of(error)}{error}") from error
+        raise UserError(f"{own_line(error)}{error}") from error
 
 
 def swept() -> bool:
@@ -185,17 +185,16 @@ def summary(report: dict[str, Any], folder: Path) -> float:
 
 
 def errors_by_kind(folder: Path) -> list[tuple[int, str]]:
-    """Return for each kind of error in `results.jsonl` how many there are, and the first of them.
+    """Return for each kind of error in `errors.jsonl` how many there are, and the first of them.
 
     Errors that differ in numbers or in the place of their line are of one kind.
     """
-    from lopa_dist.jobs.folder.results import results
+    from lopa_dist.jobs.folder.results import ERRORS, result_lines
 
     kinds: dict[str, list[Any]] = {}
-    for line in results(folder):
-        if line["finish_reason"] == "error" and "error" in line:
-            kind = re.sub(r"\d+", "", re.sub(r"^line \d+( \(.*?\))?: ", "", str(line["error"])))
-            kinds.setdefault(kind, [0, str(line["error"])])[0] += 1
+    for _, line in result_lines(folder / ERRORS) if (folder / ERRORS).exists() else ():
+        kind = re.sub(r"\d+", "", re.sub(r"^line \d+( \(.*?\))?: ", "", str(line["error"])))
+        kinds.setdefault(kind, [0, str(line["error"])])[0] += 1
     return [(count, first) for count, first in kinds.values()]
 
 

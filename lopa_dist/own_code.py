@@ -120,11 +120,16 @@ def own_files(file: Path) -> list[Path]:
 
 def is_installed(file: Path) -> bool:
     """Return whether a file is this package's, a library's or Python's, and so not the user's own."""
-    installed = (*sysconfig.get_paths().values(), str(Path(__file__).parent))
-    return any(Path(folder).resolve() in file.parents for folder in installed)
+    return any(folder in file.parents for folder in installed())
 
 
-def place_of(error: BaseException) -> str:
+@cache
+def installed() -> list[Path]:
+    """Return the folders of this package, of libraries and of Python."""
+    return [Path(folder).resolve() for folder in (*sysconfig.get_paths().values(), str(Path(__file__).parent))]
+
+
+def own_line(error: BaseException) -> str:
     """Return the file and line of the user's own code where an error arose, as ``FILE, line N: ``; else nothing."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.endswith(".py")]
     own = [frame for frame in frames if not is_installed(Path(frame.filename).resolve())]

@@ -29,6 +29,7 @@ from lopa_dist.checks import UserError
 from lopa_dist.config import Config, TaskConfig, as_hydra_reads, quoted, short
 from lopa_dist.config import composed as config_of
 from lopa_dist.decode import DecodeConfig
+from lopa_dist.jobs.folder.results import write_errors
 from lopa_dist.jobs.run.job import Job
 from lopa_dist.jobs.setup.resolve import resolve_decode
 from lopa_dist.models.families import PATTERNS
@@ -553,10 +554,16 @@ def test_an_empty_input_is_called_that(caplog: pytest.LogCaptureFixture) -> None
     assert caplog.messages[-1] == "the input has nothing for task.shard=2 of 3: it is done"
 
 
+def write_results(folder: Path, lines: list[dict[str, Any]]) -> None:
+    """Write results as a job does, with their errors apart."""
+    (folder / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_errors(folder, sum(line["finish_reason"] == "error" for line in lines))
+
+
 def test_the_first_error_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     every = {"custom_id": "a", "index": 0, "finish_reason": "error"}
     lines = [every | {"finish_reason": "stop"}, *(every | {"error": f"line {i}: bad"} for i in (2, 3))]
-    (tmp_path / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_results(tmp_path, lines)
     report = {"requests": 3, "errors": 2, "tpf": 1.0, "tokens_per_s": {"job": 0.0}}
     with caplog.at_level("INFO", "lopa_dist"):
         assert cli.summary(report, tmp_path) == 1.0
@@ -564,12 +571,12 @@ def test_the_first_error_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert caplog.messages[0].endswith(f"; results.jsonl and report.html are in {tmp_path}")
     assert caplog.messages[1] == "the first error: line 2: bad"
     lines.append(every | {"finish_reason": "stop", "unjudged": "KeyError: 'answer'"})
-    (tmp_path / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_results(tmp_path, lines)
     with caplog.at_level("INFO", "lopa_dist"):
         cli.summary(report | {"unjudged": 1}, tmp_path)
     assert caplog.messages[-1] == "the first that was not judged: KeyError: 'answer'"
     lines[1:1] = [every | {"finish_reason": "invalid", "error": "the text is no JSON: it was cut"}]
-    (tmp_path / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_results(tmp_path, lines)
     caplog.clear()
     with caplog.at_level("INFO", "lopa_dist"):
         cli.summary(report | {"tries": {"invalid": 1}}, tmp_path)
@@ -577,7 +584,7 @@ def test_the_first_error_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFi
         "the first error: line 2: bad", "the first that is not of its format: the text is no JSON: it was cut"
     ]  # fmt: skip
     lines += [every | {"error": f"line 4 (b.csv, line {i}): {what} is null"} for i, what in enumerate("aab")]
-    (tmp_path / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_results(tmp_path, lines)
     caplog.clear()
     with caplog.at_level("INFO", "lopa_dist"):
         cli.summary(report, tmp_path)

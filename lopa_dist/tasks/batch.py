@@ -101,7 +101,7 @@ class Batch:
                 log.log(level, "%s", message)
 
     def notes(
-        self, fields: Mapping[str, int], words: Mapping[str | None, int], failed: int = 0
+        self, fields: Mapping[str, int], words: Mapping[str | None, int], failed: int
     ) -> Iterator[tuple[int, str]]:
         """Yield messages about the lines, each with its log level.
 

@@ -6,7 +6,7 @@ import json
 from contextlib import suppress
 from pathlib import Path
 
-from lopa_dist.jobs.folder.part_names import part_name
+from lopa_dist.jobs.folder.part_names import part_name, place_of
 from lopa_dist.remote import is_remote
 
 NAME = "parts.json"  # in the journal's folder
@@ -26,19 +26,21 @@ def parts_written(folder: Path, out: str) -> int:
 
 
 def note_parts(folder: Path, out: str, parts: int) -> None:
-    """Note that the run in `folder`, if it has a journal, has written this many first parts of the output `out`."""
-    journal = folder / "journal"
-    if journal.is_dir():  # not so where shards were merged
-        text = json.dumps({"output": place_of(out), "parts": parts})
-        (journal / NAME).write_text(text + "\n", encoding="utf-8")
+    """Note that the run in `folder` writes at least this many first parts of the output `out`."""
+    write(folder, out, max(parts, parts_written(folder, out)))
 
 
-def place_of(out: str) -> str:
-    """Return the absolute path of an output's pattern: a job may be started again from another folder."""
-    return str(Path(out).expanduser().absolute())
-
-
-def remove_parts(out: str, first: int, last: int) -> None:
-    """Remove the parts of a local output from number `first` to before `last`."""
-    for number in range(first, last):
+def keep_parts(folder: Path, out: str, parts: int) -> None:
+    """Remove all parts of the output `out` that the run in `folder` has written but the first `parts`."""
+    written = parts_written(folder, out)
+    for number in range(parts, written):
         Path(part_name(out, number)).expanduser().unlink(missing_ok=True)
+    if written > parts:
+        write(folder, out, parts)
+
+
+def write(folder: Path, out: str, parts: int) -> None:
+    """Write the note, if the run has a journal: where shards were merged, there is none."""
+    if (folder / "journal").is_dir():
+        text = json.dumps({"output": place_of(out), "parts": parts})
+        (folder / "journal" / NAME).write_text(text + "\n", encoding="utf-8")

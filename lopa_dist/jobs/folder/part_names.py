@@ -10,6 +10,12 @@ from lopa_dist.remote import is_remote, opened
 ANSWERS = 1000  # the most in a part
 
 
+def place_of(name: str) -> str:
+    """Return what identifies a file: its URL, or its path without links."""
+    name = name.removeprefix("file://")
+    return name if "://" in name else str(Path(name).expanduser().resolve())
+
+
 def in_parts(out: str) -> bool:
     """Return whether an output is written in parts."""
     return "*" in PurePosixPath(out).name

@@ -11,8 +11,8 @@ from typing import Any
 from lopa_dist.checks import UserError
 from lopa_dist.config import TaskConfig
 from lopa_dist.jobs.folder.open_files import lines_of
-from lopa_dist.jobs.folder.own_parts import note_parts, parts_written, remove_parts
-from lopa_dist.jobs.folder.part_names import in_parts, is_missing, part_name, parts_of, parts_there
+from lopa_dist.jobs.folder.own_parts import keep_parts, note_parts, parts_written
+from lopa_dist.jobs.folder.part_names import in_parts, is_missing, part_name, parts_of, parts_there, place_of
 from lopa_dist.jobs.show.table import mixed_types, output_again, to_be_written, write_table
 from lopa_dist.remote import is_remote
 from lopa_dist.tasks.rows import takes
@@ -48,12 +48,6 @@ def warnings_of(task: TaskConfig, begins: bool) -> list[str]:
     return said
 
 
-def place_of(name: str) -> str:
-    """Return what identifies a file: its URL, or its path without links."""
-    name = name.removeprefix("file://")
-    return name if "://" in name else str(Path(name).expanduser().resolve())
-
-
 def check_parts(folder: Path, out: str, answers: int, begins: bool) -> None:
     """Raise a UserError if there are parts that are not this job's: they would be read together with its own.
 
@@ -82,8 +76,7 @@ def write_output(folder: Path, report: dict[str, Any]) -> None:
     try:
         if in_parts(out):
             check_parts(folder, out, report["requests"], begins=False)
-            number, own = len(parts_of(out, report["requests"])), parts_written(folder, out)
-            note_parts(folder, out, max(number, own))
+            note_parts(folder, out, len(parts_of(out, report["requests"])))
         if out.endswith(".jsonl") and in_parts(out):
             lines = lines_of(folder / "results.jsonl")
             for name, most in parts_of(out, report["requests"]):
@@ -99,9 +92,8 @@ def write_output(folder: Path, report: dict[str, Any]) -> None:
                     "WARNING: %s is written %s. If the input can be had as it was, this writes it with them: %s",
                     out, missing.strip(), output_again(folder, out),
                 )  # fmt: skip
-        if in_parts(out) and own > number:  # of an input that was longer
-            remove_parts(out, number, own)
-            note_parts(folder, out, number)
+        if in_parts(out):  # there may be more, of an input that was longer
+            keep_parts(folder, out, len(parts_of(out, report["requests"])))
     except (ValueError, OSError) as error:
         raise UserError(
             f"{error}. The results are in {folder}; {output_again(folder, out)} writes them there"

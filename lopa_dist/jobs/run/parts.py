@@ -13,7 +13,7 @@ from typing import Any
 from lopa_dist.config import TaskConfig
 from lopa_dist.encodable import json_line
 from lopa_dist.jobs.folder.journal import TRIED, Journal, attempt_of, line_of
-from lopa_dist.jobs.folder.own_parts import note_parts, parts_written
+from lopa_dist.jobs.folder.own_parts import note_parts
 from lopa_dist.jobs.folder.part_names import ANSWERS, part_name
 from lopa_dist.jobs.run.job_input import JobInput
 from lopa_dist.jobs.show.extra import Extra
@@ -115,7 +115,7 @@ class Parts:
 
     def write_part(self, number: int, lines: list[dict[str, Any]]) -> None:
         """Write part `number`, which has these result lines."""
-        note_parts(self.folder, self.out, max(number + 1, parts_written(self.folder, self.out)))
+        note_parts(self.folder, self.out, number + 1)
         with to_be_written(part_name(self.out, number), KEY) as file:
             if self.out.endswith(".jsonl"):
                 file.write_text("".join(map(json_line, lines)), encoding="utf-8")

@@ -417,7 +417,7 @@ def words_of(groups: Sequence[SeedGroup]) -> list[dict[str, str]]:
 
 def names_of(groups: Sequence[SeedGroup], words: Sequence[dict[str, str]]) -> list[str]:
     """Return the points' names: what tells them apart, after the folder's name where a person chose that."""
-    names = [", ".join(f"{key}={value}" for key, value in of.items()) for of in words]
+    names = [settings_in_words(of) for of in words]
     given = all("=" not in group.name for group in groups)
     folders = short_names([group.name for group in groups])
     if len(set(names)) < len(names):
@@ -433,6 +433,11 @@ def names_of(groups: Sequence[SeedGroup], words: Sequence[dict[str, str]]) -> li
     return [name or "as configured" for name in names]
 
 
+def settings_in_words(of: dict[str, str]) -> str:
+    """Return the settings of a point as one text."""
+    return ", ".join(f"{key}={value}" for key, value in of.items())
+
+
 def settings_left_out(names: Sequence[str], words: Sequence[dict[str, str]], called: Sequence[str]) -> list[str]:
     """Return a note with the settings that tell the points apart, if they do not fit in the points' names.
 
@@ -441,7 +446,7 @@ def settings_left_out(names: Sequence[str], words: Sequence[dict[str, str]], cal
         words: what tells each point apart.
         called: how the note calls each point.
     """
-    settings = [", ".join(f"{key}={value}" for key, value in of.items()) for of in words]
+    settings = [settings_in_words(of) for of in words]
     if all(of in name for of, name in zip(settings, names, strict=True)):
         return []
     listed = "; ".join(f"run {name}: {of or 'as configured'}" for name, of in zip(called, settings, strict=True))
