@@ -266,7 +266,7 @@ def kernels(device: torch.device, small: bool = False) -> Iterator[Fact]:
     kinds = ["vgemm", "int8", *(["fp8", "fp8 fast"] if has_fp8(device) else [])]
     for name, real in models(device).items():
         shape = toy(real) if small else real
-        for rows in (24,) if small else (64, 94, 520, 2048):
+        for rows in (24,) if small else (30, 64, 94, 520, 2048):
             for kernel in (norm, gate, rotation, head):
                 if kernel is not head or rows <= 520:
                     yield f"{kernel.__name__}, {name}, {rows} rows", partial(kernel, device, shape, rows)

@@ -25,7 +25,7 @@ from benchmarks.first_model import layers
 from benchmarks.first_ranks import ranks
 from benchmarks.first_speed import speed
 from benchmarks.first_texts import texts
-from lopa_dist.jobs.setup.device import usable_cores
+from lopa_dist.jobs.setup.usable_cores import usable_cores
 
 AHEAD = {"preflight": 3, "engines": 3, "texts": 3, "kernels": 4}  # stages to compile ahead, and processes for each
 AHEAD_SECONDS = 60.0
@@ -101,7 +101,7 @@ def ahead(device: torch.device, stages: Mapping[str, int], seconds: float) -> di
         for child in children.values():
             child.kill()
             child.wait()
-    return {"ended": ended}
+    return {"exit statuses": ended}
 
 
 def small_kernels(device: torch.device) -> Iterator[Fact]:

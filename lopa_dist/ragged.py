@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Ints = NDArray[np.int64]
+ALIGNED = 256  # bytes of which each staged array begins at a multiple
+STAGED = 1 << 23  # bytes of pinned memory for each thread and GPU
+STAGING = threading.local()  # of each thread: a part is taken and copied without another thread in between
 UNBOUNDED = 2**30  # a bound that no number of rows, columns or drafts reaches
 ROW_TILE = 16  # rows are padded to a multiple of this: matrix kernels then give a row the same bits in any batch
 
@@ -35,10 +39,41 @@ def ragged_arange(counts: Ints) -> Ints:
     return np.arange(ends[-1] if len(ends) else 0) - (ends - counts).repeat(counts)
 
 
+class Staging:
+    """Pinned memory of the host, through which arrays go to a GPU, so that the host need not wait for the copies.
+
+    When it is full, the host waits for the GPU's work so far, and begins again. Taking a part of it costs the host much
+    less than pinning an array: beside an H200, that was a fifth of the host's time in a step.
+    """
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        """Pin `size` bytes for transfers to `device`; a CPU gets the same memory, unpinned, for tests."""
+        self.memory = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self.device, self.at = device, 0
+
+    def take(self, array: NDArray[Any]) -> Tensor | None:
+        """Return a copy of an array, to be copied to the device at once; None if the memory is too small for it."""
+        size = array.nbytes
+        if size > len(self.memory):
+            return None
+        if self.at + size > len(self.memory):
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            self.at = 0
+        host = torch.from_numpy(array)
+        part = self.memory[self.at : self.at + size].view(host.dtype).view(host.shape)
+        self.at += -(-size // ALIGNED) * ALIGNED
+        return part.copy_(host)
+
+
 def pinned(array: NDArray[Any], device: torch.device) -> Tensor:
-    """Return an array as a tensor on the host, pinned for a GPU so that the host need not wait for copies to it."""
-    host = torch.from_numpy(array)
-    return host.pin_memory() if device.type == "cuda" else host
+    """Return an array as a tensor on the host, pinned for a GPU, to be copied there at once."""
+    if device.type != "cuda":
+        return torch.from_numpy(array)
+    if device not in (mine := vars(STAGING).setdefault("by_device", {})):
+        mine[device] = Staging(STAGED, device)
+    found = mine[device].take(array)
+    return torch.from_numpy(array).pin_memory() if found is None else found
 
 
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:

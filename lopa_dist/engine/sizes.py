@@ -37,8 +37,7 @@ def tile_rows(config: DecodeConfig, branches: int, heads_per_kv: int, reproducib
         ValueError: more heads than a tile takes.
     """
     if rule_for(config).rows.in_place:
-        drafts = 0 if reproducible else config.max_drafts  # another height may sum in another order
-        return causal_tile_rows(heads_per_kv, 1 + drafts, drafts)
+        return causal_tile_rows(heads_per_kv)
     window = most_branch_rows(config, config.block_size * window_blocks(config))
     return tile_rows_for(heads_per_kv, window * (1 if reproducible else branches))  # branches attend in one stack
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from lopa_dist.kernels import record_head, rope, rows, virtual_gemm
-from lopa_dist.kernels.dispatch import KERNELS, TRITON, by_torch, on_device
+from lopa_dist.kernels.dispatch import KERNELS, TRITON, by_torch, hopper, on_device
 from lopa_dist.kernels.experts import TALL, weighted_sum
 from lopa_dist.kernels.meta_attention import MetaPlan, attend_meta
 from lopa_dist.kernels.quantized import FP8, int8_linear, quantize_int8, quantize_rows_plain
@@ -342,8 +342,8 @@ def experts(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterato
 
 
 def fp8(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[Comparison]:
-    """Compare rows in fp8: of given numbers, and of the results of a norm and of SwiGLU."""
-    from lopa_dist.kernels import rows_triton
+    """Compare rows in fp8, of given numbers and of the results of a norm and of SwiGLU, and products of a few rows."""
+    from lopa_dist.kernels import rows_triton, virtual_gemm_triton
 
     # the interpreter truncates where it should round to fp8
     cast = FP8 if device.type == "cuda" else torch.float32
@@ -354,6 +354,18 @@ def fp8(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[Co
     *normed, _ = rows_triton.add_rms_norm_fp8(x, residual, weight, 1e-6, cast)
     yield from eight_bits(normed, rows_triton.add_rms_norm(x, residual, weight, 1e-6)[0])
     yield from eight_bits(rows_triton.swiglu_fp8(gate_up, cast), rows_triton.swiglu(gate_up))
+    if hopper(device):
+        (rows, of_rows), (columns, of_columns) = (quantize_rows_plain(given) for given in (x, residual))
+        product = virtual_gemm_triton.vgemm(
+            rows,
+            columns,
+            count(device),
+            None,
+            of_columns,
+            out=torch.empty(ROWS, ROWS, device=device),
+            row_scale=of_rows,
+        )
+        yield product[:REAL], ((rows.float() * of_rows[:, None]) @ (columns.float() * of_columns[:, None]).T)[:REAL]
 
 
 def eight_bits(result: Sequence[Tensor], x: Tensor) -> Iterator[Comparison]:

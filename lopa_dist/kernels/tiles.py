@@ -22,9 +22,10 @@ FIELDS, MERGE_FIELDS = 12, 6  # per tile in the table, and per merge of parts
 MOST_ROWS = 1024  # of a forward whose table is kept: larger forwards vary
 MOST_ROWS_KEPT = 2**18  # of all forwards whose tables are kept, about 40 bytes per row
 # Time per row of a tile's matrix, by the tile's height, relative to 128 rows: lower tiles read K/V more often and,
-# below 64 rows, cannot use Hopper's wide matrix instructions. Estimated, not measured.
-ROW_COST = {128: 1.0, 64: 1.08, 32: 1.6, 16: 3.0}
-CAUSAL_HEIGHTS = (64, 128)  # 64 where texts are reproducible: another height may sum in another order
+# below 64 rows, cannot use Hopper's wide matrix instructions. On an H200, 64 rows take 0.95 to 1.05 of the time of 128;
+# the others are estimated.
+ROW_COST = {128: 1.0, 64: 1.0, 32: 1.6, 16: 3.0}
+CAUSAL_HEIGHT = 64  # of the matrix of a causal model's tile
 
 
 @dataclass
@@ -315,22 +316,19 @@ def tile_rows_for(heads_per_kv: int, stack_rows: int) -> int:
     return min(heights, key=lambda height: cost[height]) // heads_per_kv
 
 
-def causal_tile_rows(heads_per_kv: int, chain: int, group: int) -> int:
-    """Return how many rows a tile has for causal models, by the lower height for a chain and the group after it.
+def causal_tile_rows(heads_per_kv: int) -> int:
+    """Return how many rows a tile has for causal models: as many as a matrix of 64 rows holds, but at least one.
 
-    If neither height holds both, it is the lower one that holds the chain, else the taller one. Prompts have the same
-    tiles, so none is lower than 64.
+    Two programs of that height run on a multiprocessor at a time. On an H200 that was faster than taller tiles, of
+    which each would hold the longest chain and the group after it: most chains are short. A chain and a group that are
+    longer than one tile read their cached K/V twice, the second time from L2.
 
     Raises:
         ValueError: more query heads per K/V head than the tallest tile has rows.
     """
     if heads_per_kv > max(ROW_COST):
         raise ValueError(f"{heads_per_kv} query heads per K/V head: meta-attention takes at most {max(ROW_COST)}")
-    for rows in (chain + group, chain):
-        for height in CAUSAL_HEIGHTS:
-            if rows * heads_per_kv <= height:
-                return height // heads_per_kv
-    return max(CAUSAL_HEIGHTS) // heads_per_kv
+    return max(CAUSAL_HEIGHT // heads_per_kv, 1)
 
 
 def capacity(

@@ -1,16 +1,17 @@
 """Persistent matrix product that reads the number of real rows from the device.
 
 As many programs as fit on the GPU loop over the tiles of the real rows, in groups of row tiles that share a column
-tile's weight in L2. Column tiles are narrow where wide ones would leave multiprocessors idle, as in a small bucket. The
-loop over K has the same order and step for every tile width, and no tile is split along K: a row's bits do not depend
-on the number of rows.
+tile's weight in L2. A tile's sums are over all of K, by instructions that each add 16 numbers, in one order, whatever
+the tile's sizes and whichever operand is left: a row's bits do not depend on the number of rows.
 
-An int8 weight is the left operand of the product, since tensor cores read that side from registers, where it is
-converted; the scales of its rows are applied to the sums.
+On Hopper the weight is the left operand. Its instructions take 64 rows or more of that side and as few as 8 of the
+other, so a tile of few rows reads hardly more than its weight. An int8 weight is the left operand everywhere, since
+tensor cores read that side from registers, where it is converted. The scales of eight-bit numbers are applied to sums.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,14 +19,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lopa_dist.kernels.dispatch import OPTIONS, processors, shared_memory
+from lopa_dist.kernels.dispatch import OPTIONS, hopper, processors, shared_memory
 
 GROUP = 8  # row tiles that share a column tile
 
 
 @dataclass(frozen=True)
 class GemmTile:
-    """Sizes of a tile and of its pipeline, and programs per multiprocessor. Only `bk` affects the bits."""
+    """Sizes of a tile and of its pipeline, and programs per multiprocessor. No field affects bits, but `bk` in fp32."""
 
     bm: int
     bn: int
@@ -33,25 +34,62 @@ class GemmTile:
     warps: int
     stages: int
     resident: int = 1
+    swap: bool = True  # whether the weight is the left operand
 
 
-# Each from wide to narrow, all with one `bk`. Narrower tiles load more steps ahead.
-HALF = (
-    GemmTile(128, 256, 64, 8, 3),
-    GemmTile(128, 128, 64, 8, 4),
-    GemmTile(128, 64, 64, 4, 6),
-    GemmTile(128, 32, 64, 4, 7),
+# For Hopper, each from small to large, the fastest of those measured on an H200. The first ones are for few rows.
+HOPPER = (
+    GemmTile(32, 64, 128, 4, 6),
+    GemmTile(64, 64, 64, 4, 6, 2),
+    GemmTile(128, 64, 128, 4, 4),
+    GemmTile(128, 128, 64, 8, 6),
+    GemmTile(256, 128, 64, 8, 4),
 )
-# No narrower ones: Hopper's matrix instructions take 64 rows or more of the left operand, here the weight.
+HOPPER_FP8 = (GemmTile(32, 64, 128, 4, 8, 2), GemmTile(64, 64, 128, 4, 6, 2))  # the library is faster with more rows
+HOPPER_INT8 = (
+    GemmTile(32, 64, 128, 4, 5, 2),
+    GemmTile(64, 64, 128, 4, 6),
+    GemmTile(128, 64, 64, 4, 7),
+    GemmTile(128, 128, 64, 4, 4, 2),
+)
+# For other GPUs, each from wide to narrow. Narrower tiles load more steps ahead.
+HALF = (
+    GemmTile(128, 256, 64, 8, 3, swap=False),
+    GemmTile(128, 128, 64, 8, 4, swap=False),
+    GemmTile(128, 64, 64, 4, 6, swap=False),
+    GemmTile(128, 32, 64, 4, 7, swap=False),
+)
 INT8 = (GemmTile(128, 128, 64, 4, 4, 2), GemmTile(128, 64, 64, 4, 7))
-FP32 = (GemmTile(64, 64, 32, 4, 2, 2), GemmTile(64, 32, 32, 4, 2, 2))  # without tensor cores, which would round it
+# without tensor cores, which would round it
+FP32 = (GemmTile(64, 64, 32, 4, 2, 2, swap=False), GemmTile(64, 32, 32, 4, 2, 2, swap=False))
 
 
 def config(x: Tensor, weight: Tensor) -> GemmTile:
-    """Return the widest tile of which every multiprocessor gets one, else the narrowest; `x` has the bucket's rows."""
-    tiles = FP32 if x.dtype == torch.float32 else INT8 if weight.dtype == torch.int8 else HALF
-    chosen = next((tile for tile in tiles if count(x, weight, tile) >= processors(x.device)), tiles[-1])
+    """Return the tile for a product of `x`, which has the bucket's rows, and `weight`."""
+    half, eight = x.dtype != torch.float32, weight.element_size() == 1
+    if x.dtype == weight.dtype and eight:
+        chosen = one_wave(x, weight, HOPPER_FP8)
+    elif half and hopper(x.device):
+        chosen = one_wave(x, weight, HOPPER_INT8 if eight else HOPPER)
+    else:
+        chosen = busy(x, weight, FP32 if not half else INT8 if eight else HALF)
     return fitting(chosen, x.element_size(), weight.element_size(), shared_memory(x.device))
+
+
+def one_wave(x: Tensor, weight: Tensor, tiles: Sequence[GemmTile]) -> GemmTile:
+    """Return the smallest tile, in ascending `tiles`, that holds all rows, or of which no multiprocessor gets a second.
+
+    If there is none, it is the largest that is not half empty; of tiles for few rows, the largest.
+    """
+    for tile in tiles:
+        if len(x) <= tile.bm <= 64 or (tile.bm > 64 and count(x, weight, tile) <= processors(x.device)):
+            return tile
+    return next(tile for tile in reversed(tiles) if tile.bm <= 128 or len(x) > 128)
+
+
+def busy(x: Tensor, weight: Tensor, tiles: Sequence[GemmTile]) -> GemmTile:
+    """Return the widest tile, in descending `tiles`, of which every multiprocessor gets one, else the narrowest."""
+    return next((tile for tile in tiles if count(x, weight, tile) >= processors(x.device)), tiles[-1])
 
 
 def fitting(tile: GemmTile, x_bytes: int, weight_bytes: int, room: int) -> GemmTile:
@@ -76,17 +114,28 @@ def vgemm(
     scale: Tensor | None = None,
     tile: GemmTile | None = None,
     out: Tensor | None = None,
+    row_scale: Tensor | None = None,
 ) -> Tensor:
-    """Compute `virtual_gemm.vgemm`; `tile` is for benchmarks. Rows of `out` that are not real are not written."""
+    """Compute `virtual_gemm.vgemm`, or a product in fp8. Rows of `out` that are not real are not written.
+
+    Args:
+        x, weight, rows, bias, scale: as there; both operands may be fp8.
+        tile: for tests; None: the fastest.
+        out: ``[M, N]``; None: a new tensor in the precision of x, or with fp8 in bf16.
+        row_scale: ``[M]`` fp32, the factors of x's rows in fp8.
+    """
     x, weight = x.contiguous(), weight.contiguous()
     (m, k), n = x.shape, len(weight)
     chosen = tile or config(x, weight)
-    out = x.new_empty(m, n) if out is None else out
+    if out is None:
+        out = x.new_empty(m, n, dtype=x.dtype if row_scale is None else torch.bfloat16)
     if m:
         vgemm_kernel[(min(count(x, weight, chosen), processors(x.device) * chosen.resident),)](
-            x, weight, x if bias is None else bias, x if scale is None else scale, out, rows,
+            x, weight, x if bias is None else bias, x if scale is None else scale,
+            x if row_scale is None else row_scale, out, rows,
             N=n, K=k, BM=chosen.bm, BN=chosen.bn, BK=chosen.bk, GROUP=GROUP, STAGES=chosen.stages,
-            BIAS=bias is not None, INT8=scale is not None,
+            BIAS=bias is not None, SCALED=scale is not None, FP8=row_scale is not None,
+            SWAP=chosen.swap or scale is not None,
             PRECISION="ieee" if x.dtype == torch.float32 else "tf32", num_warps=chosen.warps, **OPTIONS,
         )  # fmt: skip
     return out
@@ -98,6 +147,7 @@ def vgemm_kernel(
     weight: tl.tensor,  # [N, K]
     bias: tl.tensor,  # [N]
     scale: tl.tensor,  # [N]
+    row_scale: tl.tensor,  # [M]
     out: tl.tensor,  # [M, N]
     rows: tl.tensor,  # [1]
     N: tl.constexpr,
@@ -108,10 +158,13 @@ def vgemm_kernel(
     GROUP: tl.constexpr,
     STAGES: tl.constexpr,
     BIAS: tl.constexpr,
-    INT8: tl.constexpr,
+    SCALED: tl.constexpr,
+    FP8: tl.constexpr,
+    SWAP: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
     """Multiply the real rows. Grid ``(programs,)``, any number of them."""
+    ZERO: tl.constexpr = 0 if SCALED and not FP8 else 0.0  # in the weight's own kind of number
     limit = tl.load(rows)
     row_tiles, column_tiles = tl.cdiv(limit, BM), tl.cdiv(N, BN)
     k = tl.arange(0, BK)
@@ -124,21 +177,27 @@ def vgemm_kernel(
         a = x + row[:, None].to(tl.int64) * K + k[None]
         b = weight + column[:, None].to(tl.int64) * K + k[None]
         real, inside = (row < limit)[:, None], (column < N)[:, None]
-        sums = tl.zeros([BN, BM], tl.float32) if INT8 else tl.zeros([BM, BN], tl.float32)
+        sums = tl.zeros([BN, BM], tl.float32) if SWAP else tl.zeros([BM, BN], tl.float32)
         for start in tl.range(0, K, BK, num_stages=STAGES):
             if K % BK == 0:
-                left, right = tl.load(a, real, 0), tl.load(b, inside, 0)
+                left, right = tl.load(a, real, 0.0), tl.load(b, inside, ZERO)
             else:
-                left = tl.load(a, real & (k < K - start)[None], 0)
-                right = tl.load(b, inside & (k < K - start)[None], 0)
-            if INT8:
+                left = tl.load(a, real & (k < K - start)[None], 0.0)
+                right = tl.load(b, inside & (k < K - start)[None], ZERO)
+            if FP8:  # a tensor core keeps few bits of its sums, so they are added up in fp32 after each step
+                sums = tl.dot(right, left.T, sums, max_num_imprecise_acc=BK)
+            elif SWAP:
                 sums = tl.dot(right.to(left.dtype), left.T, sums, input_precision=PRECISION)
             else:
                 sums = tl.dot(left, right.T, sums, input_precision=PRECISION)
             a += BK
             b += BK
-        if INT8:
-            sums = sums.T * tl.load(scale + column, column < N, 0)[None]
+        if SWAP:
+            sums = sums.T
+        if SCALED:
+            sums *= tl.load(scale + column, column < N, 0)[None]
+        if FP8:
+            sums *= tl.load(row_scale + row, row < limit, 0)[:, None]
         if BIAS:
             sums += tl.load(bias + column, column < N, 0).to(tl.float32)[None]
         at = out + row[:, None].to(tl.int64) * N + column[None]

@@ -66,7 +66,7 @@ class QuantizedLinear(nn.Module):
         if self.kind == "int8":
             assert isinstance(x, Tensor)
             return int8_linear(x, self.weight, self.scale, self.bias, rows)
-        return fp8_linear(x, self.weight, self.scale, self.bias, self.fast)
+        return fp8_linear(x, self.weight, self.scale, self.bias, self.fast, rows)
 
 
 def quantize(model: Transformer, kind: str) -> None:

@@ -78,11 +78,11 @@ def test_processes_share_the_facts_of_a_stage(capsys: pytest.CaptureFixture[str]
 
 def test_what_is_compiled_ahead_may_end_as_it_likes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(__file__).parents[2])
-    ended = first_stages.ahead(CPU, {"environment": 1, "no such stage": 1}, 60)["ended"]
+    ended = first_stages.ahead(CPU, {"environment": 1, "no such stage": 1}, 60)["exit statuses"]
     assert ended.pop("environment 0") == 0
     assert ended.pop("no such stage 0") not in (0, None)
     assert not ended
-    assert first_stages.ahead(CPU, {"engines": 1}, 0)["ended"] == {"engines 0": None}, "it is not waited for"
+    assert first_stages.ahead(CPU, {"engines": 1}, 0)["exit statuses"] == {"engines 0": None}, "it is not waited for"
 
 
 def test_the_stages_fit_into_ten_minutes() -> None:

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 import numpy as np
+import torch
 
 if os.environ.get("TRITON_INTERPRET") == "1":
     import triton
@@ -13,7 +14,9 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     from triton.runtime import interpreter
 
     def numbers(handle: Any, dtype: Any) -> np.ndarray:
-        """A matrix's elements as `dtype`; the interpreter keeps bfloat16 as integers, and would multiply those."""
+        """A matrix's elements as `dtype`; the interpreter keeps bfloat16 and fp8 as integers."""
+        if handle.dtype.scalar == tl.float8e4nv:
+            return torch.from_numpy(handle.data).view(torch.float8_e4m3fn).float().numpy().astype(dtype)
         if handle.dtype.scalar == tl.bfloat16:
             return (handle.data.astype(np.uint32) << 16).view(np.float32).astype(dtype)
         return handle.data.astype(dtype)

@@ -13,16 +13,26 @@ import torch
 from torch import Tensor
 
 from lopa_dist.kernels import virtual_gemm_triton
-from lopa_dist.kernels.quantized import quantize_int8
+from lopa_dist.kernels.quantized import quantize_int8, quantize_rows_plain
 from lopa_dist.kernels.virtual_gemm import vgemm
-from lopa_dist.kernels.virtual_gemm_triton import FP32, HALF, INT8, GemmTile, config, fitting
+from lopa_dist.kernels.virtual_gemm_triton import (
+    FP32,
+    HALF,
+    HOPPER,
+    HOPPER_FP8,
+    HOPPER_INT8,
+    INT8,
+    GemmTile,
+    config,
+    fitting,
+)
 from tests.kernels.cross_compile import SHARED_LIMIT, Variant, compile_all
 from tests.kernels.forms import plain
 
 pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SENTINEL = 7.0
-SMALL = GemmTile(16, 32, 32, 4, 2)
+SMALL = GemmTile(16, 32, 32, 4, 2, swap=False)
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -79,13 +89,17 @@ def test_bits_do_not_depend_on_the_number_of_rows_or_programs(eight: bool, monke
         assert torch.equal(virtual_gemm_triton.vgemm(x, weight, real(90), None, scale, SMALL), whole)
 
 
-@pytest.mark.parametrize("tiles", [HALF, INT8, FP32], ids=["half", "int8", "fp32"])
-def test_bits_do_not_depend_on_the_width_of_tiles(tiles: tuple[GemmTile, ...]) -> None:
+KINDS = {"half": HALF, "Hopper's": (*HOPPER, *HALF), "int8": INT8, "Hopper's int8": HOPPER_INT8, "fp32": FP32}
+
+
+@pytest.mark.parametrize("tiles", KINDS.values(), ids=KINDS)
+def test_bits_do_not_depend_on_the_sizes_of_tiles(tiles: tuple[GemmTile, ...]) -> None:
+    """Nor on which operand is left. The interpreter adds up step by step: there, steps must have one length."""
     dtype = torch.float32 if tiles is FP32 else torch.float16
     x, weight = random(140, 200, dtype=dtype), random(300, 200, dtype=dtype, seed=1)
-    weight, scale = quantize_int8(weight) if tiles is INT8 else (weight, None)
-    assert len({tile.bk for tile in tiles}) == 1
-    assert [tile.bn for tile in tiles] == sorted({tile.bn for tile in tiles}, reverse=True)
+    weight, scale = quantize_int8(weight) if tiles in (INT8, HOPPER_INT8) else (weight, None)
+    if DEVICE.type == "cpu":
+        tiles = tuple(replace(tile, bk=tiles[0].bk) for tile in tiles)
     whole = virtual_gemm_triton.vgemm(x, weight, real(140), None, scale, tiles[0])
     for tile in tiles[1:]:
         for count in (140, 30):
@@ -96,8 +110,40 @@ def test_bits_do_not_depend_on_the_width_of_tiles(tiles: tuple[GemmTile, ...]) -
         assert not torch.equal(other, whole)
 
 
+@pytest.mark.parametrize(("rows", "count", "deep"), [(32, 30, 256), (64, 64, 200), (20, 1, 128)])
+def test_products_in_fp8(rows: int, count: int, deep: int) -> None:
+    """Against the same eight-bit numbers, multiplied in fp64."""
+    (x, row_scale), (weight, scale) = (
+        quantize_rows_plain(random(size, deep, seed=size)) for size in (rows, 80)
+    )  # fmt: skip
+    out = torch.full((rows, 80), SENTINEL, device=DEVICE)
+    virtual_gemm_triton.vgemm(x, weight, real(count), None, scale, out=out, row_scale=row_scale)
+    wanted = (x.double() * row_scale[:, None].double()) @ (weight.double() * scale[:, None].double()).T
+    assert torch.allclose(out[:count].double(), wanted[:count], rtol=1e-3, atol=1e-3)
+    assert out[count:].eq(SENTINEL).all()
+
+
+def test_the_tiles_of_hoppers_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rows have tiles of their own; more rows have the smallest of which every multiprocessor has at most one."""
+
+    def tile(rows: int, outputs: int, kind: torch.dtype = torch.bfloat16) -> tuple[int, int]:
+        chosen = config(torch.empty(rows, 64, dtype=torch.bfloat16), torch.empty(outputs, 64, dtype=kind))
+        return chosen.bm, chosen.bn
+
+    monkeypatch.setattr(virtual_gemm_triton, "processors", lambda device: 132)
+    monkeypatch.setattr(virtual_gemm_triton, "hopper", lambda device: True)
+    sizes = [tile(rows, 3584) for rows in (1, 32, 64, 96, 256, 320, 512, 640, 2048)]
+    assert sizes == [(32, 64), (32, 64), (64, 64), (128, 64), (128, 64), *2 * [(128, 128)], *2 * [(256, 128)]]
+    assert [tile(rows, 2 * 18944) for rows in (32, 64, 96, 128, 160)] == [
+        (32, 64), (64, 64), (128, 128), (128, 128), (256, 128),
+    ]  # fmt: skip
+    eights = [tile(rows, 3584, torch.int8) for rows in (32, 64, 128, 512)]
+    assert eights == [(32, 64), (64, 64), (128, 64), (128, 128)]
+
+
 def test_small_buckets_take_narrow_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the GPU's own processors: every one has a tile, as far as tiles are wide enough for its instructions."""
+    monkeypatch.setattr(virtual_gemm_triton, "hopper", lambda device: False)
 
     def width(rows: int, outputs: int, dtype: torch.dtype = torch.bfloat16, x: torch.dtype = torch.bfloat16) -> int:
         rows_of, weight = torch.empty(rows, 64, dtype=x), torch.empty(outputs, 64, dtype=dtype)
@@ -124,9 +170,12 @@ def test_the_dispatcher() -> None:
 
 
 def product(wide: int, deep: int, tile: GemmTile, arch: int, weight: str = "bf16", x: str = "bf16") -> Variant:
-    types = {"x": f"*{x}", "weight": f"*{weight}", "bias": f"*{x}", "scale": "*fp32", "out": f"*{x}", "rows": "*i32"}
+    fp8 = x == "fp8e4nv"
+    types = {"x": f"*{x}", "weight": f"*{weight}", "bias": "*bf16", "scale": "*fp32", "row_scale": "*fp32"}
+    types |= {"out": "*bf16" if fp8 else f"*{x}", "rows": "*i32"}
     sizes = {"N": wide, "K": deep, "BM": tile.bm, "BN": tile.bn, "BK": tile.bk, "STAGES": tile.stages}
-    sizes |= {"GROUP": virtual_gemm_triton.GROUP, "BIAS": True, "INT8": weight == "i8"}
+    sizes |= {"GROUP": virtual_gemm_triton.GROUP, "BIAS": True, "SCALED": weight == "i8" or fp8, "FP8": fp8}
+    sizes |= {"SWAP": tile.swap}
     return Variant(
         "lopa_dist.kernels.virtual_gemm_triton:vgemm_kernel",
         types,
@@ -142,10 +191,12 @@ def product(wide: int, deep: int, tile: GemmTile, arch: int, weight: str = "bf16
 def test_cross_compiled(arch: int) -> None:
     """Dream's and LLaDA's sizes: tensor cores, loads that run ahead, hardly a spill, and programs that fit."""
     room = SHARED_LIMIT[arch]
-    halves_, eights = [fitting(tile, 2, 2, room) for tile in HALF], [fitting(tile, 2, 1, room) for tile in INT8]
+    of_half, of_int8 = (HOPPER, HOPPER_INT8) if arch == 90 else (HALF, INT8)
+    halves_, eights = [fitting(tile, 2, 2, room) for tile in of_half], [fitting(tile, 2, 1, room) for tile in of_int8]
     halves = [product(2 * 18944, 3584, halves_[0], arch)] + [product(3584, 18944, tile, arch) for tile in halves_]
     int8 = [product(4096, 12288, tile, arch, "i8") for tile in eights]
     variants = [*halves, *int8, *(product(576, 192, tile, arch, "fp32", "fp32") for tile in FP32)]
+    fp8 = [product(3584, 18944, tile, arch, "fp8e4nv", "fp8e4nv") for tile in HOPPER_FP8] if arch == 90 else []
     found = compile_all(variants)
     for one, kernel in zip(variants, found, strict=True):
         print(one.arch, one.constexprs, kernel.registers, kernel.stack, kernel.shared)
@@ -157,7 +208,11 @@ def test_cross_compiled(arch: int) -> None:
     for one, kernel in zip(variants[: -len(FP32)], found, strict=False):
         assert set(re.findall(step, kernel.ptx)) == {"16"}, one
         assert ("mma.sync.aligned.m" in kernel.ptx) == (arch < 90), one
-    if arch == 90:  # two programs with an int8 weight at a time
-        wide, kernel = INT8[0], found[len(halves)]
-        assert kernel.registers * 32 * wide.warps * wide.resident <= 65536
-        assert (kernel.shared + 1024) * wide.resident <= 228 * 1024
+    for one, tile, kernel in zip(fp8, HOPPER_FP8, compile_all(fp8), strict=arch == 90):
+        assert re.search(r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k32\.f32\.e4m3\.e4m3", kernel.ptx), one
+        assert kernel.stack <= 96
+        assert (kernel.shared + 1024) * tile.resident <= 228 * 1024
+    if arch == 90:  # as many programs at a time as are launched
+        for tile, kernel in zip((*HOPPER, *HOPPER_INT8), found[1:], strict=False):
+            assert kernel.registers * 32 * tile.warps * tile.resident <= 65536, tile
+            assert (kernel.shared + 1024) * tile.resident <= 228 * 1024, tile

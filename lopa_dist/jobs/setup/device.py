@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from lopa_dist.config import Config, ModelOptions
+from lopa_dist.jobs.setup.usable_cores import usable_cores
 from lopa_dist.parallel.launcher import World
 
 OTHERS = "other programs keep"
@@ -143,11 +144,6 @@ def idle_seconds(file: Path = Path("/proc/stat")) -> dict[int, float]:
         return {}
     fields = {int(line.split()[0][3:]): line.split() for line in lines if line.startswith("cpu") and line[3].isdigit()}
     return {core: (int(found[4]) + int(found[5])) / ticks for core, found in fields.items() if core in own}
-
-
-def usable_cores() -> int:
-    """Return how many cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cores(world: World, environment: Mapping[str, str] = os.environ) -> tuple[int, str]:

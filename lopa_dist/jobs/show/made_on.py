@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import lopa_dist
-from lopa_dist.jobs.setup.device import usable_cores
+from lopa_dist.jobs.setup.usable_cores import usable_cores
 
 
 def made_on(device: torch.device) -> dict[str, Any]:
