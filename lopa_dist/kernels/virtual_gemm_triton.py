@@ -4,14 +4,15 @@ As many programs as fit on the GPU loop over the tiles of the real rows, in grou
 tile's weight in L2. A tile's sums are over all of K, by instructions that each add 16 numbers, in one order, whatever
 the tile's sizes and whichever operand is left: a row's bits do not depend on the number of rows.
 
-On Hopper the weight is the left operand. Its instructions take 64 rows or more of that side and as few as 8 of the
-other, so a tile of few rows reads hardly more than its weight. An int8 weight is the left operand everywhere, since
-tensor cores read that side from registers, where it is converted. The scales of eight-bit numbers are applied to sums.
+Either operand may be the left one. Hopper's instructions take 64 rows or more of the left operand and as few as 8 of
+the other. With the weight on the left, a tile of few rows reads hardly more than its weight. An int8 weight is always
+there, since tensor cores read that side from registers, where it is converted. Scales of eight-bit numbers are applied
+to the sums.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -37,21 +38,27 @@ class GemmTile:
     swap: bool = True  # whether the weight is the left operand
 
 
-# For Hopper, each from small to large, the fastest of those measured on an H200. The first ones are for few rows.
-HOPPER = (
-    GemmTile(32, 64, 128, 4, 6),
-    GemmTile(64, 64, 64, 4, 6, 2),
-    GemmTile(128, 64, 128, 4, 4),
-    GemmTile(128, 128, 64, 8, 6),
-    GemmTile(256, 128, 64, 8, 4),
-)
-HOPPER_FP8 = (GemmTile(32, 64, 128, 4, 8, 2), GemmTile(64, 64, 128, 4, 6, 2))  # the library is faster with more rows
-HOPPER_INT8 = (
-    GemmTile(32, 64, 128, 4, 5, 2),
-    GemmTile(64, 64, 128, 4, 6),
-    GemmTile(128, 64, 64, 4, 7),
-    GemmTile(128, 128, 64, 4, 4, 2),
-)
+MANY = 1 << 62
+# For Hopper: the tiles for at most so many rows, each from small to large, the fastest of those measured on an H200
+HOPPER: Mapping[int, Sequence[GemmTile]] = {
+    32: (GemmTile(32, 64, 128, 4, 6),),
+    64: (GemmTile(64, 32, 128, 4, 6, swap=False), GemmTile(64, 64, 64, 4, 6, 2)),
+    MANY: (
+        GemmTile(128, 32, 128, 8, 5, swap=False),
+        GemmTile(128, 64, 128, 8, 4),
+        GemmTile(128, 128, 64, 8, 6),
+        GemmTile(128, 256, 64, 8, 3, swap=False),
+    ),
+}
+HOPPER_FP8: Mapping[int, Sequence[GemmTile]] = {  # with more rows the library is faster
+    32: (GemmTile(32, 64, 128, 4, 8, 2),),
+    MANY: (GemmTile(64, 64, 128, 4, 6, 2),),
+}
+HOPPER_INT8: Mapping[int, Sequence[GemmTile]] = {
+    32: (GemmTile(32, 64, 128, 4, 5, 2),),
+    64: (GemmTile(64, 64, 128, 4, 6),),
+    MANY: (GemmTile(128, 64, 64, 4, 7), GemmTile(128, 128, 64, 4, 4, 2)),
+}
 # For other GPUs, each from wide to narrow. Narrower tiles load more steps ahead.
 HALF = (
     GemmTile(128, 256, 64, 8, 3, swap=False),
@@ -76,15 +83,16 @@ def config(x: Tensor, weight: Tensor) -> GemmTile:
     return fitting(chosen, x.element_size(), weight.element_size(), shared_memory(x.device))
 
 
-def one_wave(x: Tensor, weight: Tensor, tiles: Sequence[GemmTile]) -> GemmTile:
-    """Return the smallest tile, in ascending `tiles`, that holds all rows, or of which no multiprocessor gets a second.
+def one_wave(x: Tensor, weight: Tensor, tiles: Mapping[int, Sequence[GemmTile]]) -> GemmTile:
+    """Return the smallest tile for so many rows of which no multiprocessor gets a second one.
 
-    If there is none, it is the largest that is not half empty; of tiles for few rows, the largest.
+    If there is none, it is the largest of which they get one and a half, else the largest.
     """
-    for tile in tiles:
-        if len(x) <= tile.bm <= 64 or (tile.bm > 64 and count(x, weight, tile) <= processors(x.device)):
-            return tile
-    return next(tile for tile in reversed(tiles) if tile.bm <= 128 or len(x) > 128)
+    fit = next(fit for most, fit in tiles.items() if len(x) <= most)
+    counts, wave = [count(x, weight, tile) for tile in fit], processors(x.device)
+    small = (tile for tile, number in zip(fit, counts, strict=True) if number <= wave)
+    large = (tile for tile, number in zip(fit[::-1], counts[::-1], strict=True) if number >= 1.5 * wave)
+    return next(small, None) or next(large, fit[-1])
 
 
 def busy(x: Tensor, weight: Tensor, tiles: Sequence[GemmTile]) -> GemmTile:

@@ -6,6 +6,7 @@ Without a GPU the kernel is interpreted, and cross-compiled.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -89,7 +90,12 @@ def test_bits_do_not_depend_on_the_number_of_rows_or_programs(eight: bool, monke
         assert torch.equal(virtual_gemm_triton.vgemm(x, weight, real(90), None, scale, SMALL), whole)
 
 
-KINDS = {"half": HALF, "Hopper's": (*HOPPER, *HALF), "int8": INT8, "Hopper's int8": HOPPER_INT8, "fp32": FP32}
+def tiles_of(kind: Mapping[int, Sequence[GemmTile]]) -> tuple[GemmTile, ...]:
+    return tuple(tile for tiles in kind.values() for tile in tiles)
+
+
+EIGHT = (*tiles_of(HOPPER_INT8), *INT8)
+KINDS = {"half": (*tiles_of(HOPPER), *HALF), "int8": EIGHT, "fp32": FP32}
 
 
 @pytest.mark.parametrize("tiles", KINDS.values(), ids=KINDS)
@@ -97,7 +103,7 @@ def test_bits_do_not_depend_on_the_sizes_of_tiles(tiles: tuple[GemmTile, ...]) -
     """Nor on which operand is left. The interpreter adds up step by step: there, steps must have one length."""
     dtype = torch.float32 if tiles is FP32 else torch.float16
     x, weight = random(140, 200, dtype=dtype), random(300, 200, dtype=dtype, seed=1)
-    weight, scale = quantize_int8(weight) if tiles in (INT8, HOPPER_INT8) else (weight, None)
+    weight, scale = quantize_int8(weight) if tiles is EIGHT else (weight, None)
     if DEVICE.type == "cpu":
         tiles = tuple(replace(tile, bk=tiles[0].bk) for tile in tiles)
     whole = virtual_gemm_triton.vgemm(x, weight, real(140), None, scale, tiles[0])
@@ -133,10 +139,9 @@ def test_the_tiles_of_hoppers_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(virtual_gemm_triton, "processors", lambda device: 132)
     monkeypatch.setattr(virtual_gemm_triton, "hopper", lambda device: True)
     sizes = [tile(rows, 3584) for rows in (1, 32, 64, 96, 256, 320, 512, 640, 2048)]
-    assert sizes == [(32, 64), (32, 64), (64, 64), (128, 64), (128, 64), *2 * [(128, 128)], *2 * [(256, 128)]]
-    assert [tile(rows, 2 * 18944) for rows in (32, 64, 96, 128, 160)] == [
-        (32, 64), (64, 64), (128, 128), (128, 128), (256, 128),
-    ]  # fmt: skip
+    assert sizes == [(32, 64), (32, 64), (64, 32), (128, 32), (128, 64), *2 * [(128, 128)], (128, 256), (128, 256)]
+    wide = [tile(rows, 2 * 18944) for rows in (32, 64, 96, 128, 160)]
+    assert wide == [(32, 64), (64, 64), (128, 128), (128, 128), (128, 256)]
     eights = [tile(rows, 3584, torch.int8) for rows in (32, 64, 128, 512)]
     assert eights == [(32, 64), (64, 64), (128, 64), (128, 128)]
 
@@ -191,12 +196,14 @@ def product(wide: int, deep: int, tile: GemmTile, arch: int, weight: str = "bf16
 def test_cross_compiled(arch: int) -> None:
     """Dream's and LLaDA's sizes: tensor cores, loads that run ahead, hardly a spill, and programs that fit."""
     room = SHARED_LIMIT[arch]
-    of_half, of_int8 = (HOPPER, HOPPER_INT8) if arch == 90 else (HALF, INT8)
+    of_half, of_int8 = (tiles_of(HOPPER), tiles_of(HOPPER_INT8)) if arch == 90 else (HALF, INT8)
     halves_, eights = [fitting(tile, 2, 2, room) for tile in of_half], [fitting(tile, 2, 1, room) for tile in of_int8]
     halves = [product(2 * 18944, 3584, halves_[0], arch)] + [product(3584, 18944, tile, arch) for tile in halves_]
     int8 = [product(4096, 12288, tile, arch, "i8") for tile in eights]
     variants = [*halves, *int8, *(product(576, 192, tile, arch, "fp32", "fp32") for tile in FP32)]
-    fp8 = [product(3584, 18944, tile, arch, "fp8e4nv", "fp8e4nv") for tile in HOPPER_FP8] if arch == 90 else []
+    fp8 = (
+        [product(3584, 18944, tile, arch, "fp8e4nv", "fp8e4nv") for tile in tiles_of(HOPPER_FP8)] if arch == 90 else []
+    )
     found = compile_all(variants)
     for one, kernel in zip(variants, found, strict=True):
         print(one.arch, one.constexprs, kernel.registers, kernel.stack, kernel.shared)
@@ -208,11 +215,11 @@ def test_cross_compiled(arch: int) -> None:
     for one, kernel in zip(variants[: -len(FP32)], found, strict=False):
         assert set(re.findall(step, kernel.ptx)) == {"16"}, one
         assert ("mma.sync.aligned.m" in kernel.ptx) == (arch < 90), one
-    for one, tile, kernel in zip(fp8, HOPPER_FP8, compile_all(fp8), strict=arch == 90):
+    for one, tile, kernel in zip(fp8, tiles_of(HOPPER_FP8), compile_all(fp8), strict=arch == 90):
         assert re.search(r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k32\.f32\.e4m3\.e4m3", kernel.ptx), one
         assert kernel.stack <= 96
         assert (kernel.shared + 1024) * tile.resident <= 228 * 1024
     if arch == 90:  # as many programs at a time as are launched
-        for tile, kernel in zip((*HOPPER, *HOPPER_INT8), found[1:], strict=False):
+        for tile, kernel in zip((*of_half, *of_int8), found[1:], strict=False):
             assert kernel.registers * 32 * tile.warps * tile.resident <= 65536, tile
             assert (kernel.shared + 1024) * tile.resident <= 228 * 1024, tile
