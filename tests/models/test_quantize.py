@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from lopa_dist.config import ModelOptions
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
+from lopa_dist.jobs.setup import build
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.models import checkpoint
 from lopa_dist.models.checkpoint import load_model
@@ -83,6 +84,19 @@ def test_a_cpu_says_that_it_emulates(kind: str, warnings: int, caplog: pytest.Lo
         "WARNING: model.quantization=fp8 is emulated on a CPU, slower than model.quantization=none: "
         "it shows what fp8 does to the texts, and nothing of its speed"
     ) == warnings  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "of_hopper", "warnings"), [("int8", True, 1), ("int8", False, 0), ("fp8", True, 0)])
+def test_int8_is_said_to_be_slow_where_it_was_measured(
+    kind: str, of_hopper: bool, warnings: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "hopper", lambda device: of_hopper)
+    monkeypatch.setattr(build, "load_model", lambda *_: None)
+    builder = EngineBuilder(ModelOptions(quantization=kind), CPU)
+    builder.device = torch.device("cuda")
+    with caplog.at_level(logging.WARNING, "lopa_dist"):
+        builder.load(warn=True)
+    assert sum("model.quantization=int8 is slower than none" in r.message for r in caplog.records) == warnings
 
 
 @pytest.mark.parametrize("kind", KINDS)
