@@ -16,7 +16,7 @@ from lopa_dist.learn.drafts_adapter import DraftsAdapter
 from lopa_dist.learn.groups import Answer
 from lopa_dist.learn.trainer import MASKS, LearningFailed, Lesson, Trainer
 from lopa_dist.models.adapter import load_adapter, save_adapter
-from lopa_dist.models.checkpoint import attach_pairs, embed_mask
+from lopa_dist.models.checkpoint import attaching
 from lopa_dist.models.families import checkpoint_name
 from lopa_dist.models.files import CheckpointError
 from lopa_dist.models.quantize import QuantizedLinear
@@ -164,14 +164,22 @@ class Learning:
 
     @torch.no_grad()
     def adopt(self) -> None:
-        """Make the model's masks draft with the adapter as it is; engines must take it, too (`Engine.take_adapter`)."""
-        weight = self.model.model.embed_tokens.weight
-        pairs = {
-            f"{name}.weight": (a.to(weight.dtype, copy=True), b.to(weight.dtype, copy=True))
-            for name, (a, b) in self.adapter.pairs().items()
-        }
-        attach_pairs(self.model, pairs, self.adapter.tensor)
-        embed_mask(self.model, self.adapter.mask.detach())
+        """Make the model's masks draft with the adapter as it is; engines must take it, too (`Engine.take_adapter`).
+
+        Raises:
+            LearningFailed: a rank has no memory for it. No rank then drafts with it: those of a replica draft alike.
+        """
+        weight, prepared = self.model.model.embed_tokens.weight, list[Callable[[], None]]()
+
+        def prepare() -> None:
+            pairs = {
+                f"{name}.weight": (a.to(weight.dtype, copy=True), b.to(weight.dtype, copy=True))
+                for name, (a, b) in self.adapter.pairs().items()
+            }
+            prepared.append(attaching(self.model, pairs, self.adapter.tensor, self.adapter.mask.detach()))
+
+        self.together(prepare)
+        prepared[0]()
 
     def save(self, folder: Path, base: str, revision: str) -> None:
         """Write the adapter in PEFT's form; the arguments are those of `save_adapter`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -195,41 +195,57 @@ def attach(model: Transformer, adapter: Adapter, ours: dict[str, list[str]], com
     """Attach an adapter for rows of masks only to the projections that it changes; `ours` is from `our_names`."""
     weight = model.model.embed_tokens.weight
     pairs = {ours[name][0]: adapter.pair(name, weight.device, weight.dtype) for name in adapter.pairs}
-    attach_pairs(model, pairs, comm)
-    if adapter.mask is not None:
-        embed_mask(model, adapter.mask)
+    attaching(model, pairs, comm, adapter.mask)()
 
 
-def attach_pairs(model: Transformer, pairs: dict[str, tuple[torch.Tensor, torch.Tensor]], comm: Communicator) -> None:
-    """Make rows of masks run with A and B beside the projections' weights, instead of any earlier pairs.
+def attaching(
+    model: Transformer,
+    pairs: dict[str, tuple[torch.Tensor, torch.Tensor]],
+    comm: Communicator,
+    mask: torch.Tensor | None = None,
+) -> Callable[[], None]:
+    """Return a function that makes rows of masks run with A and B beside the projections' weights.
+
+    They replace any earlier pairs. What needs memory is done before it is returned, so ranks can agree to call it.
 
     Args:
         model: this rank's part of it.
         pairs: whole ones, by our names, in the weights' dtype, the scale included.
         comm: the group that the model is split over.
+        mask: an embedding ``[d]`` for masks; None: they keep theirs.
     """
-    model.mask_rows = model.mask_rows or MaskRows()
-    model.adapters += 1
+    masks, made = model.mask_rows or MaskRows(), []
     for name, (a, whole) in pairs.items():
         b = whole[tensor_parallel.rows(name, len(whole), comm)].clone()
         projection = model.get_submodule(name.removesuffix(".weight"))
         pair = for_few_rows(a), for_few_rows(b)
-        MaskRowAdapter(model.mask_rows, [(len(b), pair)]).attach(projection)
+        made.append((MaskRowAdapter(masks, [(len(b), pair)]), projection))
+    embedding = None if mask is None else with_mask(model, mask)
+
+    def attach() -> None:
+        for adapter, projection in made:
+            adapter.attach(projection)
+        model.mask_rows, model.adapters = masks, model.adapters + 1
+        if embedding is not None:
+            if len(embedding) > len(model.model.embed_tokens.weight):
+                model.config = replace(model.config, learned_mask=True)
+            model.model.embed_tokens.weight = nn.Parameter(embedding, requires_grad=False)
+
+    return attach
 
 
-def embed_mask(model: Transformer, embedding: torch.Tensor) -> None:
-    """Give masks an embedding ``[d]``, in a new row after the vocabulary if the model has no mask token.
+def with_mask(model: Transformer, mask: torch.Tensor) -> torch.Tensor:
+    """Return a model's embeddings with that of masks, ``[d]``, in a new row if the model has no mask token.
 
     The head stays as it is, even if it is tied, so the model's own inputs and outputs do not change.
     """
     config, weight = model.config, model.model.embed_tokens.weight.data
     if len(weight) == config.mask_id:
         weight = torch.cat([weight, weight[:1]])
-        model.config = replace(config, learned_mask=True)
     elif config.tied or weight.device.type == "cpu":  # it is also the head's, or mapped to the checkpoint's file
         weight = weight.clone()
-    weight[config.mask_id] = embedding.to(weight)
-    model.model.embed_tokens.weight = nn.Parameter(weight, requires_grad=False)
+    weight[config.mask_id] = mask.to(weight)
+    return weight
 
 
 def check_adapter(adapter: Adapter, config: ModelConfig, projections: list[str]) -> None:

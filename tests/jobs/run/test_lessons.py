@@ -99,7 +99,7 @@ def test_what_does_not_pay_is_not_taken(tmp_path: Path, plain: list[str], monkey
     assert texts(tmp_path / "run") == plain
 
 
-@pytest.mark.parametrize("where", ["beginning", "step", "numbers", "disk"])
+@pytest.mark.parametrize("where", ["beginning", "step", "numbers", "taking", "disk"])
 def test_a_fault_costs_no_answer(
     tmp_path: Path, plain: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
 ) -> None:
@@ -114,12 +114,13 @@ def test_a_fault_costs_no_answer(
         "beginning": (learning_of_a_job, "DraftsAdapter", no_room),
         "step": (Trainer, "loss", no_room),
         "numbers": (Trainer, "loss", lambda *_: (nan * 1, torch.tensor(1.0))),
+        "taking": (learning_of_a_job, "attaching", no_room),
         "disk": (Learning, "save", no_room),
     }[where]
     monkeypatch.setattr(place, name, what)
     report = run(learning(tmp_path, 5), tmp_path / "run", ONE)
     assert texts(tmp_path / "run") == plain
-    problem = {"beginning": "no room", "step": "no room", "numbers": "not numbers", "disk": "No space left"}[where]
+    problem = {"numbers": "not numbers", "disk": "No space left"}.get(where, "no room")
     assert problem in report["lessons"][-1]["problem"]
     assert report["lessons"][-1]["problem"] in caplog.text
 
