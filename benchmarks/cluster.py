@@ -7,7 +7,7 @@
 Also simulates one prompt on 1 to 8 branch ranks. The results are in benchmarks/results/cluster.json; a run changes only
 the part that it was asked for.
 
-The projection is NOT a measurement: no GPU was used. The time of a forward comes from a roofline of data-sheet figures
+The projection is NOT a measurement. The time of a forward comes from a roofline of data-sheet figures
 (`latency_model.py`). Tokens per forward and rows per step are those that the embedded model has, whose answers have at
 most some 60 tokens.
 """
