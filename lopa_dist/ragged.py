@@ -48,8 +48,7 @@ class Staging:
 
     def __init__(self, size: int, device: torch.device) -> None:
         """Pin `size` bytes for transfers to `device`; a CPU gets the same memory, unpinned, for tests."""
-        with torch.inference_mode(False):  # or it could not be written to outside of inference, as in learning
-            self.memory = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self.memory = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
         self.device, self.at = device, 0
 
     def take(self, array: NDArray[Any]) -> Tensor | None:

@@ -36,15 +36,6 @@ def test_what_is_staged_is_the_array_and_does_not_overlap_the_one_before(sizes: 
     assert staging.take(np.zeros((2, 3))).shape == (2, 3)  # type: ignore[union-attr]
 
 
-def test_memory_that_was_pinned_in_inference_serves_learning() -> None:
-    with torch.inference_mode():
-        staging = Staging(4 * ALIGNED, torch.device("cpu"))
-        assert staging.take(np.ones(3)) is not None
-    part = staging.take(np.arange(3.0))
-    assert part is not None
-    assert (part * torch.ones(3, dtype=torch.float64, requires_grad=True)).sum().requires_grad
-
-
 @pytest.mark.gpu
 def test_arrays_on_their_way_to_a_gpu_are_not_overwritten() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -53,3 +44,11 @@ def test_arrays_on_their_way_to_a_gpu_are_not_overwritten() -> None:
     assert all(bool((one == number).all()) for number, one in enumerate(sent))
     assert device.type == "cpu" or pinned(arrays[0], device).is_pinned()
     assert pinned(np.zeros(1 << 24), device).shape == (1 << 24,), "more than is staged"
+
+
+def test_memory_that_was_pinned_in_inference_serves_learning() -> None:
+    with torch.inference_mode():
+        staging = Staging(4 * ALIGNED, torch.device("cpu"))
+    part = staging.take(np.arange(3.0))
+    assert part is not None
+    assert (part * torch.ones(3, dtype=torch.float64, requires_grad=True)).sum().requires_grad
