@@ -1,4 +1,4 @@
-"""Measure steps of the default decoding for `gpu_first`, and profile them; weights are random, so texts are noise."""
+"""Measure steps of the default decodings for `gpu_first`, and profile them; weights are random, so texts are noise."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.exposed import Exposed
 from benchmarks.first_facts import Fact, Making
-from benchmarks.gpu_shapes import Weights, has_fp8, models
+from benchmarks.gpu_shapes import Weights, causal_model, has_fp8, models
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.decode.context import CONTEXTS
 from lopa_dist.engine.config import EngineConfig
@@ -27,7 +27,7 @@ from lopa_dist.parallel.communicator import Solo
 
 
 def speed(device: torch.device) -> Iterator[Fact]:
-    """Yield the times of steps in bf16, their profile, and the times of steps in fp8, with exact and with fast sums.
+    """Yield the times of steps: in bf16, with a profile; of a causal model; and in fp8, with exact and with fast sums.
 
     On a CPU the steps run, but are not timed.
     """
@@ -37,15 +37,23 @@ def speed(device: torch.device) -> Iterator[Fact]:
     dual: dict[str, Any] = {"context": "dual", "max_active_blocks": CONTEXTS["dual"].max_active_blocks}
     default = DecodeConfig(max_new_tokens=length, stop_at_eos=False, **dual)
     lookahead = replace(default, branches=7, verify="confidence", drafts=0)
+    one_by_one = DecodeConfig(context="causal", branches=0, drafts=0, max_new_tokens=length, stop_at_eos=False)
+    auto = replace(one_by_one, drafts="auto")
 
     def in_fp8(sequences: int, fast: bool) -> dict[str, Any]:
         with patch.object(QuantizedLinear, "fast", fast):
             return run(default, sequences)
 
-    def run(decode: DecodeConfig, sequences: int, around: AbstractContextManager[Any] | None = None) -> dict[str, Any]:
-        options = EngineConfig(sequences) if gpu else EngineConfig(sequences, attention="meta", graphs="always")
+    def run(
+        decode: DecodeConfig,
+        sequences: int,
+        around: AbstractContextManager[Any] | None = None,
+        reproducible: bool = False,
+    ) -> dict[str, Any]:
+        options = EngineConfig(sequences, reproducible=reproducible)
+        options = options if gpu else replace(options, attention="meta", graphs="always")
         engine = Engine(weights.model, decode, Solo(), options)
-        requests = [Request(i, [7] * prompt, length, i) for i in range(sequences)]
+        requests = [Request(i, [7 + i] * prompt, length, i) for i in range(sequences)]  # prompts that share nothing
         began = time.perf_counter()
         engine.prepare(requests)
         prepared, marks = time.perf_counter() - began, [time.perf_counter()]
@@ -77,7 +85,13 @@ def speed(device: torch.device) -> Iterator[Fact]:
         yield f"default decoding, {sequences} sequences", partial(run, default, sequences)
     yield "LoPA k=7, 1 sequence", partial(run, lookahead, 1)
     yield "profile", profiled
+    yield "causal model", Making(partial(weights.make, causal_model(device)))
+    for sequences in (1, 64) if gpu else (1,):
+        for name, decode in (("no drafts", one_by_one), ("auto", auto)):
+            yield f"causal, {name}, {sequences} sequences", partial(run, decode, sequences)
+        yield f"causal, reproducible, {sequences} sequences", partial(run, one_by_one, sequences, reproducible=True)
     if has_fp8(device):
+        yield "masked model again", Making(partial(weights.make, models(device)["Dream-7B"]))
         yield "model in fp8", Making(weights.to_fp8)
         for sequences in (1, 64) if gpu else (1,):
             for fast in (False, True):

@@ -38,6 +38,11 @@ LLADA = ModelConfig(
     intermediate_size=12288, rms_eps=1e-5, rope_theta=5e5, qkv_bias=False, tied=False, shift=False, mask_id=126336,
     eos_ids=(126081,), pad_id=126081, max_positions=4096,
 )  # fmt: skip
+QWEN = ModelConfig(
+    family="idlm", vocab_size=151936, hidden_size=4096, layers=36, heads=32, kv_heads=8, head_dim=128,
+    intermediate_size=12288, rms_eps=1e-6, rope_theta=1e6, qkv_bias=False, tied=False, shift=True, mask_id=151669,
+    eos_ids=(151645,), pad_id=151643, max_positions=40960, qk_norm=True,
+)  # fmt: skip
 GRAPHS = EngineConfig(1, attention="meta", graphs="always")  # on a CPU, the same buffers without graphs
 
 
@@ -54,6 +59,11 @@ def models(device: torch.device) -> dict[str, ModelConfig]:
     """Return the shapes of the models by their names; on a CPU, toys of them."""
     both = {"Dream-7B": DREAM, "LLaDA-8B": LLADA}
     return both if device.type == "cuda" else {name: toy(shape) for name, shape in both.items()}
+
+
+def causal_model(device: torch.device) -> ModelConfig:
+    """Return the shape of an I-DLM model in the size of Qwen3-8B; on a CPU, a toy of it."""
+    return QWEN if device.type == "cuda" else toy(QWEN)
 
 
 def dtype_of(device: torch.device) -> torch.dtype:

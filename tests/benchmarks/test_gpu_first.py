@@ -59,7 +59,7 @@ def test_a_toy_measures_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     found = {fact["fact"]: fact for fact in facts("speed", capsys)}
     assert all(fact["ok"] for fact in found.values())
     steps = [fact for name, fact in found.items() if "sequence" in name]
-    assert len(steps) == 5
+    assert len(steps) == 8
     assert all(fact["steps"] > 0 and fact["ms a step"] is None for fact in steps)
     assert "aten::" in found["profile"]["table"]
 
