@@ -37,7 +37,8 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
         ("torchrun", ["joining", "0", "SIGKILL", "launcher"], "does not answer"),  # its agent keeps the store
         # MPI waits for ever
         ("mpirun", ["joining", "1", "raise", "itself"], "rank 1 of 2 ended before all had joined"),
-        ("mpirun", ["grouping", "1", "raise", "itself"], "lopa-dist: rank 1: MemoryError: planted fault"),
+        # rank 0 may still be comparing settings, or wait in MPI
+        ("mpirun", ["grouping", "1", "raise", "itself"], "rank 1: MemoryError: planted fault"),
     ],
 )
 def test_a_rank_that_waits_in_vain_to_join_ends(
