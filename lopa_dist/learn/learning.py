@@ -6,6 +6,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
 from lopa_dist.parallel.step_watch import Watched, unwatched
 
+T = TypeVar("T")
 HELD_OUT = 20  # one in this many prompts is held out to measure with
 MOST_ANSWERS = 8192  # most answers that a rank keeps of each kind, the latest ones
 MOST_TOKENS = 1 << 22  # most tokens of all of them, prompts included
@@ -113,21 +115,23 @@ class Learning:
         self.together(begin)
         self.share()
 
-    def together(self, act: Callable[[], None]) -> None:
-        """Run `act` on all ranks; if it fails on one, it counts as failed on all.
+    def together(self, act: Callable[[], T]) -> T:
+        """Run `act` on all ranks and return its result; if it fails on one, it counts as failed on all.
 
         Raises:
             LearningFailed: with the error of this rank, if it has one.
         """
+        result = list[T]()
         error: Exception | None = None
         try:
-            act()
+            result.append(act())
         except Exception as failure:
             error = failure
         with self.watched(True):
             failed = float(self.ranks.sum(torch.tensor([float(error is not None)], device=self.device)))
         if failed:
             raise LearningFailed(str(error) if error else "another rank failed") from error
+        return result[0]
 
     @property
     def device(self) -> torch.device:
@@ -169,17 +173,17 @@ class Learning:
         Raises:
             LearningFailed: a rank has no memory for it. No rank then drafts with it: those of a replica draft alike.
         """
-        weight, prepared = self.model.model.embed_tokens.weight, list[Callable[[], None]]()
+        weight = self.model.model.embed_tokens.weight
 
-        def prepare() -> None:
+        def prepare() -> Callable[[], None]:
             pairs = {
                 f"{name}.weight": (a.to(weight.dtype, copy=True), b.to(weight.dtype, copy=True))
                 for name, (a, b) in self.adapter.pairs().items()
             }
-            prepared.append(attaching(self.model, pairs, self.adapter.tensor, self.adapter.mask.detach()))
+            return attaching(self.model, pairs, self.adapter.tensor, self.adapter.mask.detach())
 
-        self.together(prepare)
-        prepared[0]()
+        attach = self.together(prepare)
+        attach()
 
     def save(self, folder: Path, base: str, revision: str) -> None:
         """Write the adapter in PEFT's form; the arguments are those of `save_adapter`."""

@@ -206,7 +206,8 @@ def attaching(
 ) -> Callable[[], None]:
     """Return a function that makes rows of masks run with A and B beside the projections' weights.
 
-    They replace any earlier pairs. What needs memory is done before it is returned, so ranks can agree to call it.
+    They replace any earlier pairs. What needs memory is done before it is returned, and the model is as it was until
+    it is called: so ranks can agree to call it.
 
     Args:
         model: this rank's part of it.
@@ -220,13 +221,14 @@ def attaching(
         projection = model.get_submodule(name.removesuffix(".weight"))
         pair = for_few_rows(a), for_few_rows(b)
         made.append((MaskRowAdapter(masks, [(len(b), pair)]), projection))
-    embedding = None if mask is None else with_mask(model, mask)
+    embedding = None if mask is None else with_mask_row(model)
 
     def attach() -> None:
         for adapter, projection in made:
             adapter.attach(projection)
         model.mask_rows, model.adapters = masks, model.adapters + 1
-        if embedding is not None:
+        if mask is not None and embedding is not None:
+            embedding[model.config.mask_id] = mask
             if len(embedding) > len(model.model.embed_tokens.weight):
                 model.config = replace(model.config, learned_mask=True)
             model.model.embed_tokens.weight = nn.Parameter(embedding, requires_grad=False)
@@ -234,17 +236,16 @@ def attaching(
     return attach
 
 
-def with_mask(model: Transformer, mask: torch.Tensor) -> torch.Tensor:
-    """Return a model's embeddings with that of masks, ``[d]``, in a new row if the model has no mask token.
+def with_mask_row(model: Transformer) -> torch.Tensor:
+    """Return a model's embeddings, with a new row if it has no mask token; the mask's row may be written to.
 
     The head stays as it is, even if it is tied, so the model's own inputs and outputs do not change.
     """
     config, weight = model.config, model.model.embed_tokens.weight.data
     if len(weight) == config.mask_id:
-        weight = torch.cat([weight, weight[:1]])
-    elif config.tied or weight.device.type == "cpu":  # it is also the head's, or mapped to the checkpoint's file
-        weight = weight.clone()
-    weight[config.mask_id] = mask.to(weight)
+        return torch.cat([weight, weight[:1]])
+    if config.tied or weight.device.type == "cpu":  # it is also the head's, or mapped to the checkpoint's file
+        return weight.clone()
     return weight
 
 
