@@ -13,7 +13,6 @@ from torch import Tensor
 Ints = NDArray[np.int64]
 ALIGNED = 256  # bytes of which each staged array begins at a multiple
 STAGED = 1 << 23  # bytes of pinned memory for each thread and GPU
-STAGING = threading.local()  # of each thread: a part is taken and copied without another thread in between
 UNBOUNDED = 2**30  # a bound that no number of rows, columns or drafts reaches
 ROW_TILE = 16  # rows are padded to a multiple of this: matrix kernels then give a row the same bits in any batch
 
@@ -37,6 +36,11 @@ def ragged_arange(counts: Ints) -> Ints:
     """Return in one array the numbers from 0 to below each count: ``ragged_arange([3, 2])`` is 0, 1, 2, 0, 1."""
     ends = counts.cumsum()
     return np.arange(ends[-1] if len(ends) else 0) - (ends - counts).repeat(counts)
+
+
+def every_row(x: Tensor) -> Tensor:
+    """Return how many rows `x` has, ``[1]`` int32 on its device: kernels read there how many rows are real."""
+    return torch.full((1,), len(x), dtype=torch.int32, device=x.device)
 
 
 class Staging:
@@ -66,13 +70,23 @@ class Staging:
         return part.copy_(host)
 
 
+class OfThread(threading.local):
+    """The staging memory of each thread, so that none comes between another's taking a part and copying it."""
+
+    def __init__(self) -> None:
+        self.by_device: dict[torch.device, Staging] = {}
+
+
+STAGING = OfThread()
+
+
 def pinned(array: NDArray[Any], device: torch.device) -> Tensor:
     """Return an array as a tensor on the host, pinned for a GPU, to be copied there at once."""
     if device.type != "cuda":
         return torch.from_numpy(array)
-    if device not in (mine := vars(STAGING).setdefault("by_device", {})):
-        mine[device] = Staging(STAGED, device)
-    found = mine[device].take(array)
+    if device not in STAGING.by_device:
+        STAGING.by_device[device] = Staging(STAGED, device)
+    found = STAGING.by_device[device].take(array)
     return torch.from_numpy(array).pin_memory() if found is None else found
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from lopa_dist.kernels.dispatch import fused, hopper
 from lopa_dist.kernels.virtual_gemm import vgemm
+from lopa_dist.ragged import every_row
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0  # the greatest number of FP8
@@ -154,11 +155,6 @@ def int8_linear(
     `rows` ``[1]`` says how many rows are real; None: all.
     """
     return vgemm(x, weight, every_row(x) if rows is None else rows, bias, scale)
-
-
-def every_row(x: Tensor) -> Tensor:
-    """Return the number of rows, ``[1]`` int32 on their device."""
-    return torch.full((1,), len(x), dtype=torch.int32, device=x.device)
 
 
 def check_finite(weight: Tensor, where: str) -> None:

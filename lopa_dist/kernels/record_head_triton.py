@@ -27,6 +27,7 @@ from torch import Tensor
 
 from lopa_dist.kernels.dispatch import OPTIONS, hopper
 from lopa_dist.kernels.sampling import Sampling
+from lopa_dist.ragged import every_row
 
 GROUP = 16  # tiles of rows that share a tile of the vocabulary: 2,048 hidden rows fit in L2
 MERGED = 2048  # numbers of one kind of sum that the merging kernel holds: 16 per thread
@@ -87,7 +88,7 @@ def share_sums(
     noise = sampling.temperature > 0
     chosen = config(count, hidden.dtype, noise, hopper(hidden.device))
     tiles = triton.cdiv(share, chosen.bv)
-    rows = torch.full((1,), count, dtype=torch.int32, device=hidden.device) if rows is None else rows
+    rows = every_row(hidden) if rows is None else rows
     kinds = 10 if runner_up else 7
     parts = hidden.new_empty(kinds, shares * tiles, count, dtype=torch.float32)
     sums = hidden.new_empty(kinds, count, shares, dtype=torch.float32)

@@ -12,6 +12,7 @@ from torch import Tensor
 from lopa_dist.kernels import native
 from lopa_dist.kernels.dispatch import fused, in_c
 from lopa_dist.kernels.rows import rms_norm
+from lopa_dist.ragged import every_row
 
 
 class Llama3Scaling(NamedTuple):
@@ -154,7 +155,7 @@ def rope_and_store(
         from lopa_dist.kernels import rope_triton
 
         if rows is None:
-            rows = torch.full((1,), len(qkv), dtype=torch.int32, device=qkv.device)
+            rows = every_row(qkv)
         cos, sin = cos.flatten(1), sin.flatten(1)
         return rope_triton.rope_and_store(qkv, cos, sin, keys, values, scratch, rows, norms, eps, must_be_finite, slots)
     if in_c(qkv, cos, keys, *(norms or ())) and rows is None and must_be_finite is None:

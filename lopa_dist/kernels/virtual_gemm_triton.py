@@ -21,6 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lopa_dist.kernels.dispatch import OPTIONS, hopper, processors, shared_memory
+from lopa_dist.ragged import UNBOUNDED
 
 GROUP = 8  # row tiles that share a column tile
 
@@ -38,12 +39,11 @@ class GemmTile:
     swap: bool = True  # whether the weight is the left operand
 
 
-MANY = 1 << 62
-# For Hopper: the tiles for at most so many rows, each from small to large, the fastest of those measured on an H200
+# For Hopper, by the most rows that they are for: the fastest tiles of those measured on an H200, from small to large
 HOPPER: Mapping[int, Sequence[GemmTile]] = {
     32: (GemmTile(32, 64, 128, 4, 6),),
     64: (GemmTile(64, 32, 128, 4, 6, swap=False), GemmTile(64, 64, 64, 4, 6, 2)),
-    MANY: (
+    UNBOUNDED: (
         GemmTile(128, 32, 128, 8, 5, swap=False),
         GemmTile(128, 64, 128, 8, 4),
         GemmTile(128, 128, 64, 8, 6),
@@ -52,12 +52,12 @@ HOPPER: Mapping[int, Sequence[GemmTile]] = {
 }
 HOPPER_FP8: Mapping[int, Sequence[GemmTile]] = {  # with more rows the library is faster
     32: (GemmTile(32, 64, 128, 4, 8, 2),),
-    MANY: (GemmTile(64, 64, 128, 4, 6, 2),),
+    UNBOUNDED: (GemmTile(64, 64, 128, 4, 6, 2),),
 }
 HOPPER_INT8: Mapping[int, Sequence[GemmTile]] = {
     32: (GemmTile(32, 64, 128, 4, 5, 2),),
     64: (GemmTile(64, 64, 128, 4, 6),),
-    MANY: (GemmTile(128, 64, 64, 4, 7), GemmTile(128, 128, 64, 4, 4, 2)),
+    UNBOUNDED: (GemmTile(128, 64, 64, 4, 7), GemmTile(128, 128, 64, 4, 4, 2)),
 }
 # For other GPUs, each from wide to narrow. Narrower tiles load more steps ahead.
 HALF = (
@@ -74,7 +74,7 @@ FP32 = (GemmTile(64, 64, 32, 4, 2, 2, swap=False), GemmTile(64, 32, 32, 4, 2, 2,
 def config(x: Tensor, weight: Tensor) -> GemmTile:
     """Return the tile for a product of `x`, which has the bucket's rows, and `weight`."""
     half, eight = x.dtype != torch.float32, weight.element_size() == 1
-    if x.dtype == weight.dtype and eight:
+    if x.element_size() == 1:
         chosen = one_wave(x, weight, HOPPER_FP8)
     elif half and hopper(x.device):
         chosen = one_wave(x, weight, HOPPER_INT8 if eight else HOPPER)
@@ -84,7 +84,7 @@ def config(x: Tensor, weight: Tensor) -> GemmTile:
 
 
 def one_wave(x: Tensor, weight: Tensor, tiles: Mapping[int, Sequence[GemmTile]]) -> GemmTile:
-    """Return the smallest tile for so many rows of which no multiprocessor gets a second one.
+    """Return the smallest tile for the rows of `x` of which no multiprocessor gets a second one.
 
     If there is none, it is the largest of which they get one and a half, else the largest.
     """

@@ -26,6 +26,7 @@ from lopa_dist.models.experts import SparseMLP
 from lopa_dist.models.mask_rows import adapter_of, attach_joined
 from lopa_dist.models.quantize import QuantizedLinear, for_few_rows, joined, laid_out
 from lopa_dist.models.transformer import MLP, Layer, RMSNorm, Transformer, query_scale_of, rope_of
+from lopa_dist.ragged import every_row
 
 CPU_ROWS = 512  # rows of the feed-forward at once on a CPU, so that its intermediate results stay small
 
@@ -134,7 +135,7 @@ class FusedTransformer:
         query_scale = query_scale_of(self.config, positions, self.embedding.dtype)
         stored = rows  # number of rows whose K/V are stored: a GPU's kernel reads it in every layer
         if rows is None and tokens.is_cuda:
-            stored = torch.full((1,), len(tokens), dtype=torch.int32, device=tokens.device)
+            stored = every_row(tokens)
         if self.mask_rows is not None:
             self.mask_rows.begin(self.drafting(tokens, cache))
         normed: Activations
