@@ -104,6 +104,9 @@ def test_bits_do_not_depend_on_the_sizes_of_tiles(tiles: tuple[GemmTile, ...]) -
     dtype = torch.float32 if tiles is FP32 else torch.float16
     x, weight = random(140, 200, dtype=dtype), random(300, 200, dtype=dtype, seed=1)
     weight, scale = quantize_int8(weight) if tiles is EIGHT else (weight, None)
+    for table in (HALF, INT8, FP32):  # from wide to narrow
+        assert len({tile.bk for tile in table}) == 1
+        assert [tile.bn for tile in table] == sorted({tile.bn for tile in table}, reverse=True)
     if DEVICE.type == "cpu":
         tiles = tuple(replace(tile, bk=tiles[0].bk) for tile in tiles)
     whole = virtual_gemm_triton.vgemm(x, weight, real(140), None, scale, tiles[0])

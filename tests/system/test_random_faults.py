@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,8 +38,12 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
         ("torchrun", ["joining", "0", "SIGKILL", "launcher"], "does not answer"),  # its agent keeps the store
         # MPI waits for ever
         ("mpirun", ["joining", "1", "raise", "itself"], "rank 1 of 2 ended before all had joined"),
-        # rank 0 may still be comparing settings, or wait in MPI
-        ("mpirun", ["grouping", "1", "raise", "itself"], "rank 1: MemoryError: planted fault"),
+        # rank 0 waits in MPI, or may still compare settings
+        (
+            "mpirun",
+            ["grouping", "1", "raise", "itself"],
+            "lopa-dist: (rank 0 could not join the others: )?rank 1: MemoryError: planted fault",
+        ),
     ],
 )
 def test_a_rank_that_waits_in_vain_to_join_ends(
@@ -48,7 +53,7 @@ def test_a_rank_that_waits_in_vain_to_join_ends(
         pytest.skip("needs an MPI in this environment: pip install mpi4py mpich")
     job = start(launcher, ["-m", "tests.system.planted", *fault], tmp_path, "data")
     printed = finished(job)
-    assert said in printed, printed[-3000:]
+    assert re.search(said, printed), printed[-3000:]
     assert job.returncode != 0
     assert not until_gone()
 
