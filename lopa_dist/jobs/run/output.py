@@ -73,13 +73,14 @@ def write_output(folder: Path, report: dict[str, Any]) -> None:
     out = report["task"].get("output")
     if not out:
         return
+    parts = parts_of(out, report["requests"]) if in_parts(out) else []
     try:
-        if in_parts(out):
+        if parts:
             check_parts(folder, out, report["requests"], begins=False)
-            note_parts(folder, out, len(parts_of(out, report["requests"])))
-        if out.endswith(".jsonl") and in_parts(out):
+            note_parts(folder, out, len(parts))
+        if out.endswith(".jsonl") and parts:
             lines = lines_of(folder / "results.jsonl")
-            for name, most in parts_of(out, report["requests"]):
+            for name, most in parts:
                 with to_be_written(name, KEY) as file, file.open("w", encoding="utf-8") as part:
                     part.writelines(islice(lines, most))
         elif out.endswith(".jsonl"):
@@ -92,8 +93,8 @@ def write_output(folder: Path, report: dict[str, Any]) -> None:
                     "WARNING: %s is written %s. If the input can be had as it was, this writes it with them: %s",
                     out, missing.strip(), output_again(folder, out),
                 )  # fmt: skip
-        if in_parts(out):  # there may be more, of an input that was longer
-            keep_parts(folder, out, len(parts_of(out, report["requests"])))
+        if parts:  # there may be more, of an input that was longer
+            keep_parts(folder, out, len(parts))
     except (ValueError, OSError) as error:
         raise UserError(
             f"{error}. The results are in {folder}; {output_again(folder, out)} writes them there"
