@@ -104,8 +104,10 @@ class KVPool:
 
     def find_free(self, tokens: int, prefix: Tokens) -> int | None:
         """Return where `tokens` free slots begin, or None; drop unused prefixes, except `prefix`, as far as needed."""
-        idle = [key for key, entry in self.prefixes.items() if not entry.ref_count and key != prefix]
         begin = self.first_gap(tokens)
+        if begin is not None:
+            return begin
+        idle = [key for key, entry in self.prefixes.items() if not entry.ref_count and key != prefix]
         while begin is None and idle:
             self.drop(idle.pop(0))
             begin = self.first_gap(tokens)

@@ -159,11 +159,24 @@ class KeptTiles:
 
 
 def tiles_of(segments: Segments, tile_rows: int, split: Split | None, stacked: bool) -> Tiles:
-    """Return the tiles that `tile` describes, with its arguments."""
+    """Return the tiles that `tile` describes, with its arguments: cut in C, or by numpy where there is no compiler."""
+    from lopa_dist.kernels import c_tiles
+
+    in_c = not isinstance(c_tiles.found(), str)
+    return (c_tiles.tiles_of if in_c else tiles_of_plain)(segments, tile_rows, split, stacked)
+
+
+def unordered() -> ValueError:
+    """Return the error for own K/V that are not in packed order."""
+    return ValueError("tiles need own_base = scratch + start for every segment, with one scratch for all of them")
+
+
+def tiles_of_plain(segments: Segments, tile_rows: int, split: Split | None, stacked: bool) -> Tiles:
+    """Return the tiles that `tile` describes, cut by numpy."""
     order, view, first = stacks(segments, stacked)
     offset = (segments.own_base - segments.start)[order]
     if (offset != offset[:1]).any():
-        raise ValueError("tiles need own_base = scratch + start for every segment, with one scratch for all of them")
+        raise unordered()
     made = cut(segments, order, view, first, tile_rows)
     if segments.seen is not None:
         made = paired(as_far_as_seen(made, segments.seen), tile_rows)

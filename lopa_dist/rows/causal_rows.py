@@ -41,6 +41,7 @@ from torch import Tensor
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.state import HostState, Records, State
 from lopa_dist.ragged import Ints, begins, padded, ragged_arange, together
+from lopa_dist.rows import c_shape
 from lopa_dist.rows.forward_batch import ChainCells, ForwardBatch, Heads, Predictions, RowTable
 from lopa_dist.rows.lookahead import NO_LOOKAHEAD, Lookahead
 from lopa_dist.rows.prefill import Prefill, SharedPrefixes, prefill_segments
@@ -138,13 +139,17 @@ def segments_on_rank(
         (path, np.ones_like(path), counts.path[path]),
     ]
     if prefill:
-        first = prefill.first - (host.complete - 1)[prefill.sequence]
-        by_kind[PROMPT] = prefill.sequence, first, prefill.stop - prefill.first
+        by_kind[PROMPT] = prompt_segments(host, prefill)
     sequence, first, rows = (np.concatenate(parts) for parts in zip(*by_kind, strict=True))
     kind = np.arange(4).repeat([len(part) for part, *_ in by_kind])
     branch, depths = np.where(kind == PROMPT, -1, 0), np.zeros_like(kind)
     branch[kind == PATH], depths[kind == GROUP] = own[number], depth
     return Segments(kind, sequence, branch, first, rows, depths)
+
+
+def prompt_segments(host: HostState, prefill: Prefill) -> tuple[Ints, Ints, Ints]:
+    """Return the sequence of each prompt's segment, the place of its first row, and its number of rows."""
+    return prefill.sequence, prefill.first - (host.complete - 1)[prefill.sequence], prefill.stop - prefill.first
 
 
 class Rows(NamedTuple):
@@ -190,9 +195,12 @@ class Shape(NamedTuple):
     """All of a forward on one rank except where its sequences' pending tokens stand; many steps have the same."""
 
     segments: Segments
-    rows: Rows
     start: Ints  # [G] first row of each segment
     shared: Ints  # [G] place behind the cached tokens that all its rows see, its own in the pool included
+    sequence: Ints  # [R] as in `Rows`, like the three fields behind it
+    place: Ints  # [R]
+    seen: Ints  # [R]
+    hi: Ints  # [R]
     in_scratch: NDArray[np.bool_]  # [R] whether a row's K/V go into scratch
     ahead: Ints  # [H] how far behind its row a prediction belongs: 1, or 0 in blocks
     columns: int  # of the records
@@ -206,9 +214,46 @@ MOST_STRUCTURES, MOST_KEPT_ROWS = 64, 512  # cached shapes, and rows of each: la
 
 
 def shape_of(
-    config: DecodeConfig, host: HostState, share: Share, lookahead: Lookahead, counts: RowCounts, segments: Segments
+    config: DecodeConfig,
+    host: HostState,
+    share: Share,
+    lookahead: Lookahead,
+    prefill: Prefill | None,
+    counts: RowCounts,
 ) -> Shape:
-    """Return the shape of a forward; the arguments are those of the step."""
+    """Return the shape of a forward; the arguments are those of the step. Forwards without paths are laid out in C."""
+    library = c_shape.found()
+    if counts.path.any() or isinstance(library, str):
+        return shape_of_plain(config, host, share, lookahead, prefill, counts)
+    group = max(int(counts.masks.max(initial=0)), 1)
+    prompts = np.zeros((3, 0), np.int64) if prefill is None else np.stack(prompt_segments(host, prefill))
+    of_segments, of_rows, of_heads, masks = c_shape.chain_shape(library, host, lookahead, prompts, counts.masks, group)
+    *segments, start, shared = of_segments
+    sequence, place, seen, hi, in_scratch = of_rows
+    heads, head_sequence, cells, ahead = of_heads
+    nothing = masks[:0]
+    indices = {
+        "heads": heads, "columns": np.arange(len(heads)), "head_sequence": head_sequence, "cells": cells,
+        "path_cells": nothing, "masks": masks, "drafts": nothing, "chain_cells": nothing,
+    }  # fmt: skip
+    return Shape(
+        Segments(*segments), start, shared, sequence, place, seen, hi, in_scratch > 0, ahead, len(heads),
+        counts.masks.shape[1], group, indices, {},
+    )  # fmt: skip
+
+
+def shape_of_plain(
+    config: DecodeConfig,
+    host: HostState,
+    share: Share,
+    lookahead: Lookahead,
+    prefill: Prefill | None,
+    counts: RowCounts,
+) -> Shape:
+    """Return what `shape_of` does, by numpy."""
+    slots = np.arange(share.most(config.max_branches))
+    own = share.mine(slots)  # maybe some beyond the last, which no sequence has
+    segments = segments_on_rank(host, lookahead, prefill, counts, own)
     rows = rows_of(host, lookahead, segments)
     in_group, in_path = rows.kind == GROUP, rows.kind == PATH
     is_draft = in_path & (rows.mask == 0)
@@ -234,8 +279,8 @@ def shape_of(
         "masks": np.flatnonzero(is_mask), "drafts": np.flatnonzero(is_draft), "chain_cells": chain_cells[is_draft],
     }  # fmt: skip
     return Shape(
-        segments, rows, begins(segments.rows), segments.first + np.where(segments.kind >= GROUP, 0, segments.rows),
-        rows.kind >= GROUP, (1 - in_group * lookahead.blocks)[heads],
+        segments, begins(segments.rows), segments.first + np.where(segments.kind >= GROUP, 0, segments.rows),
+        rows.sequence, rows.place, rows.seen, rows.hi, rows.kind >= GROUP, (1 - in_group * lookahead.blocks)[heads],
         common + share.most(config.max_branches) * width, depths, group, indices, {},
     )  # fmt: skip
 
@@ -263,19 +308,16 @@ class CausalRows:
         shape = None if prefill or structures is None else structures.get(made)
         new = shape is None
         if shape is None:
-            slots = np.arange(share.most(config.max_branches))
-            own = share.mine(slots)  # maybe some beyond the last, which no sequence has
-            segments = segments_on_rank(host, lookahead, prefill, counts, own)
-            shape = shape_of(config, host, share, lookahead, counts, segments)
-        rows, (_, sequence, branch, first, count, _) = shape.rows, shape.segments
+            shape = shape_of(config, host, share, lookahead, prefill, counts)
+        _, sequence, branch, first, count, _ = shape.segments
 
         # to the device in one transfer
         pending = host.prompt + host.complete - 1  # [S] its place, from the prompt's first token on
-        of_row = pending[rows.sequence]
-        total, place = len(of_row), rows.place + of_row
-        position = place - host.prompt[rows.sequence]
+        of_row = pending[shape.sequence]
+        total, place = len(of_row), shape.place + of_row
+        position = place - host.prompt[shape.sequence]
         canvas_cells, positions = np.zeros((2, padded(max(total, 1))), np.int64)
-        canvas_cells[:total] = rows.sequence * state.canvas.shape[1] + state.origin + position
+        canvas_cells[:total] = shape.sequence * state.canvas.shape[1] + state.origin + position
         positions[:total] = place
         on = together(
             state.canvas.device, canvas_cells=canvas_cells, positions=positions,
@@ -299,8 +341,8 @@ class CausalRows:
         return ForwardBatch(
             table=RowTable(
                 sequence=sequence, branch=branch, start=shape.start, rows=count,
-                shared=shape.shared + of_segment, first=first + of_segment - host.prompt[sequence], hi=rows.hi,
-                depth=np.zeros(total, np.int64), seen=rows.seen + of_row,
+                shared=shape.shared + of_segment, first=first + of_segment - host.prompt[sequence], hi=shape.hi,
+                depth=np.zeros(total, np.int64), seen=shape.seen + of_row,
                 place=np.where(shape.in_scratch, -1, place),
             ),
             tokens=tokens, positions=on["positions"],

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lopa_dist.kernels import c_tiles
 from lopa_dist.kernels import tiles as tiles_file
 from lopa_dist.kernels.segment_attention import Segments
 from lopa_dist.kernels.tiles import (
@@ -22,6 +23,7 @@ from lopa_dist.kernels.tiles import (
     stacks,
     tile,
     tile_rows_for,
+    tiles_of_plain,
 )
 from lopa_dist.ragged import ragged_arange
 from tests.kernels.mixes import Mix, mixes, seen_slots, subset
@@ -73,6 +75,33 @@ def test_what_is_kept_changes_nothing(mixed: list[Mix], cut: Cut) -> None:
                 assert np.array_equal(one, other)
             assert (found.parts, found.scratch) == (wanted.parts, wanted.scratch)
             assert found.until is wanted.until, "it is this step's"
+
+
+@given(
+    mix=st.one_of(mixes(), mixes(bounded=True)), tile_rows=st.sampled_from([1, 3, 16, 64]), stacked=st.booleans(),
+    split=st.sampled_from([*SPLITS, Split(7, 8, 5), Split(40, 8, 0), Split(9, 16, 40)]),
+)  # fmt: skip
+@settings(max_examples=200, deadline=None)
+def test_c_cuts_as_numpy_does(mix: Mix, tile_rows: int, stacked: bool, split: Split | None) -> None:
+    assert not isinstance(c_tiles.found(), str), "there is a C compiler wherever tests run"
+    made, wanted = (cut(mix.segments, tile_rows, split, stacked) for cut in (c_tiles.tiles_of, tiles_of_plain))
+    for name in ("table", "seen", "lo", "hi", "depth", "merges"):
+        one, other = getattr(made, name), getattr(wanted, name)
+        assert one.dtype == other.dtype
+        assert np.array_equal(one, other)
+    assert (made.parts, made.scratch, made.tile_rows) == (wanted.parts, wanted.scratch, wanted.tile_rows)
+    assert made.until is wanted.until
+
+
+def test_numpy_cuts_where_there_is_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    segments = windows(2, 3, 20, [100, 50])
+    unordered = replace(segments, own_base=segments.own_base + np.arange(6))
+    wanted = tile(segments, 16, Split(8, 16))
+    for found in (c_tiles.found(), "there is no C compiler"):
+        monkeypatch.setattr(c_tiles, "found", lambda found=found: found)
+        assert np.array_equal(tile(segments, 16, Split(8, 16)).table, wanted.table)
+        with pytest.raises(ValueError, match="own_base"):
+            tile(unordered, 16)
 
 
 def test_a_forward_that_comes_again_is_not_cut_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,7 +114,7 @@ def test_bits_do_not_depend_on_the_sizes_of_tiles(tiles: tuple[GemmTile, ...]) -
         for count in (140, 30):
             found = virtual_gemm_triton.vgemm(x[:count], weight, real(count), None, scale, tile)
             assert torch.equal(found, whole[:count])
-    if tiles is FP32:  # a step of another length adds up in another order, and that shows
+    if tiles is FP32 and DEVICE.type == "cpu":  # a step of another length adds up in another order, and that shows
         other = virtual_gemm_triton.vgemm(x, weight, real(140), None, scale, replace(tiles[0], bk=16))
         assert not torch.equal(other, whole)
 
@@ -128,7 +128,11 @@ def test_products_in_fp8(rows: int, count: int, deep: int) -> None:
     out = torch.full((rows, 80), SENTINEL, device=DEVICE)
     virtual_gemm_triton.vgemm(x, weight, real(count), None, scale, out=out, row_scale=row_scale)
     wanted = (x.double() * row_scale[:, None].double()) @ (weight.double() * scale[:, None].double()).T
-    assert torch.allclose(out[:count].double(), wanted[:count], rtol=1e-3, atol=1e-3)
+    # a tensor core keeps few bits of its sums, next to the greatest of their terms
+    steps = (
+        1e-3 * (x.double() * row_scale[:, None].double()).abs() @ (weight.double() * scale[:, None].double()).abs().T
+    )
+    assert ((out[:count].double() - wanted[:count]).abs() <= steps[:count]).all()
     assert out[count:].eq(SENTINEL).all()
 
 
@@ -169,12 +173,12 @@ def test_small_buckets_take_narrow_tiles(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_the_dispatcher() -> None:
     x, weight = random(5, 16), random(8, 16, seed=1)
-    out = vgemm(x, weight, torch.tensor([3], dtype=torch.int32))
+    out = vgemm(x, weight, real(3))
     torch.testing.assert_close(out[:3], x[:3] @ weight.T)
     with pytest.raises(ValueError, match=r"int8 needs scale \[N\]"):
-        vgemm(x, weight.to(torch.int8), torch.tensor([3], dtype=torch.int32))
+        vgemm(x, weight.to(torch.int8), real(3))
     with pytest.raises(ValueError, match=r"float32 takes no scale"):
-        vgemm(x, weight, torch.tensor([3], dtype=torch.int32), None, torch.ones(8))
+        vgemm(x, weight, real(3), None, torch.ones(8))
 
 
 def product(wide: int, deep: int, tile: GemmTile, arch: int, weight: str = "bf16", x: str = "bf16") -> Variant:

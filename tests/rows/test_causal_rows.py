@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lopa_dist.decode import Admitted, DecodeConfig, HostState, State, Vocabulary
-from lopa_dist.rows import ForwardBatch
-from lopa_dist.rows.causal_rows import CausalRows
+from lopa_dist.rows import ForwardBatch, c_shape
+from lopa_dist.rows.causal_rows import CausalRows, row_counts, shape_of, shape_of_plain
 from lopa_dist.rows.lookahead import Lookahead
+from lopa_dist.rows.prefill import prefill_segments
 from lopa_dist.rows.row_maker import Structures
 from lopa_dist.rows.share import Share
 
@@ -180,3 +181,23 @@ def test_rows_are_those_of_the_picture(case: tuple[State, HostState, Lookahead],
     assert (batches[0].computed == computed - prompts * ranks).all()
     own = [sum(row.sequence == s for row in expected(state, host, ahead, 0, ranks)) for s in range(state.slots)]
     assert rows.in_step(state, host, ahead, shares[0]).tolist() == (np.array(own) - prompts).tolist()
+
+
+@settings(max_examples=200, deadline=None)
+@given(case=chains(), ranks=st.sampled_from([1, 2]), waits=st.booleans(), one=st.booleans())
+def test_c_lays_out_as_numpy_does(case: tuple[State, HostState, Lookahead], ranks: int, waits: bool, one: bool) -> None:
+    """With one branch of each sequence, and with paths, which numpy lays out."""
+    state, host, ahead = case
+    assert not isinstance(c_shape.found(), str), "there is a C compiler wherever tests run"
+    if waits:
+        host = host._replace(committed=np.full_like(host.committed, -1), complete=np.ones_like(host.complete))
+    host = host._replace(branches=np.minimum(host.branches, 1)) if one else host
+    counts, prefill = row_counts(host, ahead), prefill_segments(state.config, host, None)
+    arguments = state.config, host, Share(ranks - 1, ranks, 1), ahead, prefill, counts
+    made, wanted = shape_of(*arguments), shape_of_plain(*arguments)
+    pairs = [*zip(made.segments, wanted.segments, strict=True), *zip(made[1:-2], wanted[1:-2], strict=True)]
+    assert made.indices.keys() == wanted.indices.keys()
+    pairs += [(made.indices[name], wanted.indices[name]) for name in wanted.indices]
+    for one_made, one_wanted in pairs:
+        assert np.array_equal(one_made, one_wanted)
+        assert np.asarray(one_made).dtype == np.asarray(one_wanted).dtype
