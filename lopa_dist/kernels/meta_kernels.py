@@ -102,7 +102,9 @@ def attend_tile(
         cached = s0_len + s1_len
         columns = cached + c1 - c0
         bound = tl.load(seen + at, mask=valid, other=0) - before
-        own_bound = tl.load(hi + at, mask=valid, other=0) - c0
+        own_bound = tl.maximum(tl.load(hi + at, mask=valid, other=0) - c0, 0)
+        # one bound for both, as only a row that sees all cached tokens sees own columns
+        bound = tl.minimum(tl.minimum(tl.maximum(bound, 0), cached) + own_bound, columns)
         for start in tl.range(0, columns, BN, num_stages=STAGES):
             c = start + n
             slot = tl.where(c < s0_len, s0_base + c, s1_base + c - s0_len)
@@ -110,10 +112,7 @@ def attend_tile(
             there = c < columns
             k = tl.load(keys + (slot * k_slot)[None, :] + d[:, None], mask=there[None, :] & inside[:, None], other=0.0)
             scores = tl.dot(query, k, input_precision=PRECISION)
-            of_cached = c[None, :] < bound[:, None]
-            of_own = (c - cached)[None, :] < own_bound[:, None]
-            visible = there[None, :] & tl.where((c < cached)[None, :], of_cached, of_own)
-            scores = tl.where(visible, scores, float("-inf"))
+            scores = tl.where(c[None, :] < bound[:, None], scores, float("-inf"))
             v = tl.load(
                 values + (slot * v_slot)[:, None] + d[None, :], mask=there[:, None] & inside[None, :], other=0.0
             )

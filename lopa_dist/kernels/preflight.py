@@ -204,7 +204,7 @@ def attention(widths: Widths, dtype: torch.dtype, device: torch.device) -> Itera
     hi, seen = number + 1, None
     if widths.bounded:
         in_chain = np.arange(REAL) < counts[0]
-        hi, seen = hi * ~in_chain, np.where(in_chain, CACHED - counts[0] + number + 1, CACHED - 3)
+        hi, seen = hi * ~in_chain, np.where(in_chain, CACHED - counts[0] + number + 1, CACHED)
     first = CACHED // 3 * np.ones(2, int)
     tail = (first + 9, CACHED - first)
     segments = Segments(starts, counts, np.full(2, 5), first, CACHED + 9 + starts, hi, tail, seen)
