@@ -37,6 +37,8 @@ class ChunkedPrefill:
 
     def waiting(self) -> list[int]:
         """Return the slots whose sequences cannot run before their prefix is computed, in the order of admission."""
+        if self.prefix_rules.chunk is None:
+            return []
         return [
             s for s, entry in self.pool.entry_of.items() if not entry.stored and self.prefix_rules.chunks(entry.tokens)
         ]

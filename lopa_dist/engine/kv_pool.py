@@ -12,7 +12,7 @@ from that rank as one packed buffer (LoPA-Dist's two-phase protocol).
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,8 +56,9 @@ class KVPool:
     ) -> None:
         self.scratch = budget
         self.ranges: dict[int, tuple[int, int]] = {}  # by sequence: begin and end of all but its prefix
-        self.prefixes: dict[Tokens, PrefixEntry] = {}  # by tokens; unused ones in the order in which they became unused
-        self.taken: list[tuple[int, int]] = []  # begin and end of all ranges and prefixes that are not empty, sorted
+        self.prefixes: dict[Tokens, PrefixEntry] = {}  # by tokens
+        self.unused: dict[Tokens, PrefixEntry] = {}  # those of `prefixes`, in the order in which they became unused
+        self.gaps: list[tuple[int, int]] = [(0, budget)] if budget else []  # begin and end of free slots, sorted
         self.entry_of: dict[int, PrefixEntry] = {}  # by sequence; none for an empty prefix
         self.base = np.zeros(sequences, np.int64)  # slot of token t >= prefix length is base + t
         self.prefix_base = np.zeros(sequences, np.int64)  # slot of token 0, in the range of the prefix
@@ -65,6 +66,7 @@ class KVPool:
         self.prefix_hidden = np.zeros(sequences, np.int64)  # as `PrefixEntry.hidden_slot`
         self.most_idle = sequences  # the most unused prefixes that stay
         self.most_prefixes = 2 * sequences
+        self.hidden_slots = [*range(-self.most_prefixes, 0)]  # free ones (`PrefixEntry.hidden_slot`)
         shape = (model.layers, 0, model.kv_heads, model.head_dim)  # allocated in one piece, with the first scratch
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
@@ -86,11 +88,10 @@ class KVPool:
             return False
         if found:
             found.ref_count += 1
+            self.unused.pop(prefix, None)
             begin -= len(prefix)  # as if the prefix lay there
         elif prefix:
-            taken = {entry.hidden_slot for entry in self.prefixes.values()}
-            hidden_slot = next(-i for i in range(1, self.most_prefixes + 1) if -i not in taken)
-            found = self.prefixes[prefix] = PrefixEntry(begin, prefix, hidden_slot)
+            found = self.prefixes[prefix] = PrefixEntry(begin, prefix, self.hidden_slots.pop())
             self.take(begin, begin + len(prefix))
         if found:
             self.entry_of[sequence] = found
@@ -105,36 +106,36 @@ class KVPool:
     def find_free(self, tokens: int, prefix: Tokens) -> int | None:
         """Return where `tokens` free slots begin, or None; drop unused prefixes, except `prefix`, as far as needed."""
         begin = self.first_gap(tokens)
-        if begin is not None:
-            return begin
-        idle = [key for key, entry in self.prefixes.items() if not entry.ref_count and key != prefix]
-        while begin is None and idle:
-            self.drop(idle.pop(0))
+        while begin is None and (oldest := next((key for key in self.unused if key != prefix), None)) is not None:
+            self.drop(oldest)
             begin = self.first_gap(tokens)
         return begin
 
     def first_gap(self, tokens: int) -> int | None:
         """Return where the first `tokens` consecutive free slots begin; None if there are none."""
-        begin = 0
-        for low, high in self.taken:
-            if low - begin >= tokens:
-                return begin
-            begin = high
-        return begin if self.scratch - begin >= tokens else None
+        return next((low for low, high in self.gaps if high - low >= tokens), None)
 
     def take(self, begin: int, end: int) -> None:
-        """Mark slots as taken."""
+        """Mark free slots as taken."""
         if begin < end:
-            insort(self.taken, (begin, end))
+            at = bisect_left(self.gaps, (begin + 1, 0)) - 1  # the gap that they lie in
+            low, high = self.gaps[at]
+            self.gaps[at : at + 1] = [gap for gap in ((low, begin), (end, high)) if gap[0] < gap[1]]
 
     def give_back(self, begin: int, end: int) -> None:
         """Mark slots as free."""
         if begin < end:
-            del self.taken[bisect_left(self.taken, (begin, end))]
+            at = bisect_left(self.gaps, (begin, end))
+            before, behind = self.gaps[max(at - 1, 0) : at], self.gaps[at : at + 1]
+            joins_before, joins_behind = bool(before) and before[0][1] == begin, bool(behind) and behind[0][0] == end
+            joined = (before[0][0] if joins_before else begin, behind[0][1] if joins_behind else end)
+            self.gaps[at - joins_before : at + joins_behind] = [joined]
 
     def drop(self, prefix: Tokens) -> None:
         """Free a prefix that is not used."""
         entry = self.prefixes.pop(prefix)
+        self.unused.pop(prefix, None)
+        self.hidden_slots.append(entry.hidden_slot)
         self.give_back(entry.begin, entry.begin + entry.tokens)
 
     def free(self, sequence: int) -> None:
@@ -149,15 +150,16 @@ class KVPool:
         if not entry.stored:
             self.drop(entry.prefix)
             return
-        self.prefixes[entry.prefix] = self.prefixes.pop(entry.prefix)  # now the last to be dropped
-        idle = [key for key, entry in self.prefixes.items() if not entry.ref_count]
-        for key in idle[: len(idle) - self.most_idle]:
-            self.drop(key)
+        self.unused[entry.prefix] = entry
+        while len(self.unused) > self.most_idle:
+            self.drop(next(iter(self.unused)))
 
     def clear(self) -> None:
         """Free all ranges, and drop all prefixes."""
-        for held in (self.ranges, self.prefixes, self.entry_of, self.taken):
+        for held in (self.ranges, self.prefixes, self.unused, self.entry_of):
             held.clear()
+        self.gaps[:] = [(0, self.scratch)] if self.scratch else []
+        self.hidden_slots[:] = range(-self.most_prefixes, 0)
         for array in (self.base, self.prefix_base, self.prefix_length, self.prefix_hidden):
             array.fill(0)
 

@@ -123,8 +123,9 @@ class RunningBatch:
 
     def schedule(self) -> Step:
         """Return the next step: put in drafts, choose its sequences, and decide how far it looks ahead."""
-        chunk = bool(self.chunks.waiting())
-        waiting = self.compute_chunk()
+        waiting = self.chunks.waiting()
+        chunk = bool(waiting)
+        waiting = self.compute_chunk(waiting)
         if self.chains:
             choice = self.lookahead.choice
             foresee = self.lookahead.foresees()
@@ -148,12 +149,12 @@ class RunningBatch:
             masks = self.chains.predicted.copy() if slots is None else self.chains.predicted[slots]
         return Step(slots, state, before, prefixes, before, ahead, self.lookahead.propose(before), works, masks)
 
-    def compute_chunk(self) -> list[int]:
+    def compute_chunk(self, waiting: list[int]) -> list[int]:
         """Prefill one chunk of a long prompt, or more if nothing can run otherwise; return the slots that still wait.
 
-        So a step waits for at most one chunk, however long newly admitted prompts are.
+        So a step waits for at most one chunk, however long newly admitted prompts are. `waiting` are the slots that
+        wait before it.
         """
-        waiting = self.chunks.waiting()
         while waiting:
             self.statistics.lap("host")
             self.chunks.compute(waiting[0])
@@ -203,13 +204,14 @@ class RunningBatch:
     def collect(self) -> list[Generation]:
         """Return the results of finished requests, and free their slots."""
         now = time.perf_counter()
-        for slot, admission in self.running.items():
-            if self.host.step[slot] == 1 and not admission.first_step:
+        for slot in np.flatnonzero(self.host.step == 1).tolist():
+            if (admission := self.running.get(slot)) and not admission.first_step:
                 admission.first_step = now - admission.began
         ends = np.minimum(self.host.end, self.host.limit)
         stopped = self.end_at_stops()
         ends[stopped] = self.host.complete[stopped]
-        finished = [slot for slot in self.running if self.host.done[slot]]
+        done = self.host.done.tolist()
+        finished = [slot for slot in self.running if done[slot]]
         answers = self.state.generated(finished, ends[finished].tolist()) if finished else []
         asked = [slot for slot in finished if self.running[slot].request.token_steps]
         ways = dict(zip(asked, written(self.state, asked, ends[asked].tolist()), strict=True)) if asked else {}

@@ -117,6 +117,10 @@ def test_ranges_never_overlap(small_model: Transformer, moves: list[tuple[int, i
         pool.free(sequence)
     assert all(entry.stored and not entry.ref_count for entry in pool.prefixes.values())
     assert pool.find_free(24, ()) == 0
+    assert not pool.prefixes
+    assert not pool.unused
+    assert pool.gaps == [(0, 24)]
+    assert sorted(pool.hidden_slots) == [*range(-pool.most_prefixes, 0)]
 
 
 @QUICK
