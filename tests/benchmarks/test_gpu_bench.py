@@ -44,7 +44,7 @@ def slow_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def varlen(
-    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, enable_gqa: bool
+    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, enable_gqa: bool = False
 ) -> Tensor:
     """What `varlen_attn` computes, which has no kernel for CPUs."""
     out, repeat = torch.empty_like(q), q.shape[1] // k.shape[1]
