@@ -22,10 +22,21 @@ class Parser(argparse.ArgumentParser):
 
 
 def report(options: argparse.Namespace) -> None:
-    """`lopa-dist report FOLDER`."""
+    """`lopa-dist report FOLDER...`."""
     from lopa_dist.jobs.show.compare import compare
 
-    compare(options.folder, baseline=options.baseline, form=options.form)
+    folders: list[Path] = options.folders
+    if len(folders) == 1:
+        compare(folders[0], baseline=options.baseline, form=options.form)
+        return
+    here = Path.cwd()
+    folders = [Path(os.path.abspath(folder)) for folder in folders]  # symbolic links stay as they are
+    parent = Path(os.path.commonpath(folders))
+    if parent == Path(parent.anchor):
+        raise UserError(f"report: the page of several folders lies in the folder that has them all, not in {parent}")
+    if here == parent or here in parent.parents:
+        parent, folders = parent.relative_to(here), [folder.relative_to(here) for folder in folders]
+    compare(parent, baseline=options.baseline, form=options.form, among=folders)
 
 
 def table(options: argparse.Namespace) -> None:
@@ -140,7 +151,11 @@ def argument_parsers() -> dict[str, Parser]:
         report, "Compare runs in a table, a plot and a page, accuracy against speed; make the page of one."
     )
     parser.add_argument(
-        "folder", type=Path, metavar="FOLDER", help="a run folder, or one that has run folders at any depth"
+        "folders",
+        type=Path,
+        nargs="+",
+        metavar="FOLDER",
+        help="a run folder, or one that has run folders at any depth; the page of several lies in their common folder",
     )
     parser.add_argument(
         "--baseline", metavar="RUN", help="compare with this run, by its name or settings: --baseline decode.drafts=0"

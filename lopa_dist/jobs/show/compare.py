@@ -69,7 +69,13 @@ Cells = dict[str, tuple[str, dict[str, Any]]]
 """A run's row. By column of the table: the text of its cell, and the same figures by column of `comparison.csv`."""
 
 
-def compare(folder: Path, console: Console | None = None, baseline: str | None = None, form: str = "") -> None:
+def compare(
+    folder: Path,
+    console: Console | None = None,
+    baseline: str | None = None,
+    form: str = "",
+    among: Sequence[Path] = (),
+) -> None:
     """Print a table per task and model; write `comparison.csv`, a page, and figures if all runs were judged.
 
     The page is `comparison.html`, or for a single run its `report.html`.
@@ -79,8 +85,9 @@ def compare(folder: Path, console: Console | None = None, baseline: str | None =
         console: to print on.
         baseline: the run that all others are compared with, by its name or by settings that it alone has.
         form: ``latex`` or ``markdown`` to print the tables in this form, and all else to standard error.
+        among: folders in `folder` whose runs are compared; none: all.
     """
-    groups, failed = grouped(folder, load_reports(folder)), unfinished(folder)
+    groups, failed = grouped(folder, load_reports(folder, among)), unfinished(folder, among)
     console = console or Console(stderr=bool(form))
     sections = sections_of(groups)
     if baseline is not None and not any(has_baseline(section, baseline) for section in sections):

@@ -65,8 +65,8 @@ def notes_of(groups: Sequence[SeedGroup], pairs: Sequence[Paired | None], called
     if auto := [number for number, r in numbered if r["decode"].get("drafts") == "auto"]:
         some = "all runs" if len(auto) == len(groups) else f"run {', '.join(auto)}"
         notes.append(
-            f"With decode.drafts=auto ({some}), tokens per forward and rows per token follow the machine and its load: "
-            "another time they are others, with the same texts."
+            f"With decode.drafts=auto ({some}), tokens per forward and rows per token depend on the machine and its "
+            "load: they differ when such a run is repeated, but its texts do not."
         )
     if busy := [f"{number} (load {load:g}, {cores} cores)" for number, r in numbered for load, cores in busy_at(r)]:
         notes.append(f"Other programs ran when these runs began, so their times say little: {', '.join(busy)}.")

@@ -54,18 +54,25 @@ def below(folder: Path, name: str) -> list[Path]:
     return found
 
 
-def load_reports(folder: Path) -> list[tuple[str, dict[str, Any]]]:
+def load_reports(folder: Path, among: Sequence[Path] = ()) -> list[tuple[str, dict[str, Any]]]:
     """Return all reports below a folder, with the names of their run folders.
 
     Runs inside another run's folder are left out: they are shards that were merged into it.
+
+    Args:
+        folder: to which the names are relative.
+        among: folders in it; only reports in or below these are returned. None: all.
     """
-    files = sorted(below(folder, "report.json"))
-    runs = {file.parent for file in files}
-    files = [file for file in files if runs.isdisjoint(file.parent.parents)]
-    if not files:
-        raise ValueError(
-            why_no_results(folder, "no report.json in it or below it; name a run or sweep folder", below=True)
-        )
+    found: set[Path] = set()
+    for place in among or [folder]:
+        files = list(below(place, "report.json"))
+        if not files:
+            raise ValueError(
+                why_no_results(place, "no report.json in it or below it; name a run or sweep folder", below=True)
+            )
+        found.update(files)
+    runs = {file.parent for file in found}
+    files = sorted(file for file in found if runs.isdisjoint(file.parent.parents))
     reports = [(str(f.parent.relative_to(folder)), read_report(f)) for f in files]
     for file, (_, report) in zip(files, reports, strict=True):
         if not set(report) >= NEEDED:
@@ -73,10 +80,14 @@ def load_reports(folder: Path) -> list[tuple[str, dict[str, Any]]]:
     return reports
 
 
-def unfinished(folder: Path) -> list[tuple[str, dict[str, str]]]:
-    """Return the names of run folders without a report, with what was typed: jobs that failed, or still run."""
+def unfinished(folder: Path, among: Sequence[Path] = ()) -> list[tuple[str, dict[str, str]]]:
+    """Return the names of run folders without a report, with what was typed: jobs that failed, or still run.
+
+    The arguments are those of `load_reports`.
+    """
     runs = []
-    for run in sorted(file.parent.parent for file in below(folder, "overrides.yaml") if file.parent.name == ".hydra"):
+    typed_in = {file for place in among or [folder] for file in below(place, "overrides.yaml")}
+    for run in sorted(file.parent.parent for file in typed_in if file.parent.name == ".hydra"):
         parents = [parent for parent in (run, *run.parents) if parent == folder or folder in parent.parents]
         if not any((parent / "report.json").exists() for parent in parents):
             typed = dict(word.partition("=")[::2] for word in typed_words(run))

@@ -290,6 +290,24 @@ def test_links_to_runs_elsewhere_are_followed(tmp_path: Path, report: dict[str, 
     assert [name for name, _ in load_reports(tmp_path / "both")] == ["one/run", "two"]
 
 
+def test_several_folders_are_compared_in_the_one_that_has_them(
+    tmp_path: Path, report: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for drafts, name in enumerate(("one", "two", "three"), 2):
+        make(tmp_path / "sweeps", f"{name}/run", report, "++--", drafts=drafts)
+        (tmp_path / "sweeps" / name / "failed" / ".hydra").mkdir(parents=True)
+        (tmp_path / "sweeps" / name / "failed" / ".hydra" / "overrides.yaml").write_text("[]")
+    monkeypatch.chdir(tmp_path)
+    perform("report", ["sweeps/one", "sweeps/two/run"])
+    with (tmp_path / "sweeps" / "comparison.csv").open(encoding="utf-8") as file:
+        assert {row["run"] for row in csv.DictReader(file)} == {"one/run", "two/run", "one/failed"}
+    assert "In sweeps: comparison.html" in capsys.readouterr().out
+    with pytest.raises(UserError, match="nothing"):
+        perform("report", ["sweeps/one", "nothing"])
+    with pytest.raises(UserError, match="the folder that has them all, not in /"):
+        perform("report", ["sweeps", "/dev"])
+
+
 def test_a_single_setting_is_called_as_it_was_typed(tmp_path: Path, report: dict[str, Any]) -> None:
     for seed in (0, 1):
         make(tmp_path, f"seed={seed}", report, "++--", temperature=0.7)
