@@ -41,13 +41,14 @@ def names_in(template: Template) -> list[str]:
 
 
 def fill(template: Template, values: Mapping[str, Any]) -> str:
-    """Return the prompt with each field's value in its place: texts as they are, lists and objects as JSON."""
+    """Return the prompt with each field's value in its place: texts as they are, all else as JSON has it."""
     return "".join(before + ("" if name is None else text_of(values[name])) for before, name in template)
 
 
 def text_of(value: Any) -> str:
-    """Return a value as text; lists and objects become JSON."""
-    return json.dumps(value, ensure_ascii=False, default=in_json) if isinstance(value, list | dict) else in_json(value)
+    """Return a value as text; lists, objects and truth values become JSON."""
+    as_json = isinstance(value, list | dict | bool)
+    return json.dumps(value, ensure_ascii=False, default=in_json) if as_json else in_json(value)
 
 
 def in_json(value: Any) -> str:

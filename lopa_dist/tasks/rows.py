@@ -32,6 +32,8 @@ from itertools import chain, count, zip_longest
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
+
 from lopa_dist.remote import exists, fetched, is_remote
 
 HUB = "hf://"
@@ -385,15 +387,27 @@ def parquet_rows(source: str, key: str) -> Iterator[Row]:
     try:
         file = ParquetFile(Path(source).expanduser())
         refuse_twice(file.schema_arrow.names, source, key)
+        short = {f.name: SHORT[kind] for f in file.schema_arrow if (kind := str(f.type)) in SHORT}
         for batch in file.iter_batches():
             try:
                 values = batch.to_pylist()
             except UnicodeDecodeError:
                 yield from (parquet_row(batch, index, next(numbers)) for index in range(batch.num_rows))
                 continue
+            for value in values if short else ():
+                value.update({name: shortest(value[name], kind) for name, kind in short.items()})
             yield from (Row(next(numbers), value) for value in values)
     except ArrowException as error:
         raise ValueError(f"{key}={source}: cannot be read ({' '.join(str(error).split())})") from error
+
+
+SHORT: dict[str, type[np.floating[Any]]] = {"halffloat": np.float16, "float": np.float32}
+"""Arrow's types of numbers that Python would print in too many digits."""
+
+
+def shortest(value: float | None, kind: type[np.floating[Any]]) -> float | None:
+    """Return a number as the shortest decimal that stands for it: in fp32 0.1, not 0.10000000149011612."""
+    return value if value is None else float(str(kind(value)))
 
 
 def parquet_row(batch: Any, index: int, number: int) -> Row:

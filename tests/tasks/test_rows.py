@@ -11,6 +11,7 @@ from glob import glob
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -88,6 +89,13 @@ def test_datasets_and_parquet(tmp_path: Path) -> None:
     empty = datasets.Dataset.from_list(lines).select([])
     empty.to_parquet(tmp_path / "empty.parquet")
     assert list(rows(str(tmp_path / "empty.parquet"))) == []
+    pyarrow = pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow.parquet")
+    numbers = {"single": pyarrow.array([0.1, None, 1e-8], "float32"), "half": pyarrow.array(np.float16([0.1, 2, 3]))}
+    pyarrow.parquet.write_table(pyarrow.table(numbers), tmp_path / "numbers.parquet")
+    assert [row.value for row in rows(str(tmp_path / "numbers.parquet"))] == [
+        {"single": 0.1, "half": 0.1}, {"single": None, "half": 2}, {"single": 1e-8, "half": 3},
+    ]  # fmt: skip
     (tmp_path / "no.parquet").write_text("no")
     with pytest.raises(ValueError, match=r"task\.input=.*no\.parquet: cannot be read \(Parquet file size"):
         list(rows(str(tmp_path / "no.parquet")))
