@@ -73,7 +73,8 @@ def check_read(name: str, asked: Any, section: Any, deciding: Any = None, typed:
             continue
         remedy = f"leave it out, or at {written(entry.default)}"
         if typed is not None:
-            remedy = "leave it out" if key in typed else f"it comes from a preset: choose another {name}=, or none"
+            other = " (decode=vanilla, decode=embedded_plain and others)" if name == "decode" else ""
+            remedy = "leave it out" if key in typed else f"it comes from a preset: choose another {name}={other}"
         raise ValueError(f"{key}={written(value)}: has no effect here, for only {reader.who} read it; {remedy}")
 
 

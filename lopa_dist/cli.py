@@ -172,8 +172,13 @@ def summary(report: dict[str, Any], folder: Path) -> float:
         log.info("the first error: %s", kinds[0][1])
     for count, first in sorted(kinds, reverse=True)[:MOST_KINDS] if len(kinds) > 1 else ():
         log.info("%d error%s such as: %s", count, "s" * (count > 1), first)
+    if len(kinds) > MOST_KINDS:
+        log.info("errors of %d more kinds are in errors.jsonl", len(kinds) - MOST_KINDS)
     if invalid:
-        log.info("the first that is not of its format: %s", first_of(folder, "error", "invalid"))
+        first = first_of(folder, "error", "invalid")
+        if report["errors"] + invalid == report["requests"]:
+            raise UserError(f"no answer has its format; the first: {first}")
+        log.info("the first that is not of its format: %s", first)
     if report.get("accuracy") == 0 and report["task"].get("score") == "exact":
         log.info(
             "no whole answer equals its reference; task.score=FILE.py:FUNCTION reads answers from texts "

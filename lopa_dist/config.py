@@ -270,8 +270,9 @@ class JobConfig:
     )
     retry: str | None = option(
         None,
-        "errors: rerun the requests that ended with an error, also with another model.dtype or model.quantization",
-        ("errors", None),
+        "errors: rerun the requests that ended with an error, also with another model.dtype or model.quantization; "
+        "verdicts: judge all answers again, for example after a change of a file that task.score reads",
+        ("errors", "verdicts", None),
     )
     crashes: int | None = option(
         2, "set a request aside as an error after the process has ended this many times while it ran; null: never"
@@ -293,7 +294,9 @@ class JobConfig:
         if self.crashes is not None and not 1 <= self.crashes < 256:
             raise ValueError(f"job.crashes={self.crashes}: must be from 1 to 255, or null")
         if self.retry and self.resume == "new":
-            raise ValueError("job.retry=errors with job.resume=new: a job that starts over has no errors yet")
+            raise ValueError(
+                f"job.retry={self.retry} with job.resume=new: a job that starts over has no {self.retry} yet"
+            )
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,13 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from lopa_dist.checks import UserError
-from lopa_dist.config import Config, as_hydra_reads, check_files, check_keys, composed, omegaconf_message
+from lopa_dist.config import Config, as_hydra_reads, check_files, check_keys, composed, keys_in, omegaconf_message
 from lopa_dist.jobs.folder.sweep_points import points_of
 from lopa_dist.jobs.run.output import check_output
+from lopa_dist.jobs.setup.resolve import resolve_decode
+from lopa_dist.models.checkpoint import read_config
+from lopa_dist.models.families import training_pattern
+from lopa_dist.models.files import local
 from lopa_dist.models.files import why_not_there as model_not_there
 from lopa_dist.parallel.launcher import LaunchError
 from lopa_dist.parallel.mesh import choose_mesh
@@ -31,6 +35,7 @@ SHOWN = 8  # the most points that a message names
 def check_job(overrides: Sequence[str], ranks: int | None = None) -> None:
     """Raise a ValueError if a job with these overrides, on `ranks` ranks, would not begin."""
     config = composed(list(overrides))
+    check_decoding(config, keys_in(overrides))
     check_files(config)
     if config.task.input:
         check_output(config.task)
@@ -40,6 +45,14 @@ def check_job(overrides: Sequence[str], ranks: int | None = None) -> None:
     if ranks is not None:
         parallel = config.parallel
         choose_mesh(parallel.data, parallel.branch, parallel.tensor, ranks, ranks, config.decode.max_branches)
+
+
+def check_decoding(config: Config, typed: Collection[str]) -> None:
+    """Raise a ValueError if the options of decoding do not suit the model, where this machine has its configuration."""
+    folder = local(config.model.path)
+    if folder is None or not (folder / "config.json").exists():
+        return
+    resolve_decode(config.decode, training_pattern(read_config(folder), config.model.pattern), typed)
 
 
 def could_be_written(folder: Path) -> bool:

@@ -579,10 +579,16 @@ def test_the_first_error_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFi
     write_results(tmp_path, lines)
     caplog.clear()
     with caplog.at_level("INFO", "lopa_dist"):
-        cli.summary(report | {"tries": {"invalid": 1}}, tmp_path)
+        cli.summary(report | {"requests": 4, "tries": {"invalid": 1}}, tmp_path)
     assert caplog.messages[1:] == [
         "the first error: line 2: bad", "the first that is not of its format: the text is no JSON: it was cut"
     ]  # fmt: skip
+    with pytest.raises(UserError, match="no answer has its format; the first: the text is no JSON: it was cut"):
+        cli.summary(report | {"tries": {"invalid": 1}}, tmp_path)
+    write_results(tmp_path, [every | {"error": "x" * kind} for kind in range(1, 9)])
+    with caplog.at_level("INFO", "lopa_dist"):
+        cli.summary(report | {"requests": 9, "errors": 8}, tmp_path)
+    assert caplog.messages[-1] == "errors of 3 more kinds are in errors.jsonl"
     lines += [every | {"error": f"line 4 (b.csv, line {i}): {what} is null"} for i, what in enumerate("aab")]
     write_results(tmp_path, lines)
     caplog.clear()
@@ -640,9 +646,9 @@ def test_a_value_that_hydra_cannot_read_is_named(monkeypatch: pytest.MonkeyPatch
     [
         (
             ["report"],
-            r"required: FOLDER; usage: lopa-dist report \[-h\] \[--baseline RUN\] \[--latex \| --markdown\] FOLDER$",
+            r"required: FOLDER; usage: lopa-dist report \[-h\] \[--baseline RUN\] \[--latex \| --markdown\] FOLDER \[",
         ),
-        (["report", "a", "b"], "unrecognized arguments: b; usage: lopa-dist report"),
+        (["report", "a", "--all"], "unrecognized arguments: --all; usage: lopa-dist report"),
         (["trace", "run"], "required: ID; usage: lopa-dist trace"),
         (["trace", "run", "1", "--htm", "x"], "unrecognized arguments: --htm x; usage: lopa-dist trace"),
         (["trace", "run", "1", "--html"], "--html: expected one argument; usage: lopa-dist trace"),

@@ -13,7 +13,7 @@ import torch
 
 from lopa_dist import cli
 from lopa_dist.checks import UserError
-from lopa_dist.config import Config, TaskConfig, as_hydra_reads, check_files, composed
+from lopa_dist.config import Config, JobConfig, TaskConfig, as_hydra_reads, check_files, composed
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.jobs.run.job import run
@@ -231,6 +231,32 @@ def test_a_task_of_one_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     again = run(own_task(tmp_path, "Sums", right=False), tmp_path / "run", World("python"))
     assert again["accuracy"] == 0
     assert [line["text"] for line in lines(tmp_path / "run")[:4]] == [line["text"] for line in found[:4]]
+
+
+def test_all_is_judged_again_on_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A file that a judge reads may have changed, which nothing notices."""
+    key = tmp_path / "key.txt"
+    (tmp_path / "p.jsonl").write_text('{"prompt": "1 + 1 ="}\n{"prompt": "1 + 2 ="}\n')
+    (tmp_path / "judge.py").write_text(f"def known(line, text):\n    return open({str(key)!r}).read() == 'yes'\n")
+    task = TaskConfig("batch", input=str(tmp_path / "p.jsonl"), score=f"{tmp_path}/judge.py:known", limit=None)
+
+    def accuracy(answer: str, retry: str | None = None) -> float:
+        key.write_text(answer)
+        asked = replace(config(task, branches=0), job=JobConfig(retry=retry))
+        with caplog.at_level("INFO", "lopa_dist"):
+            return run(asked, tmp_path / "run", World("python"))["accuracy"]
+
+    assert accuracy("yes") == 1
+    monkeypatch.setattr(Engine, "generate", lambda *_: iter(()))
+    assert accuracy("no") == 1
+    assert "job.retry=verdicts judges them again" in caplog.text
+    assert accuracy("no", "verdicts") == 0
+    assert accuracy("yes") == 0
+    assert accuracy("yes", "verdicts") == 1
+    with pytest.raises(ValueError, match=r"job\.retry=verdicts: only answers that task\.score or your own task judges"):
+        run(replace(config(TaskConfig(limit=1)), job=JobConfig(retry="verdicts")), tmp_path / "other", World("python"))
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,16 @@ def test_points_that_cannot_are_named_with_the_reason() -> None:
     assert "hydra.sweep.dir" in advice
 
 
+def test_points_that_do_not_suit_the_model_are_named_before_any_starts() -> None:
+    with pytest.raises(UserError) as refusal:
+        check_points(["-m", "model=lists", "decode.drafts=0,2", "decode.branches=0"])
+    first, point, _ = str(refusal.value).splitlines()
+    assert first == "1 of 2 points cannot run, so none has started:"
+    assert point.startswith("  decode.drafts=0: decode.tau_look=0.5: has no effect here")
+    assert "choose another decode= (decode=vanilla, decode=embedded_plain and others)" in point
+    check_points(["-m", "model.path=owner/name", "decode.drafts=0,2", "decode.branches=0"])  # it may be downloaded
+
+
 @pytest.mark.parametrize(
     ("given", "said"), [("task.input=nothing.jsonl", "no such file"), ("task.input=x.xlsx", "a .xlsx file is not read")]
 )

@@ -33,7 +33,8 @@ FORMAT = 2  # of the entries; a journal in another format lacks figures, and is 
 ANEW = "give job.resume=new to start over (what there is is set aside)"
 MAY_CHANGE = ("model.dtype was ", "model.quantization was ")  # if failed requests are run again
 # these change no text: if they change, answers are judged again
-VERDICT_SETTINGS = ("score", "the source of task.score", "the source of task")
+JUDGED_AGAIN = "how often all was judged again"
+VERDICT_SETTINGS = ("score", "the source of task.score", "the source of task", JUDGED_AGAIN)
 FAILED, STALE, UNJUDGED, JUDGED = range(4)  # how good a request's entry is; stale: its verdict is by another rule
 TRIED = "tried"  # in an entry whose answer does not have its format: how many tries it had, if that was all it could
 ENOUGH = float("inf")  # in place of tries, for an answer that no further try replaces
@@ -135,6 +136,15 @@ class Journal:
             known = {"attempt": attempt, "start": asdict(start)}
             write_lines(file, [json.dumps(known), "\n"])
         return int(known["attempt"])
+
+    def judged_again(self, asked: bool, start: Start) -> int:
+        """Return how often all answers were to be judged again; the arguments are those of `retried_from`."""
+        file = self.folder / "verdicts.json"
+        known: dict[str, Any] = read(file) if file.exists() else {"count": 0, "start": {}}
+        if asked and not start.again(start_in(file, known["start"])):
+            known = {"count": known["count"] + 1, "start": asdict(start)}
+            write_lines(file, [json.dumps(known), "\n"])
+        return int(known["count"])
 
     def first_start(self) -> Start:
         """Return how the first attempt was started."""

@@ -15,7 +15,7 @@ import torch
 
 from lopa_dist.config import Config, TaskConfig
 from lopa_dist.jobs.folder.attempt_record import AttemptRecord
-from lopa_dist.jobs.folder.journal import FORMAT, VERDICT_SETTINGS, Journal, Writer, read
+from lopa_dist.jobs.folder.journal import FORMAT, JUDGED_AGAIN, VERDICT_SETTINGS, Journal, Writer, read
 from lopa_dist.jobs.run.crashes import crashes
 from lopa_dist.jobs.run.job_input import JobInput
 from lopa_dist.jobs.run.rejudge import rejudge
@@ -83,6 +83,13 @@ def begin_attempt(
         since = journal.retried_from(retry, number, start)
         earlier = read(journal.folder / "settings.json")
         rules = [one.get(key) for one in (settings, earlier) for key in VERDICT_SETTINGS]
+        again = config.job.retry == "verdicts"
+        if again and not any(rules):
+            raise ValueError(
+                "job.retry=verdicts: only answers that task.score or your own task judges are judged again"
+            )
+        if judged_again := journal.judged_again(again, start):
+            settings[JUDGED_AGAIN] = judged_again
         if any(rules):
             rejudged = rejudge(journal, partial(Writer, folder, number, group.world.size), job_input, task, settings)
         done, errors, invalid, strangers = journal.done(
@@ -92,7 +99,7 @@ def begin_attempt(
             log.warning(
                 "%d finished answers in %s are of other requests than those of the input today%s: they stay in "
                 "journal/, and are not in these results. A request is known by its id, or without one by its line's "
-                "number",
+                "number, and with task.samples above 1 also by its sample",
                 strangers, folder, f" with task.limit={limit}" if (limit := config.task.limit) else "",
             )  # fmt: skip
         most = config.job.crashes
@@ -101,9 +108,12 @@ def begin_attempt(
         record = AttemptRecord.of(number, len(job_input), rejected, sum(done), errors, invalid, group.world)
         record.write(journal.folder)
         state = {"number": number, "done": pack_flags(done), "crashes": pack_flags(crashed), "changes": changes}
+        state["judged again"] = judged_again
     # other ranks do not look for themselves: on their hosts, a shared folder may lag behind
     state = json.loads(group.store.broadcast("attempt", json.dumps(state)))
     done, crashed = unpack_flags(state["done"]), unpack_flags(state["crashes"])
+    if state["judged again"]:  # so that verdicts of all ranks count
+        settings[JUDGED_AGAIN] = state["judged again"]
     return Attempt(journal, settings, state["number"], done, crashed, state["changes"], rejudged, errors, invalid)
 
 

@@ -23,7 +23,7 @@ from lopa_dist.engine.request import Generation, Request
 from lopa_dist.engine.sizes import usual_rows
 from lopa_dist.jobs.folder.batch_output import NAME as BATCH_OUTPUT
 from lopa_dist.jobs.folder.batch_output import line_of, write_batch_lines, write_batch_output
-from lopa_dist.jobs.folder.journal import TRIED, Merged, Writer, merge
+from lopa_dist.jobs.folder.journal import TRIED, VERDICT_SETTINGS, Merged, Writer, merge
 from lopa_dist.jobs.folder.one_job import Lock, only_job
 from lopa_dist.jobs.folder.part_names import in_parts
 from lopa_dist.jobs.folder.results import results, write_errors
@@ -261,6 +261,16 @@ class Job:
         if not (self.folder / RUN_PAGE).exists():
             self.write_page(report)
         log.info("all %d requests were done before", len(self.input))
+        if any(self.attempt.settings.get(key) for key in VERDICT_SETTINGS if key != "score"):
+            log.info(
+                "their verdicts are kept, for what judges them is as it was; job.retry=verdicts judges them again, for "
+                "example after a change of a file that it reads"
+            )
+        if invalid := report.get("tries", {}).get("invalid"):
+            log.info(
+                "%d of them are not of their format, which is no error: more task.tries, at a temperature, generate "
+                "them again", invalid,
+            )  # fmt: skip
         if unusable := sum(self.input.rejected):
             log.info(
                 "%d of them are errors that no other attempt mends: their lines cannot be used, as errors.jsonl says; "

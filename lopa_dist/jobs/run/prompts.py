@@ -405,7 +405,12 @@ class Encoder:
                 "system, user and assistant alone, and may take another for the user's"
             )
         if self.cut:
-            messages.append(f"prompts that were too long for the model, and were cut (task.truncate): {len(self.cut)}")
+            side = self.config.task.truncate
+            gone = ", where instructions may stand" if side == "left" else ""
+            messages.append(
+                f"prompts that were too long for the model, and were cut (task.truncate={side}: "
+                f"at their {'beginning' if side == 'left' else 'end'}{gone}): {len(self.cut)}"
+            )
         filters = [f"seed={self.config.seed}"] if self.config.seed else []
         filters += [f"decode.top_p={decode.top_p}"] if decode.top_p < 1 else []
         filters += [f"decode.top_k={decode.top_k}"] if decode.top_k else []

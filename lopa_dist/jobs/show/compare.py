@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,9 @@ from lopa_dist.jobs.show.notes import notes_of
 from lopa_dist.jobs.show.page import Point, Scatter, write_page
 from lopa_dist.jobs.show.paired import Paired
 from lopa_dist.jobs.show.paper_table import latex, markdown
-from lopa_dist.jobs.show.report import accuracy_interval, judged, samples_of, typed_words
+from lopa_dist.jobs.show.report import accuracy_interval, judged, read_report, samples_of, typed_words
 from lopa_dist.jobs.show.run_page import command, questions_again, write_run_page
-from lopa_dist.jobs.show.run_state import last_line
+from lopa_dist.jobs.show.run_state import is_run, last_line, state_of
 from lopa_dist.jobs.show.seed_groups import (
     SEEDS,
     SeedGroup,
@@ -114,6 +114,8 @@ def compare(
     for name, _ in failed:
         ends = f"; its log ends with: {last}" if (last := last_line(folder / name)) else ""
         console.print(escape(f"{FAILED}: {folder / name}{ends}"), soft_wrap=True)
+    for line in going_on(groups):
+        console.print(escape(line), soft_wrap=True)
     file = folder / "comparison.csv"
     try:
         with naming(file):
@@ -148,6 +150,17 @@ def compare(
             console.print(escape(f"No figure of {part.title}, for not all was judged: {'; '.join(unjudged)}"))
     if older := sorted({figure.name for figure in folder.glob("pareto*.pdf")} - set(files)):
         console.print(escape(f"Of an earlier report of this folder, and not of this one: {', '.join(older)}"))
+
+
+def going_on(groups: Sequence[SeedGroup]) -> Iterator[str]:
+    """Yield a line for each run that has been started again since its report: the report is of less than its input."""
+    for run in (run for group in groups for run in group.folders if is_run(run)):
+        state, reported = state_of(run), read_report(run / "report.json").get("attempts", inf)
+        if state.state != "complete" and state.record and state.record.number > reported:
+            yield (
+                f"{state.state.upper()}: {state.done:,} of {state.expected:,} requests of {run} are done; its figures "
+                "here are those of its last report, before it was started again"
+            )
 
 
 def sections_of(groups: Sequence[SeedGroup]) -> list[list[SeedGroup]]:
@@ -407,7 +420,8 @@ def seeds_change_nothing(report: dict[str, Any]) -> bool:
 def words_of(groups: Sequence[SeedGroup]) -> list[dict[str, str]]:
     """Return what tells each point apart, by setting: as typed if that is enough, else as reports have it.
 
-    Settings that all points share are left out. The names of decode settings have no section.
+    Settings that all points share are left out. The names of decode settings have no section. A point for which some
+    of the other settings were typed is told apart by all of them, as its report has them.
     """
     typed = [
         dict(word.partition("=")[::2] for folder in group.folders[:1] for word in typed_words(folder))
@@ -417,6 +431,10 @@ def words_of(groups: Sequence[SeedGroup]) -> list[dict[str, str]]:
         keys = [key for key in dict.fromkeys(key for words in candidates for key in words) if key not in UNTOLD]
         unlike = [key for key in keys if len({words.get(key) for words in candidates}) > 1]
         found = [{key.removeprefix("decode."): words[key] for key in unlike if key in words} for words in candidates]
+        for words, group in zip(found, groups, strict=True):
+            known = settings_by_name(group.report)
+            more = {key.removeprefix("decode.") for key in unlike} - words.keys() if words else set()
+            words |= {key: shown(known[key]) for key in sorted(more) if key in known}
         if len({json.dumps(words, sort_keys=True) for words in found}) == len(groups):
             return found
     return found

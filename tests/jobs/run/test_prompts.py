@@ -235,7 +235,8 @@ def test_a_prompt_that_is_too_long_is_cut_where_that_is_wished(
         else:
             assert 92 <= len(request.prompt) <= 96
             assert (words.endswith if side == "left" else words.startswith)(own)
-    assert encoder.warnings()[-1].endswith("(task.truncate): 2")
+    where = "beginning, where instructions may stand" if side == "left" else "end"
+    assert encoder.warnings()[-1].endswith(f"cut (task.truncate={side}: at their {where}): 2")
     plain = Encoder(replace(config, task=composed([]).task), small, embedded_tokenizer)
     assert isinstance(plain.encode(0, items[0]), Rejection)
 

@@ -17,8 +17,9 @@ from rich.console import Console
 from lopa_dist.checks import UserError
 from lopa_dist.commands import perform
 from lopa_dist.config import TaskConfig
+from lopa_dist.jobs.folder.attempt_record import AttemptRecord
 from lopa_dist.jobs.run.job import run
-from lopa_dist.jobs.show.compare import Comparison, compare, curves_of
+from lopa_dist.jobs.show.compare import Comparison, compare, curves_of, words_of
 from lopa_dist.jobs.show.equal_texts import equal_texts
 from lopa_dist.jobs.show.metrics import wilson
 from lopa_dist.jobs.show.paired import verdicts
@@ -301,11 +302,41 @@ def test_several_folders_are_compared_in_the_one_that_has_them(
     perform("report", ["sweeps/one", "sweeps/two/run"])
     with (tmp_path / "sweeps" / "comparison.csv").open(encoding="utf-8") as file:
         assert {row["run"] for row in csv.DictReader(file)} == {"one/run", "two/run", "one/failed"}
-    assert "In sweeps: comparison.html" in capsys.readouterr().out
-    with pytest.raises(UserError, match="nothing"):
+    assert "To pass on: sweeps/comparison.html" in capsys.readouterr().out
+    with pytest.raises(ValueError, match=r"nothing: no report\.json in it or below it"):
         perform("report", ["sweeps/one", "nothing"])
     with pytest.raises(UserError, match="the folder that has them all, not in /"):
         perform("report", ["sweeps", "/dev"])
+
+
+def test_a_run_that_was_started_again_is_named(
+    tmp_path: Path, report: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its report is of less than its input."""
+    for name, tau in (("one", 0.5), ("two", 0.9)):
+        make(tmp_path, name, report, "++--", tau_conf=tau)
+        (tmp_path / name / "journal").mkdir()
+    for name, number, expected in (("one", 1, 4), ("two", 2, 50)):
+        record = AttemptRecord(number, expected, 0, 4, 0, "python", 1, str(tmp_path), None)
+        record.write(tmp_path / name / "journal")
+    compare(tmp_path)
+    said = capsys.readouterr().out
+    assert f"STOPPED: 4 of 50 requests of {tmp_path / 'two'} are done; its figures here" in said
+    assert said.count("STOPPED") == 1
+
+
+def test_rows_of_two_sweeps_name_what_the_other_sweep_varies(tmp_path: Path, report: dict[str, Any]) -> None:
+    typed = {"a/1": {"tau_conf": 0.5}, "a/2": {"tau_conf": 0.9}, "b/1": {"drafts": 0, "tau_conf": 0.7}, "b/2": {}}
+    for name, settings in typed.items():
+        make(tmp_path, name, report, "++--", **{"drafts": 10, "tau_conf": 0.8} | settings)
+        (tmp_path / name / ".hydra").mkdir()
+        words = "".join(f"- decode.{key}={value}\n" for key, value in settings.items())
+        (tmp_path / name / ".hydra" / "overrides.yaml").write_text(words or "[]")
+    [part] = [Comparison(tmp_path, grouped(tmp_path, load_reports(tmp_path)), None, [])]
+    assert {group.name: words for group, words in zip(part.groups, words_of(part.groups), strict=True)} == {
+        "a/1": {"tau_conf": "0.5", "drafts": "10"}, "a/2": {"tau_conf": "0.9", "drafts": "10"},
+        "b/1": {"drafts": "0", "tau_conf": "0.7"}, "b/2": {},
+    }  # fmt: skip
 
 
 def test_a_single_setting_is_called_as_it_was_typed(tmp_path: Path, report: dict[str, Any]) -> None:
