@@ -170,9 +170,8 @@ def by_branch(segments: Segments, q: Tensor, keys: Tensor, values: Tensor) -> At
         torch.from_numpy(np.append(0, np.cumsum(x)).astype(np.int32)).to(q.device) for x in (segments.rows, columns)
     )
     longest = int(segments.rows.max()), int(columns.max())
-    grouped: dict[str, Any] = (
-        {"enable_gqa": True} if q.shape[1] != keys.shape[2] else {}
-    )  # torch 2.11 has no such argument
+    # torch 2.11 has no such argument
+    grouped: dict[str, Any] = {"enable_gqa": True} if q.shape[1] != keys.shape[2] else {}
 
     def attend(layer: int) -> Tensor:
         result = varlen.varlen_attn(q, *laid_out[layer], cu_q, cu_k, *longest, **grouped)

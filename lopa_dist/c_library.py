@@ -140,6 +140,14 @@ def compiled(source: Path, *defined: str) -> Path:
     return path
 
 
+def load_or_why(source: Path, functions: Mapping[str, Function]) -> ctypes.CDLL | str:
+    """Return the library of `source` as `load` does, or why there is none."""
+    try:
+        return load(source, functions)
+    except Unavailable as error:
+        return str(error)
+
+
 def load(source: Path, functions: Mapping[str, Function], *defined: str) -> ctypes.CDLL:
     """Return the library of `source`, with the macros `defined`, after setting the types of its `functions`.
 

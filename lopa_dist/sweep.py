@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Collection, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from lopa_dist.jobs.folder.sweep_points import points_of
 from lopa_dist.jobs.run.output import check_output
 from lopa_dist.jobs.setup.resolve import resolve_decode
 from lopa_dist.models.checkpoint import read_config
+from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.families import training_pattern
 from lopa_dist.models.files import local
 from lopa_dist.models.files import why_not_there as model_not_there
@@ -47,12 +49,18 @@ def check_job(overrides: Sequence[str], ranks: int | None = None) -> None:
         choose_mesh(parallel.data, parallel.branch, parallel.tensor, ranks, ranks, config.decode.max_branches)
 
 
+@cache
+def config_of(folder: Path) -> ModelConfig:
+    """Return a checkpoint's configuration; the points of a sweep mostly have one model."""
+    return read_config(folder)
+
+
 def check_decoding(config: Config, typed: Collection[str]) -> None:
     """Raise a ValueError if the options of decoding do not suit the model, where this machine has its configuration."""
     folder = local(config.model.path)
     if folder is None or not (folder / "config.json").exists():
         return
-    resolve_decode(config.decode, training_pattern(read_config(folder), config.model.pattern), typed)
+    resolve_decode(config.decode, training_pattern(config_of(folder), config.model.pattern), typed)
 
 
 def could_be_written(folder: Path) -> bool:

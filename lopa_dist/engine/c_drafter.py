@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from lopa_dist.c_library import DOUBLE, INT, LONG, P, Unavailable, load
+from lopa_dist.c_library import DOUBLE, INT, LONG, P, Unavailable, load_or_why
 from lopa_dist.engine.contexts import CONTEXTS, PARTS
 from lopa_dist.engine.drafter import (
     HOPES,
@@ -53,10 +53,7 @@ FUNCTIONS = {
 @cache
 def found() -> ctypes.CDLL | str:
     """Return the C library, or why there is none."""
-    try:
-        return load(SOURCE, FUNCTIONS)
-    except Unavailable as error:
-        return str(error)
+    return load_or_why(SOURCE, FUNCTIONS)
 
 
 def fault() -> str | None:

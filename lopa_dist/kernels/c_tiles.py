@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lopa_dist.c_library import INT, LONG, P, Unavailable, load
+from lopa_dist.c_library import INT, LONG, P, load_or_why
 from lopa_dist.kernels.segment_attention import Segments
 from lopa_dist.kernels.tiles import FIELDS, MERGE_FIELDS, Split, Tiles, unordered
 
@@ -20,10 +20,7 @@ UNORDERED, NO_MEMORY = 1, 2  # what `tiles_cut` returns
 @cache
 def found() -> ctypes.CDLL | str:
     """Return the C library, or why there is none."""
-    try:
-        return load(SOURCE, FUNCTIONS)
-    except Unavailable as error:
-        return str(error)
+    return load_or_why(SOURCE, FUNCTIONS)
 
 
 def tiles_of(segments: Segments, tile_rows: int, split: Split | None, stacked: bool) -> Tiles:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lopa_dist.c_library import INT, LONG, P, Unavailable, load
+from lopa_dist.c_library import INT, LONG, P, load_or_why
 from lopa_dist.decode.state import HostState
 from lopa_dist.ragged import Ints
 from lopa_dist.rows.lookahead import Lookahead
@@ -20,14 +20,11 @@ FUNCTIONS = {"chain_shape": (None, (LONG, P, LONG, LONG, P, P, P, INT, LONG, LON
 @cache
 def found() -> ctypes.CDLL | str:
     """Return the C library, or why there is none."""
-    try:
-        return load(SOURCE, FUNCTIONS)
-    except Unavailable as error:
-        return str(error)
+    return load_or_why(SOURCE, FUNCTIONS)
 
 
 def chain_shape(
-    library: ctypes.CDLL, host: HostState, lookahead: Lookahead, prompts: Ints, masks: Ints, group: int
+    library: ctypes.CDLL, host: HostState, lookahead: Lookahead, prompts: Ints, common: int, masks: Ints, group: int
 ) -> tuple[Ints, Ints, Ints, Ints]:
     """Return what `chain_shape` in C writes: of segments ``[8, G]``, rows ``[5, R]``, heads ``[4, H]`` and masks.
 
@@ -35,24 +32,23 @@ def chain_shape(
         library: as `found`.
         host, lookahead: of the step; no sequence has more than one branch.
         prompts: ``[3, n]`` sequence, place of the first row, and number of rows of each prompt's segment.
+        common: rows of all chains and their groups.
         masks: of `RowCounts`.
         group: of `ChainCells`.
     """
-    lead = lookahead.lead
-    chains, groups, behind = np.count_nonzero(host.branches > 0), np.count_nonzero(masks), int(masks.sum())
-    drafted = int((host.drafts * (host.branches > 0)).sum())
-    prompts, of_prompts = np.ascontiguousarray(prompts, np.int64), int(prompts[2].sum())
-    rows = of_prompts + chains + drafted + behind + lead * groups
-    sizes = (prompts.shape[1] + chains + groups, rows, chains + drafted + behind)
+    chains, groups = np.count_nonzero(host.branches > 0), np.count_nonzero(masks)
+    prompts = np.ascontiguousarray(prompts, np.int64)
+    segments, rows = prompts.shape[1] + chains + groups, int(prompts[2].sum()) + common
+    sizes = segments, rows, common - lookahead.lead * groups  # the rows that lead a group predict nothing
     of_segments, of_rows, of_heads = (
         np.empty((fields, size), np.int64) for fields, size in zip((8, 5, 4), sizes, strict=True)
     )
-    of_masks = np.empty(behind + groups * lookahead.blocks, np.int64)
+    of_masks = np.empty(int(masks.sum()) + groups * lookahead.blocks, np.int64)
     branches, drafts, masks = (np.ascontiguousarray(x, np.int64) for x in (host.branches, host.drafts, masks))
     library.chain_shape(
         prompts.shape[1], prompts.ctypes.data,
         len(branches), masks.shape[1], branches.ctypes.data, drafts.ctypes.data, masks.ctypes.data,
-        lookahead.blocks, lead, group, *sizes,
+        lookahead.blocks, lookahead.lead, group, *sizes,
         of_segments.ctypes.data, of_rows.ctypes.data, of_heads.ctypes.data, of_masks.ctypes.data,
     )  # fmt: skip
     return of_segments, of_rows, of_heads, of_masks

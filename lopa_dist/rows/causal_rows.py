@@ -227,7 +227,9 @@ def shape_of(
         return shape_of_plain(config, host, share, lookahead, prefill, counts)
     group = max(int(counts.masks.max(initial=0)), 1)
     prompts = np.zeros((3, 0), np.int64) if prefill is None else np.stack(prompt_segments(host, prefill))
-    of_segments, of_rows, of_heads, masks = c_shape.chain_shape(library, host, lookahead, prompts, counts.masks, group)
+    of_segments, of_rows, of_heads, masks = c_shape.chain_shape(
+        library, host, lookahead, prompts, int(counts.common.sum()), counts.masks, group
+    )
     *segments, start, shared = of_segments
     sequence, place, seen, hi, in_scratch = of_rows
     heads, head_sequence, cells, ahead = of_heads

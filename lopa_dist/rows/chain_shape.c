@@ -16,7 +16,8 @@ typedef int64_t Int;
  * [5, rows] sequence, place, seen, hi, in_scratch; `of_heads` [4, heads] row, sequence, cell, ahead; `of_masks` rows.
  */
 void chain_shape(
-    Int num_prompts, const Int *prompts, Int sequences, Int depths, const Int *branches, const Int *drafts, const Int *masks, int blocks, Int lead, Int group,
+    Int num_prompts, const Int *prompts, Int sequences, Int depths, const Int *branches, const Int *drafts,
+    const Int *masks, int blocks, Int lead, Int group,
     Int segments, Int rows, Int heads, Int *of_segments, Int *of_rows, Int *of_heads, Int *of_masks
 ) {
     Int segment = 0, row = 0, head = 0;

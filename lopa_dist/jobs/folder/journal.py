@@ -33,7 +33,7 @@ FORMAT = 2  # of the entries; a journal in another format lacks figures, and is 
 ANEW = "give job.resume=new to start over (what there is is set aside)"
 MAY_CHANGE = ("model.dtype was ", "model.quantization was ")  # if failed requests are run again
 # these change no text: if they change, answers are judged again
-JUDGED_AGAIN = "how often all was judged again"
+JUDGED_AGAIN = "the attempt that judged all again"
 VERDICT_SETTINGS = ("score", "the source of task.score", "the source of task", JUDGED_AGAIN)
 FAILED, STALE, UNJUDGED, JUDGED = range(4)  # how good a request's entry is; stale: its verdict is by another rule
 TRIED = "tried"  # in an entry whose answer does not have its format: how many tries it had, if that was all it could
@@ -121,8 +121,10 @@ class Journal:
         file = self.folder / "settings.json"
         return difference(without_rule(read(file)), without_rule(settings)) if file.exists() else []
 
-    def retried_from(self, asked: bool, attempt: int, start: Start) -> int:
+    def retried_from(self, asked: bool, attempt: int, start: Start, what: str = "retry") -> int:
         """Return the first attempt whose failures count; earlier failures are run again. 0: all count.
+
+        With `what` "verdicts", return the same for verdicts: earlier ones are given again.
 
         Args:
             asked: whether `attempt` is to run again what failed before. A launcher that restarts it asks once more;
@@ -130,21 +132,12 @@ class Journal:
             attempt: the number of the attempt that begins.
             start: how it was started.
         """
-        file = self.folder / "retry.json"
+        file = self.folder / f"{what}.json"
         known: dict[str, Any] = read(file) if file.exists() else {"attempt": 0, "start": {}}
         if asked and not start.again(start_in(file, known["start"])):
             known = {"attempt": attempt, "start": asdict(start)}
             write_lines(file, [json.dumps(known), "\n"])
         return int(known["attempt"])
-
-    def judged_again(self, asked: bool, start: Start) -> int:
-        """Return how often all answers were to be judged again; the arguments are those of `retried_from`."""
-        file = self.folder / "verdicts.json"
-        known: dict[str, Any] = read(file) if file.exists() else {"count": 0, "start": {}}
-        if asked and not start.again(start_in(file, known["start"])):
-            known = {"count": known["count"] + 1, "start": asdict(start)}
-            write_lines(file, [json.dumps(known), "\n"])
-        return int(known["count"])
 
     def first_start(self) -> Start:
         """Return how the first attempt was started."""

@@ -88,7 +88,7 @@ def begin_attempt(
             raise ValueError(
                 "job.retry=verdicts: only answers that task.score or your own task judges are judged again"
             )
-        if judged_again := journal.judged_again(again, start):
+        if judged_again := journal.retried_from(again, number, start, "verdicts"):
             settings[JUDGED_AGAIN] = judged_again
         if any(rules):
             rejudged = rejudge(journal, partial(Writer, folder, number, group.world.size), job_input, task, settings)

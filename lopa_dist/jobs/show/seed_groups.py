@@ -65,7 +65,7 @@ def load_reports(folder: Path, among: Sequence[Path] = ()) -> list[tuple[str, di
     """
     found: set[Path] = set()
     for place in among or [folder]:
-        files = list(below(place, "report.json"))
+        files = below(place, "report.json")
         if not files:
             raise ValueError(
                 why_no_results(place, "no report.json in it or below it; name a run or sweep folder", below=True)
