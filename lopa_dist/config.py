@@ -390,11 +390,12 @@ def check_output(path: str) -> None:
 
 
 def short(name: str) -> str:
-    """Return `name` as a folder's name: a long one is cut, and a hash of the whole is appended."""
+    """Return `name` as a folder's name: without slashes and Hydra's backslashes; a long one ends in a hash instead."""
+    name, whole = name.replace("/", "_").replace("\\", ""), name
     if len(name.encode()) <= LONGEST_NAME:
         return name
     start = name.encode()[: LONGEST_NAME - 17].decode(errors="ignore")
-    return f"{start}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+    return f"{start}-{hashlib.sha256(whole.encode()).hexdigest()[:16]}"
 
 
 SCHEMA = OmegaConf.structured(Config)

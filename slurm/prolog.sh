@@ -237,7 +237,7 @@ link_log() {
     local log folder
     log=$(readlink "/proc/$$/fd/1" || true) folder=$(value_of hydra.run.dir "${WORK[@]}")
     if [ -n "${SLURM_JOB_ID:-}" ] && [ -f "$log" ] && [ -n "$folder" ]; then
-        { mkdir -p "$folder" && ln -sfn "$log" "$folder/slurm-$SLURM_JOB_ID.log"; } || true
+        { mkdir -p "$folder" && ln -sfn "$log" "$folder/slurm-$(own_job).log"; } || true
     fi
 }
 
@@ -336,9 +336,11 @@ lopa_launch() {
     fi
     choose_work "${all[@]}"
     [ "${#DOCTOR[@]}" != 0 ] || place "${all[@]}"
+    local how=""
+    [ -n "${LAUNCH:-}${SLURM_JOB_ID:-}" ] || how=" (without Slurm; on one node of sbatch, srun starts the ranks)"
     command_line
     if [ "$DRY" = 1 ]; then
-        echo "in $ROOT, with OMP_NUM_THREADS=$OMP_NUM_THREADS:"
+        echo "in $ROOT, with OMP_NUM_THREADS=$OMP_NUM_THREADS$how:"
         printf '%q ' "${COMMAND[@]}"
         echo
         check_settings

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from lopa_dist import sweep
+
 ROOT = Path(__file__).parent.parent
 SCRIPTS = [ROOT / "launch" / f"{name}.sh" for name in ("gsm8k", "job", "batch")]
 OUTSIDE = {key: value for key, value in os.environ.items() if not key.startswith("SLURM_")}
@@ -63,24 +65,36 @@ def test_with_doctor_the_command_asks_whether_the_job_would_run(script: Path, tm
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["parallel.branch=8", "decode=lopa"], "= 8, but the job has 2 ranks; start 8 ranks"),
         (["task.input=nothing.jsonl"], "refused: task.input=nothing.jsonl: no such file"),
         (["decode.tau_conf=1.5"], "refused: decode.tau_conf=1.5: must be between 0 and 1"),
         (["hydra.run.dir=/proc/x"], "refused: hydra.run.dir=/proc/x: no folder that can be written"),
         (["task.column=foo"], "none of its first lines can be used. line 1: no foo in it"),
         (["decode.drfts=3"], "did you mean decode.drafts"),
-        (["task.input=examples/prompts.jsonl", "parallel.branch=2"], ""),
     ],
 )
-def test_a_dry_run_refuses_what_the_job_would(given: list[str], said: str) -> None:
+def test_a_dry_run_refuses_what_the_job_would(
+    given: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(SystemExit) as left:
+        sweep.main(2, ["task=batch", "model=embedded", *with_input(given)])
+    assert left.value.code not in (0, None)
+    assert said in f"{left.value} {capsys.readouterr().err}"
+
+
+@pytest.mark.parametrize("refused", [True, False])
+def test_a_dry_run_says_whether_the_job_would_start(refused: bool) -> None:
     environment = OUTSIDE | {"BIN": str(Path(sys.executable).parent), "PYTHONPATH": str(ROOT)}
-    if not any("task.input" in text for text in given):
-        given = [*given, "task.input=examples/prompts.jsonl"]
+    given = with_input(["parallel.branch=8", "decode=lopa"] if refused else ["parallel.branch=2"])
     command = ["bash", str(ROOT / "launch" / "batch.sh"), "--dry-run", "model=embedded", *given]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert (ran.returncode != 0) == bool(said), ran.stderr
-    assert said in ran.stderr
-    assert ("the job would start, with 2 ranks" in ran.stdout) == (not said)
+    assert (ran.returncode != 0) == refused, ran.stderr
+    assert ("= 8, but the job has 2 ranks; start 8 ranks" in ran.stderr) == refused
+    assert ("the job would start, with 2 ranks" in ran.stdout) is not refused
+
+
+def with_input(given: list[str]) -> list[str]:
+    return given if any("task.input" in text for text in given) else [*given, "task.input=examples/prompts.jsonl"]
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)

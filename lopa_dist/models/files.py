@@ -42,6 +42,8 @@ def find(path: str, key: str = "model.path") -> Path:
     try:
         return Path(snapshot_download(path, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.jinja"]))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
+        if isinstance(error, LocalEntryNotFoundError) and (why := why_not_there(path)):
+            raise CheckpointError(f"{key}={path}: {why}") from error
         raise CheckpointError(
             f"{key}={path}: neither a folder here nor a model that the Hugging Face hub gave out ({error})"
         ) from error

@@ -286,6 +286,7 @@ def test_the_commands_status_says_what_was_found(ok: bool, tmp_path: Path, monke
         return Journal(folder, name, [{"stage": "texts", "fact": "bf16", "ok": ok}])
 
     monkeypatch.setattr(gpu_first, "run", ran)
+    monkeypatch.setattr(gpu_first, "MODULE", "json")  # imported once before the stages, which takes seconds
     with pytest.raises(SystemExit) as left:
         gpu_first.main(["--out", str(tmp_path), "--toy", "--stage", "texts"])
     assert bool(left.value.code) is not ok

@@ -97,7 +97,7 @@ def check(state: State, slot: int, oracle: Oracle) -> None:
             assert mine.T.tolist() == [list(draft) for draft in drafts]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(config=decode_configs(), shift=st.booleans(), seed=st.integers(0, 2**32 - 1))
 def test_same_states(config: DecodeConfig, shift: bool, seed: int) -> None:
     rng = np.random.default_rng(seed)

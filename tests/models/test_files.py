@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
 
-from lopa_dist.models.files import why_not_there
+from lopa_dist.models.files import CheckpointError, find, why_not_there
 from lopa_dist.sweep import main
 
 
@@ -29,3 +30,10 @@ def test_a_model_that_cannot_be_had_is_told_with_the_remedy(monkeypatch: pytest.
         main(1, ["model=dream_instruct"])
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert "is not in the cache, and HF_HUB_OFFLINE is set; where" in why_not_there("owner/public")
+
+    def nothing(*_: object, **__: object) -> None:
+        raise LocalEntryNotFoundError("set HF_HUB_OFFLINE=0")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", nothing)
+    with pytest.raises(CheckpointError, match=r"^model\.path=owner/public: .*not in the cache.*`hf download owner/p"):
+        find("owner/public")

@@ -16,6 +16,7 @@ import pytest
 from lopa_dist.config import composed
 from lopa_dist.jobs.run.job import run
 from lopa_dist.parallel.launcher import World
+from tests.system import forked
 
 ROOT = Path(__file__).parents[2]
 MARK = "LOPA_TESTS_OF"
@@ -27,6 +28,11 @@ Lines = list[dict[str, Any]]
 def alone(folder: Path, *overrides: str) -> Lines:
     """The result lines of a job in this process, without what depends on time."""
     run(composed([*QUIET, *overrides]), folder, World("python"))
+    return results(folder)
+
+
+def results(folder: Path) -> Lines:
+    """The result lines of a run, without what depends on time."""
     lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
     return [{key: value for key, value in line.items() if key != "latency_s"} for line in lines]
 
@@ -36,6 +42,7 @@ def _nothing_is_left() -> Iterator[None]:
     """No process that the tests started, however indirectly, runs when they are over: all inherit a mark."""
     os.environ[MARK] = str(os.getpid())
     yield
+    forked.stop()
     mark = f"{MARK}={os.environ.pop(MARK)}".encode()
     end = time.monotonic() + 15
     while (left := marked(mark)) and time.monotonic() < end:

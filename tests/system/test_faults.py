@@ -15,12 +15,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.system import forked
+
 pytestmark = [pytest.mark.system, pytest.mark.timeout(200)]
 TIMEOUT_S = 6
 
 
-def start(folder: Path, launcher: str, ranks: int, fault: list[str], mesh: dict[str, int]) -> subprocess.Popen[str]:
-    overrides = [
+def overrides(folder: Path, mesh: dict[str, int]) -> list[str]:
+    return [
         "task.limit=60",
         f"hydra.run.dir={folder}",
         "logging.wandb.mode=disabled",
@@ -29,12 +31,16 @@ def start(folder: Path, launcher: str, ranks: int, fault: list[str], mesh: dict[
         f"parallel.timeout_s={TIMEOUT_S}",
         "decode.branches=3",
     ]
-    module = ["-m", "tests.system.faulty", *fault, *overrides]
+
+
+def start(folder: Path, launcher: str, fault: list[str], mesh: dict[str, int]) -> subprocess.Popen[str]:
+    """A job of two ranks."""
+    module = ["-m", "tests.system.faulty", *fault, *overrides(folder, mesh)]
     if launcher == "torchrun":
-        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), *module]
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *module]
     else:
         mpirun = Path(sys.executable).parent / "mpirun"
-        command = [str(mpirun if mpirun.exists() else "mpirun"), "-n", str(ranks), sys.executable, *module]
+        command = [str(mpirun if mpirun.exists() else "mpirun"), "-n", "2", sys.executable, *module]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         command,
@@ -62,14 +68,14 @@ def read_until(process: subprocess.Popen[str], word: str) -> tuple[str, float]:
 
 @contextlib.contextmanager
 def watched(
-    folder: Path, launcher: str, ranks: int, fault: list[str], mesh: dict[str, int], word: str
+    folder: Path, launcher: str, fault: list[str], mesh: dict[str, int], word: str
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A job with a fault, and what it printed up to `word`, which has to come in time."""
-    process = start(folder, launcher, ranks, fault, mesh)
+    process = start(folder, launcher, fault, mesh)
     try:
         printed, seconds = read_until(process, word)
         assert word in printed, printed[-3000:]
-        assert ("the fault begins" in printed) == (fault[2] != "none")
+        assert "the fault begins" in printed
         assert seconds < TIMEOUT_S + 10
         yield process, printed
     finally:
@@ -92,18 +98,38 @@ def end(process: subprocess.Popen[str], folder: Path) -> None:
     ],
 )
 def test_torchrun_names_the_lost_rank(tmp_path: Path, how: str, mesh: str) -> None:
-    with watched(tmp_path, "torchrun", 2, ["1", "4", how], {mesh: 2}, "lopa-dist: rank 1") as (process, printed):
+    with watched(tmp_path, "torchrun", ["1", "4", how], {mesh: 2}, "lopa-dist: rank 1") as (process, printed):
         if how == "raise":
             assert "MemoryError: planted fault" in printed
         if how != "stop":  # torchrun itself waits 30 s for a stopped process before it kills it
             assert process.wait(60) != 0
 
 
+def until_it_says(ranks: forked.Ranks, word: str) -> str:
+    """What ranks have printed when `word` shows, which has to come in time after the fault."""
+    end = time.monotonic() + 100
+    while "the fault begins" not in ranks.printed() and ranks.running() and time.monotonic() < end:
+        time.sleep(0.02)
+    began = time.monotonic()
+    while word not in ranks.printed() and time.monotonic() < began + TIMEOUT_S + 10:
+        time.sleep(0.02)
+    printed = ranks.printed()
+    assert "the fault begins" in printed, printed[-3000:]
+    assert word in printed, printed[-3000:]
+    return printed
+
+
+def forked_job(folder: Path, count: int, fault: list[str], mesh: dict[str, int]) -> forked.Ranks:
+    return forked.start("tests.system.faulty", count, *fault, *overrides(folder, mesh), log=folder.parent / "log")
+
+
 def test_groups_that_are_a_part_of_the_job_know_its_timeout(tmp_path: Path) -> None:
     """Branch 2 x tensor 2: the rank that hangs is in two groups, its neighbours wait in one each."""
-    mesh = {"branch": 2, "tensor": 2}
-    with watched(tmp_path, "torchrun", 4, ["3", "4", "stop"], mesh, "lopa-dist: rank") as (_, printed):
-        assert "rank 3 of 4 does not answer" in printed, printed[-3000:]
+    ranks = forked_job(tmp_path / "run", 4, ["3", "4", "stop"], {"branch": 2, "tensor": 2})
+    try:
+        until_it_says(ranks, "rank 3 of 4 does not answer")
+    finally:
+        ranks.kill()
 
 
 @pytest.mark.parametrize(
@@ -118,25 +144,27 @@ def test_a_collective_that_never_raises_names_the_lost_rank_and_keeps_what_was_d
     tmp_path: Path, how: str, said: str
 ) -> None:
     """As NCCL's, which returns at once, while the copy to the host behind it never comes."""
-    fault, mesh = ["1", "30", f"late-{how}"], {"branch": 2}
-    with watched(tmp_path, "torchrun", 2, fault, mesh, "lopa-dist: rank") as (_, printed):
-        assert said in printed, printed[-3000:]
-    [part] = (tmp_path / "journal").glob("001-*.jsonl")
+    folder, mesh = tmp_path / "run", {"branch": 2}
+    ranks = forked_job(folder, 2, ["1", "30", f"late-{how}"], mesh)
+    try:
+        until_it_says(ranks, said)
+    finally:
+        ranks.kill()
+    [part] = (folder / "journal").glob("001-*.jsonl")
     kept = [json.loads(line)["id"] for line in part.read_text().splitlines()]
     assert kept
-    if how != "stop":  # what is kept is the same, so that one job that goes on is enough
-        return
-    with watched(tmp_path, "torchrun", 2, ["1", "0", "none"], mesh, "60 requests: ") as (process, printed):
-        assert f"{len(kept)} of them were done before (attempt 2)" in printed
-        assert process.wait(60) == 0
-    report = json.loads((tmp_path / "report.json").read_text())
+    ranks = forked_job(folder, 2, ["1", "0", "none"], mesh)
+    assert ranks.wait() == [0, 0], ranks.printed()[-3000:]
+    assert f"{len(kept)} of them were done before (attempt 2)" in ranks.printed()
+    assert "60 requests: " in ranks.printed()
+    report = json.loads((folder / "report.json").read_text())
     assert (report["attempts"], report["requests"]) == (2, 60)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="needs mpi4py: pip install 'lopa_dist[mpi]'")
 @pytest.mark.parametrize("how", ["stop", "raise"])
 def test_mpirun_names_the_lost_rank(tmp_path: Path, how: str) -> None:
-    with watched(tmp_path, "mpirun", 2, ["1", "4", how], {"branch": 2}, "lopa-dist: rank 1"):
+    with watched(tmp_path, "mpirun", ["1", "4", how], {"branch": 2}, "lopa-dist: rank 1"):
         pass
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.system import forked
 
 pytestmark = [pytest.mark.system, pytest.mark.usefixtures("sandbox_to_itself")]
 if not sys.platform.startswith("linux"):
@@ -22,19 +22,10 @@ def test_hanging_programs_outlast_a_collective_s_timeout(tmp_path: Path) -> None
     overrides = [
         "task=humaneval", f"task.input={file}", "task.allow_code_execution=true", "task.code_timeout_s=4",
         "model.chat_template=never", "decode.max_new_tokens=16", "engine.max_sequences=2", "parallel.branch=2",
-        "parallel.timeout_s=6", "parallel.threads=1", f"hydra.run.dir={tmp_path / 'run'}",
-        "logging.wandb.mode=disabled",
+        "parallel.timeout_s=6",
     ]  # fmt: skip
-    job = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "lopa_dist", *overrides],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=False,
-    )
-    assert job.returncode == 0, (job.stdout + job.stderr)[-3000:]
+    ranks = forked.job(tmp_path / "run", 2, *overrides)
+    assert ranks.wait(200) == [0, 0], ranks.printed()[-3000:]
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert (report["requests"], report["accuracy"], report["world"]["branch"]) == (3, 0.0, 2)
     assert report["wall_s"] > 12 > 2 * report["decode_s"]

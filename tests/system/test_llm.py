@@ -1,4 +1,4 @@
-"""`LLM` under torchrun: the same outputs on every rank as in one process, in call after call.
+"""`LLM` on two ranks: the same outputs on every rank as in one process, in call after call.
 
 With `auto`, six prompts make the ranks replicas, and one prompt makes them branch ranks.
 """
@@ -6,16 +6,13 @@ With `auto`, six prompts make the ranks replicas, and one prompt makes them bran
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lopa_dist import LLM
-from tests.system.conftest import ROOT
+from tests.system import forked
 from tests.test_llm import PROBLEMS
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
@@ -85,14 +82,9 @@ open(f"{folder}/{rank}.json", "w").write(json.dumps([told, texts, taken]))
 def ranks(folder: Path, count: int, *settings: str, program: str = PROGRAM) -> list[Any]:
     """What each rank got."""
     (folder / "program.py").write_text(program)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
     arguments = json.dumps([str(folder), PROBLEMS[:6], "parallel.threads=1", *settings])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [*command, str(folder / "program.py"), arguments],
-        capture_output=True, text=True, timeout=300, env=environment, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    started = forked.start(str(folder / "program.py"), count, arguments, log=folder / "log")
+    assert started.wait() == [0] * count, started.printed()[-3000:]
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(count)]
 
 

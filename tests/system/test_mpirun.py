@@ -37,10 +37,8 @@ def job(folder: Path, ranks: int, *overrides: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("mesh", "backend"),
-    [
-        ("parallel.branch=2", "mpi"), ("parallel.tensor=2", "mpi"), ("parallel.data=2", "gloo"),
-    ],
-)  # fmt: skip
+    [("parallel.branch=2", "mpi"), ("parallel.data=2", "gloo")],
+)
 def test_two_ranks(tmp_path: Path, one_process: list[str], mesh: str, backend: str) -> None:
     assert job(tmp_path, 2, mesh, f"parallel.backend={backend}") == one_process[:8]
     world = json.loads((tmp_path / "report.json").read_text())["world"]

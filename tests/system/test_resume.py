@@ -17,28 +17,32 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.conftest import REQUESTS, Lines
+from tests.system import forked
+from tests.system.conftest import REQUESTS, Lines, results
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
 KILLS = int(os.environ.get("LOPA_KILLS", "1"))
 
 
-def start(folder: Path, *extra: str, ranks: int = 2) -> subprocess.Popen[str]:
-    overrides = [
+def overrides(folder: Path, *extra: str) -> list[str]:
+    return [
         f"hydra.run.dir={folder}", f"task.limit={REQUESTS}", "decode=embedded_plain", "logging.wandb.mode=disabled",
         "logging.progress=never", "parallel.threads=1", "parallel.timeout_s=10",
         "job.crashes=null", *extra,
     ]  # fmt: skip
-    launch = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)] if ranks > 1 else []
+
+
+def forked_job(folder: Path, *extra: str, ranks: int = 2) -> forked.Ranks:
+    return forked.start("lopa_dist", ranks, *overrides(folder, *extra), log=folder.parent / "log")
+
+
+def under_torchrun(folder: Path, *extra: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, *launch, "-m", "lopa_dist", *overrides],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=Path(__file__).parents[2],
-        start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "lopa_dist",
+         *overrides(folder, *extra)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=Path(__file__).parents[2],
+        start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
 
 
 def finish(job: subprocess.Popen[str], folder: Path) -> str:
@@ -49,73 +53,84 @@ def finish(job: subprocess.Popen[str], folder: Path) -> str:
     return printed
 
 
-def results(folder: Path) -> Lines:
-    lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k != "latency_s"} for line in lines]
-
-
 def entries(folder: Path) -> int:
     return sum(part.read_bytes().count(b"\n") for part in (folder / "journal").glob("*.jsonl"))
 
 
-def wait_for(folder: Path, count: int, job: subprocess.Popen[str]) -> None:
-    while job.poll() is None and entries(folder) < count:
+def wait_for(folder: Path, count: int, job: subprocess.Popen[str] | forked.Ranks) -> None:
+    def running() -> bool:
+        return job.running() if isinstance(job, forked.Ranks) else job.poll() is None
+
+    while running() and entries(folder) < count:
         time.sleep(0.02)
 
 
+def ends_as_if_nothing_had_happened(folder: Path, plain: Lines, ranks: int = 1) -> str:
+    """The same job again, which goes on; what all have printed so far."""
+    again = forked_job(folder, ranks=ranks)
+    assert not any(again.wait()), again.printed()[-3000:]
+    assert results(folder) == plain
+    return again.printed()
+
+
 def test_sigkill_at_any_moment_loses_and_repeats_nothing(tmp_path: Path, plain: Lines) -> None:
-    rng = random.Random(0)
+    rng, folder = random.Random(0), tmp_path / "run"
     for kill in range(KILLS):
-        before = entries(tmp_path)
-        job = start(tmp_path, "engine.max_sequences=2")  # so that few finish at a time, and the kills are many
-        wait_for(tmp_path, before + rng.randrange(1, REQUESTS // (2 * KILLS) + 2), job)
+        before = entries(folder)
+        job = forked_job(folder, "engine.max_sequences=2")  # so that few finish at a time, and the kills are many
+        wait_for(folder, before + rng.randrange(1, REQUESTS // (2 * KILLS) + 2), job)
         time.sleep(rng.random() * 0.1)
-        if kill % 2:  # all of it
-            os.killpg(job.pid, signal.SIGKILL)
-            subprocess.run(["pkill", "-KILL", "-f", f"hydra.run.dir={tmp_path}"], check=False)
-        else:  # one rank; the others and torchrun must end by themselves
-            os.kill(rng.choice(children(job.pid)), signal.SIGKILL)
-        assert job.wait(60) != 0
-        finish(job, tmp_path)
-    before = entries(tmp_path)
+        if kill % 2:
+            job.kill()
+        else:  # one rank; the other must end by itself
+            rng.choice(job.processes).kill()
+        assert all(job.wait(60))
+    before = entries(folder)
     assert 0 < before < REQUESTS + 2 * KILLS
-    job = start(tmp_path)
-    printed = finish(job, tmp_path)
-    assert job.returncode == 0, printed[-3000:]
-    assert "were done before" in printed
-    assert results(tmp_path) == plain
-    report = json.loads((tmp_path / "report.json").read_text())
+    assert "were done before" in ends_as_if_nothing_had_happened(folder, plain, ranks=2)
+    report = json.loads((folder / "report.json").read_text())
     assert report["attempts"] == KILLS + 1
     assert report["forwards"] == sum(line["usage"]["forwards"] for line in plain)
-    names = [json.loads(line).get("id") for part in (tmp_path / "journal").glob("*.jsonl")
+    names = [json.loads(line).get("id") for part in (folder / "journal").glob("*.jsonl")
              for line in part.read_text().split("\n") if line and line.endswith("}")]  # fmt: skip
     finished = [name for name in names if name]
     assert len(finished) == len(set(finished)) == REQUESTS
 
 
-@pytest.mark.parametrize(("ranks", "number", "grace"), [(1, "USR1", 20), (2, "TERM", 0)])
-def test_a_signal_stops_in_order_and_the_job_goes_on(
-    tmp_path: Path, plain: Lines, ranks: int, number: str, grace: int
-) -> None:
-    job = start(tmp_path, f"job.grace_s={grace}", ranks=ranks)
-    wait_for(tmp_path, 5, job)
-    os.kill(job.pid, getattr(signal, f"SIG{number}"))
-    printed = finish(job, tmp_path)
-    assert f"stopped by SIG{number}" in printed, printed[-3000:]
-    assert job.returncode == 75 if ranks == 1 else job.returncode != 0  # torchrun has a status of its own
-    some = results(tmp_path)
+def test_a_signal_stops_in_order_and_the_job_goes_on(tmp_path: Path, plain: Lines) -> None:
+    folder = tmp_path / "run"
+    job = forked_job(folder, "job.grace_s=20", ranks=1)
+    wait_for(folder, 5, job)
+    assert job.processes[0].pid is not None
+    os.kill(job.processes[0].pid, signal.SIGUSR1)
+    assert job.wait() == [75]
+    assert "stopped by SIGUSR1" in job.printed(), job.printed()[-3000:]
+    some_are_done(folder, plain)
+    ends_as_if_nothing_had_happened(folder, plain)
+
+
+def test_a_signal_to_torchrun_stops_in_order_and_the_job_goes_on(tmp_path: Path, plain: Lines) -> None:
+    folder = tmp_path / "run"
+    job = under_torchrun(folder, "job.grace_s=0")
+    wait_for(folder, 5, job)
+    os.kill(job.pid, signal.SIGTERM)
+    printed = finish(job, folder)
+    assert "stopped by SIGTERM" in printed, printed[-3000:]
+    assert job.returncode != 0  # torchrun has a status of its own
+    some_are_done(folder, plain)
+    ends_as_if_nothing_had_happened(folder, plain)
+
+
+def some_are_done(folder: Path, plain: Lines) -> None:
+    some = results(folder)
     assert 5 <= len(some) < REQUESTS
     assert [line for line in plain if line in some] == some
-    again = start(tmp_path, ranks=1)
-    printed = finish(again, tmp_path)
-    assert again.returncode == 0, printed[-3000:]
-    assert results(tmp_path) == plain
 
 
 def test_one_rank_is_told_to_stop_and_all_leave_when_rank_0_has_written(tmp_path: Path, plain: Lines) -> None:
     """With W&B, whose service a scheduler signals too: all of it is written, and the job goes on."""
     slow = "engine.max_sequences=1"
-    job = start(tmp_path, "job.grace_s=1", "logging.wandb.mode=offline", slow)
+    job = under_torchrun(tmp_path, "job.grace_s=1", "logging.wandb.mode=offline", slow)
     wait_for(tmp_path, 2, job)
     ranks = children(job.pid)
     for service in [process for rank in ranks for process in children(rank)]:
@@ -135,27 +150,46 @@ def test_one_rank_is_told_to_stop_and_all_leave_when_rank_0_has_written(tmp_path
     assert [line for line in plain if line in some] == some
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_signal_before_the_first_step_is_answered_at_once(tmp_path: Path, ranks: int) -> None:
-    """However long the input takes to read: nothing is lost."""
-    file = tmp_path / "in.jsonl"
+def long_input(folder: Path) -> tuple[Path, list[str]]:
+    """An input that takes long to read, and the overrides of a job with it."""
+    file = folder / "in.jsonl"
     file.write_text("".join(json.dumps({"prompt": f"Tom has {i} apples ."}) + "\n" for i in range(200_000)))
-    job = start(tmp_path / "run", "task=batch", f"task.input={file}", "task.limit=null", ranks=ranks)
-    process = job.pid
-    while not reads(process, file):  # of two ranks one is told; its scheduler may not reach the others
+    return file, ["task=batch", f"task.input={file}", "task.limit=null"]
+
+
+def test_a_signal_before_the_first_step_is_answered_at_once(tmp_path: Path) -> None:
+    """However long the input takes to read: nothing is lost."""
+    file, own = long_input(tmp_path)
+    job = forked_job(tmp_path / "run", *own, ranks=1)
+    process = job.processes[0].pid
+    assert process is not None
+    while not reads(process, file):
+        assert job.running()
+        time.sleep(0.02)
+    time.sleep(1)  # the job has begun
+    began = time.monotonic()
+    os.kill(process, signal.SIGUSR1)
+    assert job.wait() == [75]
+    assert time.monotonic() - began < 10
+    assert "stopped by SIGUSR1 before the first step; go on" in job.printed()
+    assert "Traceback" not in job.printed()
+    assert entries(tmp_path / "run") == 0
+
+
+def test_nor_do_two_ranks_of_which_one_is_told_read_on(tmp_path: Path) -> None:
+    """Its scheduler may not reach the other."""
+    file, own = long_input(tmp_path)
+    job = under_torchrun(tmp_path / "run", *own)
+    while not (workers := children(job.pid)) or not reads(workers[-1], file):
         assert job.poll() is None
-        if ranks > 1 and (workers := children(job.pid)):
-            process = workers[-1]
         time.sleep(0.02)
     time.sleep(1)  # the ranks meet
     began = time.monotonic()
-    os.kill(process, signal.SIGUSR1)
-    printed = finish(job, tmp_path)
+    os.kill(workers[-1], signal.SIGUSR1)
+    printed = finish(job, tmp_path / "run")
     assert time.monotonic() - began < 10
-    assert "stopped by SIGUSR1 before the first step; go on" in printed or ranks > 1, printed[-3000:]
     assert "stopped by SIGUSR1 before the" in printed, printed[-3000:]
-    assert job.returncode == 75 if ranks == 1 else job.returncode != 0
-    assert ranks > 1 or "Traceback" not in printed  # torchrun has one of its own
+    assert job.returncode != 0
     assert entries(tmp_path / "run") == 0
 
 

@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("lm_eval", reason="needs lm-eval: pip install 'lopa_dist[eval]'")
 
-from tests.system.conftest import alone
-from tests.system.test_torchrun import job
+from tests.system import forked
+from tests.system.conftest import alone, results
 from tests.tasks.test_harness import CHOICES, task_file
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
@@ -18,7 +18,9 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 def test_replicas_share_out_documents(tmp_path: Path) -> None:
     asked = ["task=harness", f"task.harness={task_file(tmp_path, **CHOICES)}", "task.masks=6", "engine.max_sequences=1"]
     wanted = alone(tmp_path / "alone", *asked)
-    found = job(tmp_path / "two", 2, *asked)
+    ranks = forked.job(tmp_path / "two", 2, *asked)
+    assert ranks.wait() == [0, 0], ranks.printed()[-3000:]
+    found = results(tmp_path / "two")
     assert [line["custom_id"] for line in found] == [f"tiny-{n}" for n in range(4)]
     for one, other in zip(wanted, found, strict=True):
         for a, b in zip(one["likelihoods"], other["likelihoods"], strict=True):

@@ -1,4 +1,4 @@
-"""The main job under torchrun: the same text from 2 and from 4 ranks as from 1 process."""
+"""The main job on ranks of torchrun, or forked like those: the same text from 2 and from 4 ranks as from 1 process."""
 
 from __future__ import annotations
 
@@ -7,26 +7,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.system.conftest import Lines, alone
+from tests.system import forked
+from tests.system.conftest import Lines, alone, results
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
-
-
-def job(folder: Path, ranks: int, *overrides: str) -> list[dict[str, Any]]:
-    """Run and return the result lines."""
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "-m", "lopa_dist",
-        f"hydra.run.dir={folder}", "logging.wandb.mode=disabled",
-        "parallel.threads=1", *overrides,
-    ]  # fmt: skip
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=environment, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
 
 
 SAMPLED = [
@@ -43,20 +30,32 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Lines:
 
 def test_four_ranks_greedy(tmp_path: Path, lookahead: Lines) -> None:
     """Full windows, whose K/V the winner's rank sends; a few sequences at a time, so that others have to wait."""
-    few = ["task.limit=12", "decode.branches=3", "engine.max_sequences=6"]
+    few = ["task.limit=12", "decode.branches=3", "engine.max_sequences=6", *axes(1, 4, 1)]
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4", "-m", "lopa_dist",
+        f"hydra.run.dir={tmp_path}", "logging.wandb.mode=disabled", "parallel.threads=1", *few,
+    ]  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
     compare(tmp_path, lookahead, 1, 4, 1, *few)
 
 
 @pytest.mark.parametrize(("data", "branch", "tensor"), [(1, 2, 2), (2, 1, 1)])
 def test_ranks_sampled(tmp_path: Path, sampled: Lines, data: int, branch: int, tensor: int) -> None:
-    compare(tmp_path, sampled, data, branch, tensor, *SAMPLED)
+    ranks = forked.job(tmp_path / "run", data * branch * tensor, *SAMPLED, *axes(data, branch, tensor))
+    assert not any(ranks.wait()), ranks.printed()[-3000:]
+    compare(tmp_path / "run", sampled, data, branch, tensor, *SAMPLED)
+
+
+def axes(data: int, branch: int, tensor: int) -> list[str]:
+    return [f"parallel.data={data}", f"parallel.branch={branch}", f"parallel.tensor={tensor}"]
 
 
 def compare(folder: Path, alone: Lines, data: int, branch: int, tensor: int, *overrides: str) -> None:
     """Data x branch x tensor; tests/engine/test_loop.py has all of them under all settings, with threads for ranks."""
-    axes = (f"parallel.data={data}", f"parallel.branch={branch}", f"parallel.tensor={tensor}")
     ranks = data * branch * tensor
-    found = job(folder, ranks, *overrides, *axes)
+    found = results(folder)
     assert f"task.limit={len(found)}" in overrides
     for one, other in zip(alone, found, strict=False):
         assert one["text"] == other["text"]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from threading import Event
 
@@ -14,6 +11,7 @@ from lopa_dist.jobs.commands.doctor import ranks
 from lopa_dist.jobs.commands.doctor.finding import Finding, State
 from lopa_dist.parallel.launcher import LaunchError
 from tests.jobs.commands.doctor.machines import CPU_ONLY, Comm, joined, machine, shown
+from tests.system import forked
 
 
 def test_ranks_that_get_what_others_send_are_fine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,19 +71,14 @@ def test_why_ranks_cannot_be_joined_is_said(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.system
-def test_started_on_two_ranks_it_joins_them_and_one_speaks(tmp_path: Path) -> None:
+def test_started_on_two_ranks_it_joins_them_and_one_speaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "openai___openai_humaneval").mkdir()  # as if the data set were there
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "lopa_dist", "doctor"]
-    done = subprocess.run(
-        [*command, *CPU_ONLY, "task=humaneval", "parallel.threads=1"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "HF_DATASETS_CACHE": str(tmp_path)},
-    )
-    screen = " ".join(done.stdout.split())
+    command = [*CPU_ONLY, "task=humaneval", "parallel.threads=1"]
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
+    started = forked.start("lopa_dist", 2, "doctor", *command, log=tmp_path / "log")
+    assert all(started.wait())
+    screen = " ".join(started.printed().split())
     assert "collectives fine gloo joins 2 ranks" in screen
     assert screen.count("Python fine") == 1
     assert "rank 1 on " in screen
     assert "A job would not run here: 2 things are broken." in screen
-    assert done.returncode
