@@ -33,6 +33,7 @@ from lopa_dist.tasks.task import CannotJudge, Item, Score
 
 log = logging.getLogger("lopa_dist")
 TOLD: set[tuple[str, str]] = set()  # messages logged for a source, which is read again for tables and pages
+SHOWN = range(1, 20)  # characters of a number that is shown
 NOTHING = ("NULL", "null", "NaN", "nan", "None", "N/A")  # what programs write for a missing value
 NUMBERS = (*LIMITS, *SAMPLING, "n", "best_of", "top_logprobs", "presence_penalty", "frequency_penalty")
 
@@ -88,20 +89,23 @@ class Batch:
         """
         seen: dict[str, int] = {}
         fields, words, failed = Counter[str](), Counter[str | None](), 0
+        firsts: dict[str, Any] = {}
         for row in islice(rows(self.source), self.limit):
             if row.value is not None and (self.fields.named or not is_wrapped(row.value)):
-                fields.update(key for key, value in row.value.items() if value is not None)
+                given = {key: value for key, value in row.value.items() if value is not None}
+                fields.update(given.keys())
+                firsts = given | firsts
             failed += row.value is not None and row.value.get("finish_reason") == "error"
             items = self.unique(self.read(row), row.number, seen)
             words.update(item.prompt for item in items if item.prompt in NOTHING)
             yield from (placed(item, row) for item in items)
-        for level, message in self.notes(fields, words, failed):
+        for level, message in self.notes(fields, firsts, words, failed):
             if (self.source, message) not in TOLD:
                 TOLD.add((self.source, message))
                 log.log(level, "%s", message)
 
     def notes(
-        self, fields: Mapping[str, int], words: Mapping[str | None, int], failed: int
+        self, fields: Mapping[str, int], firsts: Mapping[str, Any], words: Mapping[str | None, int], failed: int
     ) -> Iterator[tuple[int, str]]:
         """Yield messages about the lines, each with its log level.
 
@@ -110,6 +114,7 @@ class Batch:
 
         Args:
             fields: how many lines have each field.
+            firsts: the first value of each field.
             words: how many prompts are each word of `NOTHING`.
             failed: how many lines are results of an earlier job that ended with an error.
         """
@@ -121,7 +126,8 @@ class Batch:
             )
         for note in not_read(self.source):
             yield logging.WARNING, f"WARNING: task.input={self.source}: {note}"
-        if options := [f"{key} ({fields[key]:,} lines)" for key in OPTIONS if key in fields]:
+        first = {key: f", the first with {firsts[key]}" for key in NUMBERS if len(str(firsts.get(key, ""))) in SHOWN}
+        if options := [f"{key} ({fields[key]:,} lines{first.get(key, '')})" for key in OPTIONS if key in fields]:
             rename = "a field that is only to pass through needs another name"
             yield logging.INFO, f"options of a line: {', '.join(options)}; {rename}"
         for key in fields if self.fields.named else ():
@@ -202,12 +208,14 @@ class Batch:
         taken = next((name for name in names if name in seen), None)
         if taken is not None:
             reason = items[0].error or (
-                f"line {number}: custom_id {taken!r} was used in line {seen[taken]}; make it unique"
+                f"line {number}: {self.fields.id or 'custom_id'} {taken!r} was used in line {seen[taken]}; make it "
+                "unique"
             )
             custom_id = f"line-{number}"
             while custom_id in seen:
                 custom_id += "+"
             first = items[0]
+            origin = replace(origin, custom_id=custom_id)  # its error must not take the place of the first one's answer
             items = [Item(custom_id, first.prompt, error=reason, origin=origin, metadata=first.metadata)]
             names = [custom_id]
         seen.update(dict.fromkeys(names, number))

@@ -58,7 +58,7 @@ def marked(mark: bytes) -> dict[int, str]:
     found = {}
     for place in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has just ended
-            if mark in (place / "environ").read_bytes().split(b"\0"):
+            if int(place.name) != forked.helper() and mark in (place / "environ").read_bytes().split(b"\0"):
                 found[int(place.name)] = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     return found
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import runpy
+import signal
 import socket
 import sys
 import time
@@ -16,6 +17,8 @@ from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+
+from lopa_dist.parallel import launcher
 
 FORKING = multiprocessing.get_context("forkserver")
 IMPORTS = ["lopa_dist.cli", "lopa_dist.jobs.run.job", "lopa_dist.llm", "lopa_dist.parallel.group"]
@@ -58,6 +61,7 @@ def perform(program: str, arguments: Sequence[str], variables: dict[str, str], f
             os.dup2(file.fileno(), descriptor)
     os.environ.update(variables)
     os.chdir(folder)
+    launcher.start_ticks = lambda process: None  # all jobs have one parent; none is a restart of another
     sys.argv = [program, *arguments]
     try:
         if program.endswith(".py"):
@@ -98,5 +102,12 @@ def job(folder: Path, count: int, *overrides: str) -> Ranks:
 
 def stop() -> None:
     """End the process that ranks are forked from, if there is one."""
-    forkserver._forkserver._stop()  # type: ignore[attr-defined]
-    resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
+    server = forkserver._forkserver  # type: ignore[attr-defined]
+    if server._forkserver_pid is not None:
+        os.kill(server._forkserver_pid, signal.SIGKILL)  # it would wait for whoever has inherited its pipe
+    server._stop()
+
+
+def helper() -> int | None:
+    """The process that Python starts beside it, which ends with this one."""
+    return resource_tracker._resource_tracker._pid  # type: ignore[attr-defined, no-any-return]

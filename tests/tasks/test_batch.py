@@ -146,6 +146,8 @@ def test_an_id_is_used_once_however_many_samples(tmp_path: Path, first: int, sec
     assert [item.error for item in items[first:]] == [
         f"line {number}: custom_id 'a' was used in line 1; make it unique" for number in (2, 3)
     ]
+    named = [item.origin.custom_id for item in items if item.origin]
+    assert named == [*["a"] * first, "line-2", "line-3"], "an error does not take an answer's place"
 
 
 def test_a_line_may_not_be_called_like_a_sample(tmp_path: Path) -> None:
@@ -290,7 +292,7 @@ def test_options_beside_a_prompt_of_another_name_are_obeyed(
     caplog.clear()
     with caplog.at_level("INFO", "lopa_dist"):
         read(tmp_path, {name: "x", "n": 2}, {name: "x", "temprature": 1}, **options)
-    assert "options of a line: n (1 lines)" in caplog.messages[0]
+    assert "options of a line: n (1 lines, the first with 2)" in caplog.messages[0]
     assert caplog.messages[1] == "the column temprature passes through; if it is an option, call it temperature"
 
 
@@ -400,7 +402,8 @@ def test_options_and_words_that_mean_nothing_are_told_of_lines(
         read(tmp_path, *given)
         read(tmp_path, *given)
     assert caplog.messages == [
-        "options of a line: max_tokens (1 lines); a field that is only to pass through needs another name",
+        "options of a line: max_tokens (1 lines, the first with 3); a field that is only to pass through needs another "
+        "name",
         "WARNING: prompts that are the word NULL: 1; leave them out if it means nothing",
     ]
 
@@ -489,7 +492,7 @@ def test_every_column_of_a_table_passes_through(tmp_path: Path, caplog: pytest.L
     assert first.metadata == {"id": 4, "temperature": 0.5, "seed": 1, "note": None}
     assert second.metadata == {"id": 4, "temperature": None, "seed": 2, "note": None}
     assert (second.custom_id, first.sampling) == ("line-2", RequestSampling(0.5, None, None, 1))
-    assert "options of a line: temperature (1 lines), seed (2 lines)" in caplog.text
+    assert "temperature (1 lines, the first with 0.5), seed (2 lines, the first with 1)" in caplog.text
     bad = b"id,prompt,day\na,x,Monday,more\nb,y\nc,caf\xe9,Friday\n"
     (tmp_path / "t.csv").write_bytes(bad)
     items = list(Batch(str(tmp_path / "t.csv")).items())

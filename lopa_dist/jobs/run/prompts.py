@@ -298,7 +298,7 @@ class Encoder:
         if most == decode.max_new_tokens >= self.model.max_positions and room > 0:  # no prompt leaves room for so many
             most, self.bounded = room, True
         size = f"the prompt has {given} tokens and {most} are to be generated, but"
-        shorter = "task.truncate does"
+        shorter = "in a job, task.truncate does"
         if self.config.task.truncate:
             batch = self.config.task.name == "batch"
             fewer = "fewer task.fewshot, or task.fewshot_as_multiturn=false"
