@@ -276,6 +276,7 @@ def test_a_hub_that_gives_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         raise LocalEntryNotFoundError("no network")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setattr("lopa_dist.models.files.why_not_there", lambda path: "")
     with pytest.raises(CheckpointError, match=r"model\.path=some/model: .*no network"):
         find("some/model")
 

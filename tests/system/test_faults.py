@@ -153,6 +153,8 @@ def test_a_collective_that_never_raises_names_the_lost_rank_and_keeps_what_was_d
     [part] = (folder / "journal").glob("001-*.jsonl")
     kept = [json.loads(line)["id"] for line in part.read_text().splitlines()]
     assert kept
+    if how != "stop":  # what is kept is the same, so that one job that goes on is enough
+        return
     ranks = forked_job(folder, 2, ["1", "0", "none"], mesh)
     assert ranks.wait() == [0, 0], ranks.printed()[-3000:]
     assert f"{len(kept)} of them were done before (attempt 2)" in ranks.printed()

@@ -58,7 +58,7 @@ def learned(folder: Path, never: Lines) -> None:
 
 def test_a_rank_that_is_lost_in_a_lesson_costs_no_answer(tmp_path: Path, never: Lines) -> None:
     folder = tmp_path / "run"
-    ranks = forked.job(folder, 2, "parallel.data=2", *LEARNING, "learn.minutes=5")
+    ranks = forked.job(folder, 2, "parallel.data=2", *LEARNING, "learn.minutes=5", "parallel.timeout_s=6")
     end = time.monotonic() + 120
     while "learns to draft" not in ranks.printed() and ranks.running() and time.monotonic() < end:
         time.sleep(0.05)
