@@ -16,11 +16,18 @@ tool=$(basename "${uv:-pip}")
 
 say() { echo "$(date +%H:%M:%S) $*"; }
 
-# pip shows only errors: its warnings are about the machine's indexes and the packages of other projects. It compiles no
-# modules, as uv does not: that would take a third of its time, and most of them are never imported.
+# pip shows only errors: its warnings are about the machine's indexes and the packages of other projects. It would compile
+# all modules, one after the other; `compiled` does so with all cores.
 add() {
     if [ -n "$uv" ]; then "$uv" pip install --python "$venv/bin/python" "$@"
     else "$venv/bin/python" -m pip install --quiet --quiet --no-compile --disable-pip-version-check "$@"; fi
+}
+
+# All but tests and what no job imports. Without it, jobs of users who cannot write there, or who have set
+# PYTHONDONTWRITEBYTECODE, would each compile what they import. Templates that are not Python are passed over.
+compiled() {
+    packages=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
+    "$venv/bin/python" -m compileall -q -j 0 -x '/(tests?|testing|_inductor|transformers/models)/' "$packages" >/dev/null 2>&1 || true
 }
 
 add_torch() {
@@ -48,5 +55,5 @@ if ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
 fi
 say "installing $* with $tool (some 150 packages: a minute or two)"
 add "$@"
-"$venv/bin/lopa-dist" --version >/dev/null 2>&1 || true # Python compiles what a job imports, also for users who cannot write there
+compiled
 say "installed in $venv"
