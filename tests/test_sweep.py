@@ -25,19 +25,22 @@ def test_jobs_that_share_a_machine_are_told_so(capsys: pytest.CaptureFixture[str
         assert ("2 jobs run at once and share this machine: compare no speeds" in capsys.readouterr().err) == told
 
 
+def refusal(*arguments: str) -> list[str]:
+    """The lines of the message by which a sweep is refused."""
+    with pytest.raises(UserError) as refused:
+        check_points(arguments)
+    return str(refused.value).splitlines()
+
+
 def test_points_that_cannot_are_named_with_the_reason() -> None:
-    with pytest.raises(UserError) as refusal:
-        check_points(["--multirun", "task.limit=3", "decode.drafts=0,4", "decode.branches=0,3"])
-    first, point, advice = str(refusal.value).splitlines()
+    first, point, advice = refusal("--multirun", "task.limit=3", "decode.drafts=0,4", "decode.branches=0,3")
     assert first == "1 of 4 points cannot run, so none has started:"
     assert point.startswith("  decode.drafts=0 decode.branches=3: decode.branches=3 with decode.verify=agreement needs")
     assert "hydra.sweep.dir" in advice
 
 
 def test_points_that_do_not_suit_the_model_are_named_before_any_starts() -> None:
-    with pytest.raises(UserError) as refusal:
-        check_points(["-m", "model=lists", "decode.drafts=0,2", "decode.branches=0"])
-    first, point, _ = str(refusal.value).splitlines()
+    first, point, _ = refusal("-m", "model=lists", "decode.drafts=0,2", "decode.branches=0")
     assert first == "1 of 2 points cannot run, so none has started:"
     assert point.startswith("  decode.drafts=0: decode.tau_look=0.5: has no effect here")
     assert "choose another decode= (decode=vanilla, decode=embedded_plain and others)" in point

@@ -33,7 +33,7 @@ from lopa_dist.tasks.task import CannotJudge, Item, Score
 
 log = logging.getLogger("lopa_dist")
 TOLD: set[tuple[str, str]] = set()  # messages logged for a source, which is read again for tables and pages
-SHOWN = range(1, 20)  # characters of a number that is shown
+LONGEST_NUMBER = 19  # characters of a number that is shown
 NOTHING = ("NULL", "null", "NaN", "nan", "None", "N/A")  # what programs write for a missing value
 NUMBERS = (*LIMITS, *SAMPLING, "n", "best_of", "top_logprobs", "presence_penalty", "frequency_penalty")
 
@@ -92,9 +92,9 @@ class Batch:
         firsts: dict[str, Any] = {}
         for row in islice(rows(self.source), self.limit):
             if row.value is not None and (self.fields.named or not is_wrapped(row.value)):
-                given = {key: value for key, value in row.value.items() if value is not None}
-                fields.update(given.keys())
-                firsts = given | firsts
+                given = [key for key, value in row.value.items() if value is not None]
+                firsts |= {key: row.value[key] for key in given if key not in fields and key in NUMBERS}
+                fields.update(given)
             failed += row.value is not None and row.value.get("finish_reason") == "error"
             items = self.unique(self.read(row), row.number, seen)
             words.update(item.prompt for item in items if item.prompt in NOTHING)
@@ -114,7 +114,7 @@ class Batch:
 
         Args:
             fields: how many lines have each field.
-            firsts: the first value of each field.
+            firsts: the first value of each option that is a number.
             words: how many prompts are each word of `NOTHING`.
             failed: how many lines are results of an earlier job that ended with an error.
         """
@@ -126,7 +126,7 @@ class Batch:
             )
         for note in not_read(self.source):
             yield logging.WARNING, f"WARNING: task.input={self.source}: {note}"
-        first = {key: f", the first with {firsts[key]}" for key in NUMBERS if len(str(firsts.get(key, ""))) in SHOWN}
+        first = {key: f", the first with {n}" for key, n in firsts.items() if 0 < len(str(n)) <= LONGEST_NUMBER}
         if options := [f"{key} ({fields[key]:,} lines{first.get(key, '')})" for key in OPTIONS if key in fields]:
             rename = "a field that is only to pass through needs another name"
             yield logging.INFO, f"options of a line: {', '.join(options)}; {rename}"

@@ -37,6 +37,11 @@ def results(folder: Path) -> Lines:
     return [{key: value for key, value in line.items() if key != "latency_s"} for line in lines]
 
 
+def entries(folder: Path, parts: str = "*") -> int:
+    """How many lines the journal of a run has, or those of its parts."""
+    return sum(part.read_bytes().count(b"\n") for part in folder.glob(f"journal/{parts}.jsonl"))
+
+
 @pytest.fixture(scope="package", autouse=True)
 def _nothing_is_left() -> Iterator[None]:
     """No process that the tests started, however indirectly, runs when they are over: all inherit a mark."""

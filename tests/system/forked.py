@@ -54,9 +54,9 @@ class Ranks:
             process.join()
 
 
-def perform(program: str, arguments: Sequence[str], variables: dict[str, str], folder: str, log: str) -> None:
+def perform(program: str, arguments: Sequence[str], variables: dict[str, str], folder: Path, log: Path) -> None:
     """Run a module, or a file that ends in `.py`, as a rank."""
-    with Path(log).open("a") as file:
+    with log.open("a") as file:
         for descriptor in (1, 2):
             os.dup2(file.fileno(), descriptor)
     os.environ.update(variables)
@@ -73,8 +73,8 @@ def perform(program: str, arguments: Sequence[str], variables: dict[str, str], f
         sys.stderr.flush()
 
 
-def start(program: str, count: int, *arguments: str, log: Path, folder: Path | None = None) -> Ranks:
-    """Start `count` ranks of a program with arguments, in `folder`, by default the current one."""
+def start(program: str, count: int, *arguments: str, log: Path) -> Ranks:
+    """Start `count` ranks of a program with arguments, in the current folder."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -87,7 +87,7 @@ def start(program: str, count: int, *arguments: str, log: Path, folder: Path | N
     processes: list[BaseProcess] = []
     for rank in range(count):
         variables = {**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        given = (program, arguments, variables, str(folder or Path.cwd()), str(log))
+        given = (program, arguments, variables, Path.cwd(), log)
         processes.append(FORKING.Process(target=perform, args=given))
         processes[-1].start()
     return Ranks(processes, log)

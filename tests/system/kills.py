@@ -24,6 +24,7 @@ from lopa_dist.config import composed
 from lopa_dist.jobs.run.job import run
 from lopa_dist.parallel.launcher import detect
 from tests.jobs.test_resumed_figures import figures
+from tests.system.conftest import entries, results
 
 RANKS, REQUESTS = 2, 24
 WHETHER = os.WEXITED | os.WNOHANG | os.WNOWAIT  # a process has ended, without reaping it
@@ -63,10 +64,6 @@ def start(folder: Path) -> list[int]:
     return found
 
 
-def entries(folder: Path) -> int:
-    return sum(part.read_bytes().count(b"\n") for part in folder.glob("journal/*.jsonl"))
-
-
 def ended(processes: list[int]) -> list[int]:
     """The exit codes of a job's ranks, when all have ended; those that take too long are killed."""
     until, codes = time.monotonic() + LIMIT_S, {}
@@ -89,9 +86,7 @@ def kill(processes: list[int]) -> None:
 
 def finished(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Result lines and figures without times."""
-    lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
-    report = json.loads((folder / "report.json").read_text())
-    return [{k: v for k, v in line.items() if k != "latency_s"} for line in lines], figures(report)
+    return results(folder), figures(json.loads((folder / "report.json").read_text()))
 
 
 def disturbed(folder: Path, dice: random.Random) -> int:

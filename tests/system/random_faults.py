@@ -29,7 +29,7 @@ from typing import Any
 
 from tests.jobs.test_resumed_figures import figures
 from tests.system import slurm
-from tests.system.conftest import MARK, QUIET, ROOT, marked
+from tests.system.conftest import MARK, QUIET, ROOT, marked, results
 from tests.system.planted import BEGINS
 
 REQUESTS, TIMEOUT_S, LIMIT_S = 16, 6, 150
@@ -171,11 +171,8 @@ def of_jobs() -> dict[int, str]:
 
 def outcome(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Result lines without what depends on time, and figures."""
-    lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
-    for line in lines:
-        del line["latency_s"]
     report = json.loads((folder / "report.json").read_text())
-    return lines, {name: value for name, value in figures(report).items() if name not in OF_THE_RANKS}
+    return results(folder), {name: value for name, value in figures(report).items() if name not in OF_THE_RANKS}
 
 
 def disturb(fault: Fault, folder: Path) -> None:

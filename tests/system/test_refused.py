@@ -20,5 +20,5 @@ def test_the_command_of_a_run_is_that_of_its_job(tmp_path: Path) -> None:
     assert "has results of other settings" in refused.printed()
     perform("report", [str(folder)])
     page = (folder / "report.html").read_text()
-    assert "logging.wandb.mode=disabled parallel.threads=1 task.limit=2" in page
+    assert "<pre>torchrun --nproc-per-node 1 -m lopa_dist logging.wandb.mode=disabled parallel.threads=1" in page
     assert "decode.temperature=0.7" not in page

@@ -13,12 +13,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.system import forked
-from tests.system.conftest import REQUESTS, Lines, results
+from tests.system.conftest import REQUESTS, Lines, entries, results
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
 KILLS = int(os.environ.get("LOPA_KILLS", "1"))
@@ -53,16 +54,13 @@ def finish(job: subprocess.Popen[str], folder: Path) -> str:
     return printed
 
 
-def entries(folder: Path) -> int:
-    return sum(part.read_bytes().count(b"\n") for part in (folder / "journal").glob("*.jsonl"))
-
-
-def wait_for(folder: Path, count: int, job: subprocess.Popen[str] | forked.Ranks) -> None:
-    def running() -> bool:
-        return job.running() if isinstance(job, forked.Ranks) else job.poll() is None
-
+def wait_for(folder: Path, count: int, running: Callable[[], bool]) -> None:
     while running() and entries(folder) < count:
         time.sleep(0.02)
+
+
+def runs(job: subprocess.Popen[str]) -> Callable[[], bool]:
+    return lambda: job.poll() is None
 
 
 def ends_as_if_nothing_had_happened(folder: Path, plain: Lines, ranks: int = 1) -> str:
@@ -78,7 +76,7 @@ def test_sigkill_at_any_moment_loses_and_repeats_nothing(tmp_path: Path, plain: 
     for kill in range(KILLS):
         before = entries(folder)
         job = forked_job(folder, "engine.max_sequences=2")  # so that few finish at a time, and the kills are many
-        wait_for(folder, before + rng.randrange(1, REQUESTS // (2 * KILLS) + 2), job)
+        wait_for(folder, before + rng.randrange(1, REQUESTS // (2 * KILLS) + 2), job.running)
         time.sleep(rng.random() * 0.1)
         if kill % 2:
             job.kill()
@@ -100,7 +98,7 @@ def test_sigkill_at_any_moment_loses_and_repeats_nothing(tmp_path: Path, plain: 
 def test_a_signal_stops_in_order_and_the_job_goes_on(tmp_path: Path, plain: Lines) -> None:
     folder = tmp_path / "run"
     job = forked_job(folder, "job.grace_s=20", ranks=1)
-    wait_for(folder, 5, job)
+    wait_for(folder, 5, job.running)
     assert job.processes[0].pid is not None
     os.kill(job.processes[0].pid, signal.SIGUSR1)
     assert job.wait() == [75]
@@ -112,7 +110,7 @@ def test_a_signal_stops_in_order_and_the_job_goes_on(tmp_path: Path, plain: Line
 def test_a_signal_to_torchrun_stops_in_order_and_the_job_goes_on(tmp_path: Path, plain: Lines) -> None:
     folder = tmp_path / "run"
     job = under_torchrun(folder, "job.grace_s=0")
-    wait_for(folder, 5, job)
+    wait_for(folder, 5, runs(job))
     os.kill(job.pid, signal.SIGTERM)
     printed = finish(job, folder)
     assert "stopped by SIGTERM" in printed, printed[-3000:]
@@ -131,7 +129,7 @@ def test_one_rank_is_told_to_stop_and_all_leave_when_rank_0_has_written(tmp_path
     """With W&B, whose service a scheduler signals too: all of it is written, and the job goes on."""
     slow = "engine.max_sequences=1"
     job = under_torchrun(tmp_path, "job.grace_s=1", "logging.wandb.mode=offline", slow)
-    wait_for(tmp_path, 2, job)
+    wait_for(tmp_path, 2, runs(job))
     ranks = children(job.pid)
     for service in [process for rank in ranks for process in children(rank)]:
         os.kill(service, signal.SIGUSR1)
@@ -219,7 +217,7 @@ def test_torchrun_restarts_go_on(tmp_path: Path, plain: Lines) -> None:
     )  # fmt: skip
     while job.poll() is None and not (found := list(tmp_path.glob("outputs/*/*/journal"))):
         time.sleep(0.05)
-    wait_for(found[0].parent, 10, job)
+    wait_for(found[0].parent, 10, runs(job))
     os.kill(children(job.pid)[-1], signal.SIGKILL)
     printed = finish(job, tmp_path)
     assert job.returncode == 0, printed[-3000:]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.system import slurm
-from tests.system.conftest import ROOT, Lines
+from tests.system.conftest import ROOT, Lines, entries
 
 pytestmark = [
     pytest.mark.system,
@@ -99,10 +99,6 @@ def wait_until_done(cluster: dict[str, str], job: str, limit_s: float = 200) -> 
     while not (states := state_of(cluster, job)) <= over and time.monotonic() < end:
         time.sleep(1)
     return states
-
-
-def entries(folder: Path, parts: str = "*") -> int:
-    return sum(part.read_bytes().count(b"\n") for part in folder.glob(f"journal/{parts}.jsonl"))
 
 
 def wait_for_entries(folder: Path, count: int, parts: str = "*", limit_s: float = 120) -> None:

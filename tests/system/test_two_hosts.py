@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.system.conftest import entries
+
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 6
 TORCHRUN_S = 20  # torchrun's own time from the end of its worker to its own
@@ -86,10 +88,6 @@ def printed(folder: Path, number: int) -> str:
 
 def texts(folder: Path) -> list[str]:
     return [json.loads(line)["text"] for line in (folder / "results.jsonl").read_text().splitlines()]
-
-
-def entries(folder: Path) -> int:
-    return sum(part.read_bytes().count(b"\n") for part in (folder / "journal").glob("*.jsonl"))
 
 
 def test_same_text_as_one_process(hosts: list[str], one_process: list[str], tmp_path: Path) -> None:

@@ -492,7 +492,8 @@ def test_every_column_of_a_table_passes_through(tmp_path: Path, caplog: pytest.L
     assert first.metadata == {"id": 4, "temperature": 0.5, "seed": 1, "note": None}
     assert second.metadata == {"id": 4, "temperature": None, "seed": 2, "note": None}
     assert (second.custom_id, first.sampling) == ("line-2", RequestSampling(0.5, None, None, 1))
-    assert "temperature (1 lines, the first with 0.5), seed (2 lines, the first with 1)" in caplog.text
+    told = "temperature (1 lines, the first with 0.5), seed (2 lines, the first with 1)"
+    assert f"options of a line: {told}" in caplog.text
     bad = b"id,prompt,day\na,x,Monday,more\nb,y\nc,caf\xe9,Friday\n"
     (tmp_path / "t.csv").write_bytes(bad)
     items = list(Batch(str(tmp_path / "t.csv")).items())

@@ -340,7 +340,7 @@ def test_all_columns_of_a_parquet_input_are_there_whatever_they_hold(
         patch.chdir(tmp_path)
         task = TaskConfig("batch", None, "in.parquet", output="answers.parquet")
         run(config(task), tmp_path / "run", World("python"))
-    assert "options of a line: temperature (2 lines, the first with " in caplog.text
+    assert "options of a line: temperature (2 lines, the first with 0.5)" in caplog.text
     assert write_table(tmp_path / "run", tmp_path / "again.parquet")[2] == ""
     for name in ("answers.parquet", "again.parquet"):
         found = pq.read_table(tmp_path / name)
