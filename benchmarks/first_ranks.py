@@ -36,7 +36,7 @@ LEAST = 0.97  # least share of equal tokens: on a GPU, a rank stacks other branc
 
 def lookahead(device: torch.device) -> DecodeConfig:
     """Return how the ranks decode: on a CPU, where kernels are interpreted, less far and less long."""
-    return LOOKAHEAD if device.type == "cuda" else replace(LOOKAHEAD, branches=3, max_new_tokens=32)
+    return LOOKAHEAD if device.type == "cuda" else replace(LOOKAHEAD, branches=3, max_new_tokens=16)
 
 
 def rank(number: int, store: Path, device: torch.device) -> None:

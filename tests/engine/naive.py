@@ -146,16 +146,12 @@ class Naive:
                 k = torch.cat([old_k[:below], k, old_k[below + span :]])
                 v = torch.cat([old_v[:below], v, old_v[below + span :]])
             behind = len(k) - n - below if self.cache else 0  # cached tokens behind the rows' own
-            out = torch.zeros_like(q)
-            group = q.shape[1] // k.shape[1]
-            for r in range(n):
-                later = torch.arange(behind) + first + span < self.visible(max(at[r], first))
-                cached = torch.ones(len(k) - n - behind, dtype=torch.bool)
-                seen = torch.cat([cached, own[r], later])
-                for h in range(q.shape[1]):
-                    weights = (k[seen, h // group] @ q[r, h] / q.shape[2] ** 0.5).softmax(0)
-                    out[r, h] = weights @ v[seen, h // group]
-            return out
+            ends = torch.tensor([self.visible(max(position, first)) for position in at])
+            later = torch.arange(behind) + first + span < ends[:, None]
+            seen = torch.cat([torch.ones(n, len(k) - n - behind, dtype=torch.bool), own, later], 1)
+            k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+            scores = torch.einsum("rhd,chd->hrc", q, k) / q.shape[2] ** 0.5
+            return torch.einsum("hrc,chd->rhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), v)
 
         positions = torch.tensor(at) + len(self.prompt)
         hidden = self.model(torch.tensor(tokens), positions, attend)

@@ -59,7 +59,7 @@ def test_no_forward_of_one_sequence_exceeds_the_bound(small_model: Transformer, 
 @pytest.mark.parametrize(
     ("drafts", "branches", "source"), [("auto", 0, "auto"), ("auto", 3, "auto"), (16, 3, "masks"), (16, 0, "text")]
 )
-@pytest.mark.parametrize("tokens", [3, 24, 64])
+@pytest.mark.parametrize("tokens", [3, 40])
 def test_nor_does_one_that_looks_ahead_as_far_as_it_may(
     monkeypatch: pytest.MonkeyPatch, drafts: Any, branches: int, source: str, tokens: int
 ) -> None:

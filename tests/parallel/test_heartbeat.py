@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +16,7 @@ from torch._C._distributed_c10d import HashStore, TCPStore
 from lopa_dist.parallel import heartbeat
 from lopa_dist.parallel import store_keys as keys
 from lopa_dist.parallel.heartbeat import INTERVAL_S, Heartbeat
+from tests.ports import free_port
 
 HOST = """
 import sys, time
@@ -28,8 +28,7 @@ time.sleep(120)
 
 
 def test_a_store_that_falls_silent_is_noticed_while_an_operation_hangs() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     host = subprocess.Popen([sys.executable, "-c", HOST, str(port)])
     try:
         store = TCPStore("127.0.0.1", port, None, False, timedelta(seconds=60))

@@ -18,6 +18,7 @@ from lopa_dist.parallel import store_keys as keys
 from lopa_dist.parallel.launcher import LaunchError, World
 from lopa_dist.parallel.rendezvous import CONNECTIONS, host, never_again, rendezvous
 from lopa_dist.parallel.stop import Stopped
+from tests.ports import free_port
 
 
 @pytest.fixture(autouse=True)
@@ -77,8 +78,7 @@ def test_ranks_that_are_started_again_after_a_stop_stop_too(agent: TCPStore) -> 
 
 @pytest.mark.timeout(60)
 def test_a_store_whose_host_ends_just_after_it_has_answered_is_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as gone:
-        port = gone.getsockname()[1]
+    port = free_port()
     monkeypatch.setattr(rendezvous_file, "answers", lambda *_: True)
     monkeypatch.setattr(rendezvous_file, "CONNECT", timedelta(seconds=0.5))
     environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}

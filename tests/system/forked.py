@@ -9,7 +9,6 @@ import multiprocessing
 import os
 import runpy
 import signal
-import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from lopa_dist.parallel import launcher
+from tests.ports import free_port
 
 FORKING = multiprocessing.get_context("forkserver")
 IMPORTS = ["lopa_dist.cli", "lopa_dist.jobs.run.job", "lopa_dist.llm", "lopa_dist.parallel.group"]
@@ -75,12 +75,9 @@ def perform(program: str, arguments: Sequence[str], variables: dict[str, str], f
 
 def start(program: str, count: int, *arguments: str, log: Path) -> Ranks:
     """Start `count` ranks of a program with arguments, in the current folder."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     common = {
         "TORCHELASTIC_RUN_ID": "forked", "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count),
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1",
     }  # fmt: skip
     log.touch()
     FORKING.set_forkserver_preload(IMPORTS)

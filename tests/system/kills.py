@@ -1,87 +1,41 @@
 """Jobs of two ranks that are killed at random moments and go on: nothing may be lost, nothing misreported.
 
 ``python -m tests.system.kills FOLDER --runs 50`` makes so many jobs in FOLDER, each killed up to three times, one rank
-or both, and compares texts and figures with those of a job that nobody disturbed. The ranks are forked from this
-process, as what torchrun starts, so that most of the time goes into jobs and not into imports.
+or both, and compares texts and figures with those of a job that nobody disturbed.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
 import random
 import shutil
-import signal
-import socket
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from lopa_dist.config import composed
-from lopa_dist.jobs.run.job import run
-from lopa_dist.parallel.launcher import detect
 from tests.jobs.test_resumed_figures import figures
+from tests.system import forked
 from tests.system.conftest import entries, results
 
-RANKS, REQUESTS = 2, 24
-WHETHER = os.WEXITED | os.WNOHANG | os.WNOWAIT  # a process has ended, without reaping it
+RANKS, REQUESTS = 2, 12
 LIMIT_S = 240.0
 SETTINGS = [
-    f"task.limit={REQUESTS}", f"parallel.data={RANKS}", "parallel.threads=1", "parallel.timeout_s=10",
-    "engine.max_sequences=3", "decode.branches=2", "decode.drafts=4", "logging.wandb.mode=disabled",
-    "logging.progress=never", "job.crashes=null",
+    f"task.limit={REQUESTS}", f"parallel.data={RANKS}", "parallel.timeout_s=10", "engine.max_sequences=3",
+    "decode.branches=2", "decode.drafts=4", "logging.progress=never", "job.crashes=null",
 ]  # fmt: skip
 
 
-def start(folder: Path) -> list[int]:
-    """Fork the ranks of a job; returns their processes."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    found = []
-    for rank in range(RANKS):
-        process = os.fork()
-        if process == 0:
-            status = 1
-            try:
-                os.environ |= {
-                    "TORCHELASTIC_RUN_ID": "kills", "RANK": str(rank), "WORLD_SIZE": str(RANKS),
-                    "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1",
-                    "MASTER_PORT": str(port),
-                }  # fmt: skip
-                with (folder / f"rank{rank}.log").open("a") as log:
-                    os.dup2(log.fileno(), 1)
-                    os.dup2(log.fileno(), 2)
-                run(composed(SETTINGS), folder, detect())
-                status = 0
-            finally:
-                sys.stderr.flush()
-                os._exit(status)
-        found.append(process)
-    return found
+def start(folder: Path) -> forked.Ranks:
+    """Start a job, or go on with it."""
+    return forked.job(folder, RANKS, *SETTINGS)
 
 
-def ended(processes: list[int]) -> list[int]:
-    """The exit codes of a job's ranks, when all have ended; those that take too long are killed."""
-    until, codes = time.monotonic() + LIMIT_S, {}
-    while len(codes) < len(processes):
-        for process in {*processes} - {*codes}:
-            done, status = os.waitpid(process, os.WNOHANG)
-            if done:
-                codes[process] = os.waitstatus_to_exitcode(status)
-        if time.monotonic() > until:
-            kill(processes)
-        time.sleep(0.01)
-    return [codes[process] for process in processes]
-
-
-def kill(processes: list[int]) -> None:
-    for process in processes:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process, signal.SIGKILL)
+def complete(folder: Path) -> None:
+    """Let a job end."""
+    job = start(folder)
+    assert job.wait(LIMIT_S) == [0] * RANKS, job.printed()[-3000:]
 
 
 def finished(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -93,17 +47,17 @@ def disturbed(folder: Path, dice: random.Random) -> int:
     """Kill a job some times, then let it end; returns how often it was killed."""
     kills = 0
     for _ in range(dice.randint(1, 3)):
-        processes, at = start(folder), entries(folder) + dice.randint(0, 8)
-        alive = True
-        while entries(folder) < at and alive:
+        job, at = start(folder), entries(folder) + dice.randint(0, 8)
+        while entries(folder) < at and all(process.is_alive() for process in job.processes):
             time.sleep(0.005)
-            alive = all(os.waitid(os.P_PID, process, WHETHER) is None for process in processes)
         time.sleep(dice.random() * 0.2)
-        kill(processes if dice.random() < 0.8 else [dice.choice(processes)])
-        kills += any(ended(processes))
+        if dice.random() < 0.8:
+            job.kill()
+        else:  # the other ends by itself
+            dice.choice(job.processes).kill()
+        kills += any(job.wait(LIMIT_S))
     if not (folder / "report.json").exists():
-        codes = ended(start(folder))
-        assert codes == [0] * RANKS, (folder / "rank0.log").read_text()[-3000:]
+        complete(folder)
     return kills
 
 
@@ -115,13 +69,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     whole = options.folder / "undisturbed"
-    whole.mkdir(parents=True)
-    assert ended(start(whole)) == [0] * RANKS, (whole / "rank0.log").read_text()[-3000:]
+    complete(whole)
     lines, expected = finished(whole)
     dice, differ, kills = random.Random(options.seed), 0, 0
     for number in range(options.runs):
         folder = options.folder / str(number)
-        folder.mkdir()
         kills += disturbed(folder, dice)
         found, figures_found = finished(folder)
         wrong = [name for name in expected if figures_found.get(name) != expected[name]]

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from tests.system import forked
-from tests.system.conftest import QUIET, Lines, alone, results
+from tests.system.conftest import Lines, alone, results
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
 JOB = ["model=causal", "task.limit=24", "decode.drafts=4", "engine.max_sequences=8"]
 LEARNING = [*JOB, "job.learn=8", "learn.minutes=0.03", "learn.rank=4", "parallel.timeout_s=20"]
-MPIRUN = Path(sys.executable).parent / "mpirun"
 
 
 @pytest.fixture(scope="module")
@@ -30,26 +26,11 @@ def texts(lines: Lines) -> list[str]:
     return [line["text"] for line in lines]
 
 
-def test_two_ranks_learn_together_under_mpirun(tmp_path: Path, never: Lines) -> None:
-    if not MPIRUN.exists():
-        pytest.skip("there is no mpirun beside this interpreter")
-    job = [str(MPIRUN), "-n", "2", sys.executable, "-m", "lopa_dist", *QUIET, f"hydra.run.dir={tmp_path}"]
-    done = subprocess.run(
-        [*job, "parallel.branch=2", *LEARNING], capture_output=True, text=True, timeout=300, check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    learned(tmp_path, never)
-
-
-def test_two_tensor_ranks_learn_together(tmp_path: Path, never: Lines) -> None:
-    ranks = forked.job(tmp_path / "run", 2, "parallel.tensor=2", *LEARNING)
+@pytest.mark.parametrize("axis", ["branch", "tensor"])
+def test_two_ranks_learn_together(tmp_path: Path, never: Lines, axis: str) -> None:
+    folder = tmp_path / "run"
+    ranks = forked.job(folder, 2, f"parallel.{axis}=2", *LEARNING)
     assert ranks.wait() == [0, 0], ranks.printed()[-3000:]
-    learned(tmp_path / "run", never)
-
-
-def learned(folder: Path, never: Lines) -> None:
-    """The job had a lesson, and has the texts of one that never learns."""
     assert texts(results(folder)) == texts(never)
     [lesson] = json.loads((folder / "report.json").read_text())["lessons"]
     assert lesson["steps"] > 0

@@ -47,5 +47,5 @@ def test_two_ranks(tmp_path: Path, one_process: list[str], mesh: str, backend: s
 
 def test_call_after_call_holds_no_more_files_or_threads(tmp_path: Path) -> None:
     """A few calls; `python -m tests.system.many_calls` makes 300, also under torchrun."""
-    for rank, held in enumerate(many_calls.run("mpirun", 9, tmp_path)):
+    for rank, held in enumerate(many_calls.run("mpirun", 7, tmp_path)):
         assert many_calls.constant(held), (rank, held)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system import forked
+from tests.system import forked, kills
 from tests.system.conftest import REQUESTS, Lines, entries, results
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
@@ -99,8 +99,7 @@ def test_a_signal_stops_in_order_and_the_job_goes_on(tmp_path: Path, plain: Line
     folder = tmp_path / "run"
     job = forked_job(folder, "job.grace_s=20", ranks=1)
     wait_for(folder, 5, job.running)
-    assert job.processes[0].pid is not None
-    os.kill(job.processes[0].pid, signal.SIGUSR1)
+    os.kill(*pids(job), signal.SIGUSR1)
     assert job.wait() == [75]
     assert "stopped by SIGUSR1" in job.printed(), job.printed()[-3000:]
     some_are_done(folder, plain)
@@ -127,24 +126,25 @@ def some_are_done(folder: Path, plain: Lines) -> None:
 
 def test_one_rank_is_told_to_stop_and_all_leave_when_rank_0_has_written(tmp_path: Path, plain: Lines) -> None:
     """With W&B, whose service a scheduler signals too: all of it is written, and the job goes on."""
-    slow = "engine.max_sequences=1"
-    job = under_torchrun(tmp_path, "job.grace_s=1", "logging.wandb.mode=offline", slow)
-    wait_for(tmp_path, 2, runs(job))
-    ranks = children(job.pid)
+    folder = tmp_path / "run"
+    job = forked_job(folder, "job.grace_s=1", "logging.wandb.mode=offline", "engine.max_sequences=1")
+    wait_for(folder, 2, job.running)
+    ranks = pids(job)
     for service in [process for rank in ranks for process in children(rank)]:
         os.kill(service, signal.SIGUSR1)
     os.kill(ranks[1], signal.SIGUSR1)
-    printed = finish(job, tmp_path)
+    assert job.wait() == [75, 75]
+    printed = job.printed()
     assert (
-        f"stopped by SIGUSR1; the results so far are kept; go on with the same command and hydra.run.dir={tmp_path}"
+        f"stopped by SIGUSR1; the results so far are kept; go on with the same command and hydra.run.dir={folder}"
         in printed
     ), printed
     assert "does not answer" not in printed
     assert "WARNING" not in printed, "W&B goes on to the end"
-    assert {file.name for file in tmp_path.iterdir()} >= {"report.json", "report.html"}
-    [log] = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    assert {file.name for file in folder.iterdir()} >= {"report.json", "report.html"}
+    [log] = folder.glob("wandb/offline-run-*/*.wandb")
     assert log.stat().st_size > 1000
-    some = results(tmp_path)
+    some = results(folder)
     assert [line for line in plain if line in some] == some
 
 
@@ -159,8 +159,7 @@ def test_a_signal_before_the_first_step_is_answered_at_once(tmp_path: Path) -> N
     """However long the input takes to read: nothing is lost."""
     file, own = long_input(tmp_path)
     job = forked_job(tmp_path / "run", *own, ranks=1)
-    process = job.processes[0].pid
-    assert process is not None
+    [process] = pids(job)
     while not reads(process, file):
         assert job.running()
         time.sleep(0.02)
@@ -198,6 +197,10 @@ def reads(process: int, file: Path) -> bool:
     return False
 
 
+def pids(job: forked.Ranks) -> list[int]:
+    return [process.pid for process in job.processes if process.pid is not None]
+
+
 def children(process: int) -> list[int]:
     return [
         int(n) for n in subprocess.run(["pgrep", "-P", str(process)], capture_output=True, text=True).stdout.split()
@@ -226,8 +229,4 @@ def test_torchrun_restarts_go_on(tmp_path: Path, plain: Lines) -> None:
 
 
 def test_figures_after_kills_of_two_ranks_with_drafts_are_the_undisturbed_job_s(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.system.kills", str(tmp_path), "--runs", "1"]
-    root = Path(__file__).parents[2]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=root, check=False)
-    assert found.returncode == 0, found.stdout + found.stderr
-    assert ", 0 differ" in found.stdout
+    assert kills.main([str(tmp_path), "--runs", "1"]) == 0
