@@ -152,7 +152,7 @@ def engines(device: torch.device) -> Iterator[Fact]:
     auto, tree = replace(ALONE, drafts="auto"), replace(FIXED, branches=3)
     few = requests_of(3, 40)
     compare: Callable[..., Callable[[], dict[str, Any]]] = partial(partial, against_the_cpu, device, {})
-    for length in (300, 1500 if device.type == "cuda" else 600):  # the CPU interprets kernels, slowly
+    for length in (300, 1500):
         alone = requests_of(1, length)
         yield f"causal, 4 drafts, a prompt of {length}", compare("causal", FIXED, alone, plain=ALONE)
         yield f"causal, auto, a prompt of {length}", compare("causal", auto, alone, MANY, plain=ALONE)

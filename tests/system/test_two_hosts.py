@@ -18,7 +18,7 @@ import pytest
 from tests.system.conftest import entries
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 6
+TIMEOUT_S = 4
 TORCHRUN_S = 20  # torchrun's own time from the end of its worker to its own
 OVERRIDES = [
     "decode.branches=3", "logging.wandb.mode=disabled", "parallel.threads=1",
