@@ -185,7 +185,10 @@ def summary(report: dict[str, Any], folder: Path) -> float:
             "(docs/inputs.md#own-problems); with the same hydra.run.dir none is generated again"
         )
     if unjudged:
-        log.info("the first that was not judged: %s", first_of(folder, "unjudged"))
+        first = first_of(folder, "unjudged")
+        if report["errors"] + report["unjudged"] == report["requests"]:
+            raise UserError(f"no answer could be judged; the first: {first}")
+        log.info("the first that was not judged: %s", first)
     return float(report["tpf"])
 
 

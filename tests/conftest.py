@@ -38,7 +38,7 @@ if not GPU:  # hidden, and kernels are interpreted: Triton reads that when one i
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ["TRITON_INTERPRET"] = "1"
 
-AFTER_EACH = 3  # files of other tests behind one of system tests
+AFTER_EACH = 8  # files of other tests behind one of system tests, as many as keep the cores busy while those wait
 
 SMALL = ModelConfig(
     family="Dream", vocab_size=48, hidden_size=32, layers=2, heads=4, kv_heads=2, head_dim=8, intermediate_size=48,
@@ -75,9 +75,10 @@ def pytest_runtest_setup() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with the files of system tests, which take longest, and some others after each, which keep the cores busy.
+    """Put the files of system tests, which take longest, first, with some others after each.
 
-    System tests wait half of their time. What comes last should be short.
+    System tests wait half of their time, and many of them at once take turns on the cores. What comes last should be
+    short.
     """
     files: dict[str, list[pytest.Item]] = {}
     for item in items:

@@ -575,8 +575,10 @@ def test_the_first_error_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFi
     lines.append(every | {"finish_reason": "stop", "unjudged": "KeyError: 'answer'"})
     write_results(tmp_path, lines)
     with caplog.at_level("INFO", "lopa_dist"):
-        cli.summary(report | {"unjudged": 1}, tmp_path)
+        cli.summary(report | {"requests": 4, "unjudged": 1}, tmp_path)
     assert caplog.messages[-1] == "the first that was not judged: KeyError: 'answer'"
+    with pytest.raises(UserError, match="no answer could be judged; the first: KeyError: 'answer'"):
+        cli.summary(report | {"unjudged": 1}, tmp_path)
     lines[1:1] = [every | {"finish_reason": "invalid", "error": "the text is no JSON: it was cut"}]
     write_results(tmp_path, lines)
     caplog.clear()

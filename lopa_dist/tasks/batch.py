@@ -79,13 +79,14 @@ class Batch:
         if response_format is not None:
             self.defaults["response_format"] = read_format(response_format)
         self.rule, self.tries = score, tries
+        self.usable, self.lacking = False, ""  # whether a line has the fields that are asked for; what the first lacks
         self.judge = load(score, "task.score") if score is not None and is_own(score) else exact
 
     def items(self) -> Iterable[Item]:
         """Yield the items of at most `limit` lines, in order; blank lines are skipped. Log `notes` at the end.
 
         Raises:
-            ValueError: a table has no column of prompts.
+            ValueError: a table has no column of prompts, or no line has a field that the settings name.
         """
         seen: dict[str, int] = {}
         fields, words, failed = Counter[str](), Counter[str | None](), 0
@@ -99,6 +100,8 @@ class Batch:
             items = self.unique(self.read(row), row.number, seen)
             words.update(item.prompt for item in items if item.prompt in NOTHING)
             yield from (placed(item, row) for item in items)
+        if self.lacking and not self.usable:
+            raise ValueError(f"task.input={self.source}: none of its lines can be used. {self.lacking}")
         for level, message in self.notes(fields, firsts, words, failed):
             if (self.source, message) not in TOLD:
                 TOLD.add((self.source, message))
@@ -147,9 +150,12 @@ class Batch:
         if reason:
             return [self.refused(row.value, row.number, reason)]
         value = row.value
-        if reason := self.lacks(value):
+        reason = self.lacks(value)
+        self.usable = self.usable or not reason
+        if reason:
             if self.table:
                 raise ValueError(f"task.input={self.source}: {reason}")
+            self.lacking = self.lacking or f"line {row.number}: {reason}"
             if self.fields.named or self.fields.id is not None:
                 return [self.refused(value, row.number, reason)]
         elif not self.fields.named and self.table and isinstance(value.get("body"), dict):

@@ -81,7 +81,7 @@ def test_two_tensor_groups_learn_together_and_change_no_text(tmp_path: Path) -> 
         split(own, tensor)
         ranks = everyone[2 * comm.rank + tensor.rank]
         learning = Learning(own, 79, 8, ranks, tensor=tensor)
-        steps = iter(range(40))
+        steps = iter(range(24))
         lesson = learning.lesson(answers, 600, lambda: next(steps, None) is None, part=(comm.rank, comm.size))
         learning.adopt()
         engine = Engine(own, drafting, Solo(), EngineConfig(8), tensor=tensor)

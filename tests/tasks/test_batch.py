@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -240,10 +241,10 @@ def test_other_fields_pass_through_and_an_id_names_the_request(tmp_path: Path) -
     (bad,) = read(tmp_path, {"id": 7, "question": None, "day": 1}, column="question")
     assert (bad.custom_id, bad.metadata) == ("7", {"day": 1})
     assert bad.error == "line 1: question is null; give it a prompt, or leave the line out"
-    (bad,) = read(tmp_path, {"custom_id": "a", "question": "x"})
+    bad, _ = read(tmp_path, {"custom_id": "a", "question": "x"}, {"prompt": "x"})
     assert bad.error
     assert "line 1: no prompt or messages in it; if the field of the prompt" in bad.error
-    (bad,) = read(tmp_path, {"question": "x"}, column="prompt")
+    bad, _ = read(tmp_path, {"question": "x"}, {"prompt": "x"}, column="prompt")
     assert bad.error == "line 1: no prompt in it; it has question: task.column=NAME says which is the prompt"
     (tmp_path / "t.csv").write_text("prompt,logprobs\nx,true\nx,FALSE\nx,\nx,maybe\n")
     items = list(Batch(str(tmp_path / "t.csv")).items())
@@ -446,7 +447,7 @@ def test_what_is_wrong_with_a_chat_is_said_of_its_message(tmp_path: Path, messag
 def test_a_line_that_is_refused_keeps_its_name_and_its_fields(
     tmp_path: Path, line: dict[str, Any], options: dict[str, Any]
 ) -> None:
-    [found] = read(tmp_path, line | {"level": 3}, **options)
+    [found, _] = read(tmp_path, line | {"level": 3}, {"prompt": "y", "words": "y"}, **options)
     assert found.error
     assert (found.custom_id, (found.metadata or {})["level"]) == ("t1", 3)
     assert found.prompt == (line["prompt"] if isinstance(line.get("prompt"), str) else None), "for the table of results"
@@ -507,6 +508,26 @@ def test_every_column_of_a_table_passes_through(tmp_path: Path, caplog: pytest.L
         "line 2: it has 2 columns, and the first line names 3",
         "line 3: not UTF-8",
     ]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({}, "no prompt or messages in it; it has question: task.column=NAME says which is the prompt"),
+        ({"column": "text"}, "no text in it; it has question: task.column=NAME says which is the prompt"),
+        ({"prompt": "Say {text}"}, "task.prompt asks for {text}, but it has question; name a column plainly"),
+        ({"column": "question", "id": "name"}, "no name in it; it has question: task.id=NAME says which names"),
+    ],
+)
+def test_a_field_that_no_line_has_is_a_mistake_of_the_command(
+    tmp_path: Path, options: dict[str, str], reason: str
+) -> None:
+    """Not one of each line, which would end as a million records."""
+    lines = ["no JSON", {"question": "x"}, {"question": "y"}]
+    with pytest.raises(ValueError, match=re.escape(f"none of its lines can be used. line 2: {reason}")):
+        read(tmp_path, *lines, **options)
+    every = {"question": "z", "text": "x", "prompt": "x", "name": "n"}
+    assert [item.error is None for item in read(tmp_path, *lines, every, **options)] == [False] * 3 + [True]
 
 
 def test_a_column_of_names(tmp_path: Path) -> None:
