@@ -79,7 +79,7 @@ class Batch:
         if response_format is not None:
             self.defaults["response_format"] = read_format(response_format)
         self.rule, self.tries = score, tries
-        self.usable, self.lacking = False, ""  # whether a line has the fields that are asked for; what the first lacks
+        self.lacking: str | None = None  # what the first line lacks; empty once a line has all that is asked for
         self.judge = load(score, "task.score") if score is not None and is_own(score) else exact
 
     def items(self) -> Iterable[Item]:
@@ -100,7 +100,7 @@ class Batch:
             items = self.unique(self.read(row), row.number, seen)
             words.update(item.prompt for item in items if item.prompt in NOTHING)
             yield from (placed(item, row) for item in items)
-        if self.lacking and not self.usable:
+        if self.lacking:
             raise ValueError(f"task.input={self.source}: none of its lines can be used. {self.lacking}")
         for level, message in self.notes(fields, firsts, words, failed):
             if (self.source, message) not in TOLD:
@@ -150,16 +150,17 @@ class Batch:
         if reason:
             return [self.refused(row.value, row.number, reason)]
         value = row.value
-        reason = self.lacks(value)
-        self.usable = self.usable or not reason
-        if reason:
+        if reason := self.lacks(value):
             if self.table:
                 raise ValueError(f"task.input={self.source}: {reason}")
-            self.lacking = self.lacking or f"line {row.number}: {reason}"
+            if self.lacking is None:
+                self.lacking = f"line {row.number}: {reason}"
             if self.fields.named or self.fields.id is not None:
                 return [self.refused(value, row.number, reason)]
-        elif not self.fields.named and self.table and isinstance(value.get("body"), dict):
-            value = {key: value.get(key) for key in ENVELOPE}
+        else:
+            self.lacking = ""
+            if not self.fields.named and self.table and isinstance(value.get("body"), dict):
+                value = {key: value.get(key) for key in ENVELOPE}
         if self.table:
             value = {key: read_cell(key, content) for key, content in value.items()}
         if self.texts:  # an empty cell of a .csv is an empty text here, as in Parquet

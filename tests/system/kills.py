@@ -47,7 +47,7 @@ def disturbed(folder: Path, dice: random.Random) -> int:
     """Kill a job some times, then let it end; returns how often it was killed."""
     kills = 0
     for _ in range(dice.randint(1, 3)):
-        job, at = start(folder), entries(folder) + dice.randint(0, 8)
+        job, at = start(folder), entries(folder) + dice.randint(0, REQUESTS // 3)
         while entries(folder) < at and all(process.is_alive() for process in job.processes):
             time.sleep(0.005)
         time.sleep(dice.random() * 0.2)
