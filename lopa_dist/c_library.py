@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
 import os
 import platform
 import shutil
 import stat
 import subprocess
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
@@ -108,6 +111,27 @@ def seal(path: Path) -> None:
         file.write(hashlib.sha256(path.read_bytes()).digest())
 
 
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Return a context for `folder` that one process of this machine enters at a time, so that each finds its results.
+
+    Others wait for `COMPILE_S` at most: a process may be suspended, and what it does here may also be done twice.
+    """
+    descriptor, end = os.open(folder, os.O_RDONLY), time.monotonic() + COMPILE_S
+    try:
+        while time.monotonic() < end:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.05)
+            except OSError:  # a file system without locks
+                break
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def compiled(source: Path, *defined: str) -> Path:
     """Return the library of `source` with the macros `defined` for this CPU; compile it unless that was done before.
 
@@ -125,9 +149,9 @@ def compiled(source: Path, *defined: str) -> Path:
         if is_own(path.parent) and intact(path):
             return path
         path = writable(path.parent) / path.name
-        if intact(path):
-            return path
-        with TemporaryDirectory(dir=path.parent) as own:  # ranks that compile at the same time do not collide
+        with alone(path.parent), TemporaryDirectory(dir=path.parent) as own:  # other machines may compile it now, too
+            if intact(path):
+                return path
             made = Path(own) / path.name
             command = [compiler, *flags, "-o", str(made), str(source), "-lm"]
             run = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_S)

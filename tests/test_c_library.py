@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,20 @@ def test_it_is_compiled_once(source: Path, tmp_path: Path) -> None:
     assert first.stat().st_mtime_ns == made
     assert [path.name for path in (tmp_path / "another" / "lopa_dist").iterdir()] == [first.name]
     assert load(source, FUNCTIONS).five() == 5
+
+
+def test_ranks_that_need_it_at_the_same_time_compile_it_once(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, compiler = shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc"), tmp_path / "compiler"
+    compiler.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] || {{ echo >> {tmp_path}/runs; sleep 0.3; }}\nexec {real} "$@"\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    with ThreadPoolExecutor(4) as ranks:
+        assert len(set(ranks.map(compiled, [source] * 4))) == 1
+    assert (tmp_path / "runs").read_text() == "\n"
 
 
 def test_without_a_home_it_is_kept_in_a_temporary_folder_of_one_s_own(

@@ -221,7 +221,7 @@ def test_cross_compiled(arch: int) -> None:
     single, half, eight = (torch.float32, "fp32"), (torch.bfloat16, "bf16"), (torch.int8, "i8")
     other_half = torch.float16, "fp16"
     variants = []
-    for n, k in ((2 * 512, 2048), (2048, 512)):
+    for n, k in ((2 * 512, 2048), (2048, 512)) if arch == 90 else ((2 * 512, 2048),):
         for x, weight in ((half, half), (half, eight), (other_half, other_half), (single, single), (single, eight)):
             for height in (16, 64):
                 tile = tile_for(x[0], weight[0], height, SHARED_LIMIT[arch])

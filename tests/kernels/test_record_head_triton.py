@@ -216,9 +216,11 @@ def test_cross_compiled(arch: int) -> None:
     bf16, hopper, moment = torch.bfloat16, arch == 90, {"MOMENT": True}
     few, many = config(64, bf16, False, hopper), config(65, bf16, False, hopper)
     noisy = config(65, bf16, True, hopper)
-    variants = [head(few, 3584, arch, **moment), head(many, 3584, arch, **moment), head(many, 4096, arch, SECOND=True)]
-    variants += [head(few, 3584, arch, RUNNER_UP=True, **moment), head(noisy, 3584, arch, RUNNER_UP=True, NOISE=True)]
-    variants += [head(few, 3584, arch, NOISE=True, **moment), head(noisy, 4096, arch, NOISE=True, SECOND=True)]
+    variants = [head(few, 3584, arch, **moment), head(noisy, 4096, arch, NOISE=True, SECOND=True)]
+    variants += [head(noisy, 3584, arch, RUNNER_UP=True, NOISE=True)]
+    if hopper:  # elsewhere, those that use most
+        variants += [head(many, 3584, arch, **moment), head(many, 4096, arch, SECOND=True)]
+        variants += [head(few, 3584, arch, RUNNER_UP=True, **moment), head(few, 3584, arch, NOISE=True, **moment)]
     fp32 = head(config(9, torch.float32, True, hopper), 192, arch, "fp32", NOISE=True, **moment)
     types = {"parts": "*fp32", "sums": "*fp32", "rows": "*i32", "count": "i32", "tiles": "i32", "shares": "i32"}
     sizes = {"TILES": 256, "ROWS": record_head_triton.MERGED // 256, "MOMENT": True, "SECOND": True, "NOISE": True}
@@ -244,8 +246,8 @@ def test_cross_compiled(arch: int) -> None:
         assert "cp.async.cg.shared.global" in kernel.ptx, one  # 16 bytes at a time
         assert "lg2.approx" not in kernel.ptx, one  # of a number close to 1 it would be far off
     if hopper:
-        for kernel, warps in ((found[0], few.warps), (found[1], many.warps)):  # two at a time
+        for kernel, warps in ((found[0], few.warps), (found[3], many.warps)):  # two at a time
             assert kernel.registers * 32 * warps * 2 <= 65536
             assert (kernel.shared + 1024) * 2 <= 228 * 1024
-        for kernel in found[:5]:  # a warp has whole rows, so heights agree on the order of sums
+        for kernel in found[: len(variants)]:  # a warp has whole rows, so heights agree on the order of sums
             assert "warpsPerCTA = [4, 1]" in kernel.ttgir or "warpsPerCTA = [8, 1]" in kernel.ttgir

@@ -211,12 +211,12 @@ def test_the_routers_weight_is_cast_once() -> None:
     assert mlp.gate.weight.grad is not None
 
 
-@pytest.mark.parametrize("arch", [80, 89, 90])
+@pytest.mark.parametrize("arch", [80, 90])
 def test_cross_compiled(arch: int) -> None:
     """LLaDA2's and SDAR's routers, of few rows and of many: hardly any spills."""
     variants = []
     for count, sigmoid, groups in ((256, True, 8), (128, False, 1)):
-        for block in (4, 16):
+        for block in (4, 16) if arch == 90 else (16,):
             warps = {"num_warps": warps_for(block * count)}
             types = {"logits": "*fp32" if sigmoid else "*bf16", "bias": "*fp32", "chosen": "*i32", "weights": "*fp32"}
             types |= {"counts": "*i32", "choice": "*i64", "rows": "i32", "room": "i32"}
