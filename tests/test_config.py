@@ -693,13 +693,12 @@ def test_one_default_everywhere() -> None:
         assert entry.name in sizes or getattr(embedded, entry.name) == ours, entry.name
 
 
-@pytest.mark.parametrize("words", [["--help"], ["explain"]])
-def test_a_reader_that_has_seen_enough_gets_no_traceback(words: list[str]) -> None:
+def test_a_reader_that_has_seen_enough_gets_no_traceback() -> None:
     """As `| head` has."""
     reader, writer = os.pipe()
     os.close(reader)
     try:
-        command = [sys.executable, "-m", "lopa_dist", *words]
+        command = [sys.executable, "-m", "lopa_dist", "--help"]
         done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=100, check=False)
     finally:
         os.close(writer)

@@ -21,7 +21,9 @@ from lopa_dist.parallel import launcher
 from tests.ports import free_port
 
 FORKING = multiprocessing.get_context("forkserver")
-IMPORTS = ["lopa_dist.cli", "lopa_dist.jobs.run.job", "lopa_dist.llm", "lopa_dist.parallel.group"]
+IMPORTS = [
+    "lopa_dist.cli", "lopa_dist.jobs.run.job", "lopa_dist.llm", "lopa_dist.parallel.group", "matplotlib.figure",
+]  # fmt: skip
 
 
 @dataclass

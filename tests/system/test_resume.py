@@ -229,4 +229,4 @@ def test_torchrun_restarts_go_on(tmp_path: Path, plain: Lines) -> None:
 
 
 def test_figures_after_kills_of_two_ranks_with_drafts_are_the_undisturbed_job_s(tmp_path: Path) -> None:
-    assert kills.main([str(tmp_path), "--runs", "1"]) == 0
+    assert kills.main([str(tmp_path), "--runs", "1", "--seed", "1"]) == 0  # one kill; the program makes up to three
