@@ -10,6 +10,8 @@ from typing import Any
 
 TRIES = 3  # what users of other engines usually allow
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")  # of a JSON schema
+OPENAI = ("text", "json_object", "json_schema")  # types of a `response_format`
+KEYWORDS = {"$schema", "$ref", "properties", "items", "enum", "const", "anyOf", "oneOf", "allOf"}  # of one without type
 LONGEST = 200  # characters of a reason
 
 
@@ -33,7 +35,7 @@ class ResponseFormat:
             ValueError: an unknown format, an invalid schema, or a missing library for schemas.
         """
         kind = value.get("type") if isinstance(value, Mapping) else None
-        if isinstance(value, Mapping) and (kind in TYPES or "properties" in value or "$schema" in value):
+        if isinstance(value, Mapping) and kind not in OPENAI and (is_types(kind) or KEYWORDS & value.keys()):
             kind, value = "json_schema", {"json_schema": {"schema": value}}
         if kind == "text":
             return None
@@ -67,6 +69,11 @@ class ResponseFormat:
         except Exception as reason:  # references to what is not in the schema, and invalid patterns
             return f"JSON, but the schema cannot be applied ({reason})"[:LONGEST]
         return "" if wrong is None else f"not of the schema ({wrong.json_path}: {wrong.message})"[:LONGEST]
+
+
+def is_types(value: Any) -> bool:
+    """Return whether a value is what a JSON schema has as its `type`: one type, or a list of those that are allowed."""
+    return value in TYPES or (isinstance(value, list) and bool(value) and all(one in TYPES for one in value))
 
 
 @lru_cache(maxsize=256)

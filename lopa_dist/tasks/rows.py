@@ -34,6 +34,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from lopa_dist.encodable import encodable
 from lopa_dist.remote import exists, fetched, is_remote
 
 HUB = "hf://"
@@ -281,7 +282,9 @@ def parse(text: str, number: int) -> Row:
         value: Any = json.loads(text)
         (json.dumps(value, ensure_ascii=False) if "\\u" in text else text).encode()  # an escape may be half of a pair
     except UnicodeEncodeError:
-        return Row(number, error=f"line {number}: not UTF-8, or half of a surrogate pair; write UTF-8")
+        readable = json.loads(encodable(json.dumps(value, ensure_ascii=False)))  # its id and other fields may be whole
+        error = f"line {number}: not UTF-8, or half of a surrogate pair; write UTF-8"
+        return Row(number, readable if isinstance(readable, dict) else None, error)
     except (ValueError, RecursionError) as error:
         return Row(number, error=f"line {number}: not JSON ({error}); write one JSON object a line")
     if not isinstance(value, dict):

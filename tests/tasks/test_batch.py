@@ -212,6 +212,16 @@ def test_2000_mutated_lines_give_one_record_each(lines: list[bytes], tmp_path_fa
         json.dumps([(item.custom_id, item.error) for item in of_line], ensure_ascii=False).encode()
 
 
+@pytest.mark.parametrize("bad", [b'"caf\xe9"', b'"\\ud800"'])
+def test_a_line_that_is_not_utf_8_keeps_what_can_be_read_of_it(bad: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "lines.jsonl"
+    file.write_bytes(b'{"custom_id": "a", "prompt": ' + bad + b', "day": "Monday"}\n[' + bad + b"]\n")
+    first, second = Batch(str(file)).items()
+    assert (first.custom_id, first.metadata) == ("a", {"day": "Monday"})
+    assert first.error == "line 1: not UTF-8, or half of a surrogate pair; write UTF-8"
+    assert (second.custom_id, second.error) == ("line-2", first.error.replace("1", "2"))
+
+
 def test_deep_and_huge_json_are_refused() -> None:
     for text in ("[" * 100_000, '{"prompt": ' + "9" * 10_000 + "}", '{"a":' * 50_000):
         assert parse(text, 1).error.startswith("line 1: not JSON")

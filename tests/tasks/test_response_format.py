@@ -61,6 +61,8 @@ def test_a_schema_reaches_nothing_outside() -> None:
     ("value", "reason"),
     [
         ({"type": "xml"}, "must be"),
+        ({"type": []}, "must be"),
+        ({}, "must be"),
         ("json_object", "must be"),
         ({"type": "json_schema"}, "a json_schema needs"),
         ({"type": "json_schema", "json_schema": {"schema": {"type": 5}}}, "the json_schema is not a valid JSON Schema"),
@@ -79,6 +81,9 @@ def test_formats_that_are_none(value: Any, reason: str) -> None:
         {"type": "integer", "maximum": 9},
         {"properties": {"a": {}}},
         {"$schema": "https://json-schema.org/draft/2020-12/schema"},
+        {"enum": ["positive", "negative"]},
+        {"type": ["string", "null"]},
+        {"anyOf": [{"type": "integer"}, {"const": "unknown"}]},
     ],
 )
 def test_a_schema_alone_is_a_format(schema: dict[str, Any]) -> None:
