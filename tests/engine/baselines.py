@@ -1,20 +1,20 @@
 """The baselines in plain loops: vanilla, Fast-dLLM (no cache, and its dual one), SDAR and Fast-dLLM v2.
 
 Written from the published algorithms, one sequence at a time, positions absolute. Nothing is shared with the package
-but the weights: the transformer below computes row by row, and a cache is a dictionary from (layer, position). All stop
+but the weights: the transformer below attends row by row, and a cache is a dictionary from (layer, position). All stop
 as soon as there is an EOS with nothing masked before it; what is published decodes the rest, which nobody reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from lopa_dist.models.transformer import Transformer
 
-KeysValues = dict[tuple[int, int], tuple[Tensor, Tensor]]  # of (layer, position)
+KeysValues = dict[tuple[int, int], Sequence[Tensor]]  # of (layer, position)
 Predictions = dict[int, Tensor]  # position -> distribution that its row gives
 Sees = Callable[[int], Iterable[int]]  # position of a row -> the positions that it sees
 NOTHING: KeysValues = {}
@@ -27,7 +27,7 @@ class PlainModel:
         self.config, self.weights = model.config, model.state_dict()
 
     def project(self, name: str, x: Tensor) -> Tensor:
-        y = self.weights[f"{name}.weight"] @ x
+        y = x @ self.weights[f"{name}.weight"].T
         bias = self.weights.get(f"{name}.bias")
         return y if bias is None else y + bias
 
@@ -35,43 +35,40 @@ class PlainModel:
         weight = self.weights.get(f"{name}.weight")
         return x if weight is None else x * (x.pow(2).mean(-1, keepdim=True) + self.config.rms_eps).rsqrt() * weight
 
-    def turn(self, x: Tensor, position: int) -> Tensor:
-        """Rotary embedding of heads ``[H, D]``: dimension i is paired with i + D/2."""
-        half = x.shape[1] // 2
-        angle = position * self.config.rope_theta ** (-torch.arange(half) / half)
-        a, b = x[:, :half], x[:, half:]
-        return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], 1)
+    def turn(self, x: Tensor, positions: list[int]) -> Tensor:
+        """Rotary embedding of heads ``[R, H, D]``: dimension i is paired with i + D/2."""
+        half = x.shape[2] // 2
+        angle = torch.tensor(positions)[:, None, None] * self.config.rope_theta ** (-torch.arange(half) / half)
+        a, b = x[..., :half], x[..., half:]
+        return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], 2)
 
     def forward(self, tokens: dict[int, int], sees: Sees, kept: KeysValues = NOTHING) -> tuple[Predictions, KeysValues]:
         """Distributions of the rows of `tokens` and their K/V; what else they see is in `kept`."""
-        config, fresh = self.config, {}
-        hidden = {p: self.weights["model.embed_tokens.weight"][t] for p, t in tokens.items()}
+        config, fresh, positions = self.config, KeysValues(), list(tokens)
+        x = self.weights["model.embed_tokens.weight"][list(tokens.values())]  # [R, C]
         for layer in range(config.layers):
-            at, queries = f"model.layers.{layer}", {}
-            for p, x in hidden.items():
-                y = self.norm(f"{at}.input_layernorm", x)
-                q, k, v = (
-                    self.project(f"{at}.self_attn.{part}_proj", y).view(-1, config.head_dim) for part in ("q", "k", "v")
-                )
-                queries[p] = self.turn(self.norm(f"{at}.self_attn.q_norm", q), p)
-                fresh[layer, p] = (self.turn(self.norm(f"{at}.self_attn.k_norm", k), p), v)
-            for p, q in queries.items():
+            at = f"model.layers.{layer}"
+            y = self.norm(f"{at}.input_layernorm", x)
+            q, k, v = (
+                self.project(f"{at}.self_attn.{part}_proj", y).view(len(x), -1, config.head_dim)
+                for part in ("q", "k", "v")
+            )
+            queries = self.turn(self.norm(f"{at}.self_attn.q_norm", q), positions)
+            keys = self.turn(self.norm(f"{at}.self_attn.k_norm", k), positions)
+            fresh |= {(layer, p): pair for p, *pair in zip(positions, keys, v, strict=True)}
+            rows = []
+            for p, query in zip(positions, queries, strict=True):
                 pairs = [fresh[layer, s] if s in tokens else kept[layer, s] for s in sees(p)]
-                keys, values = (torch.stack(x, 1) for x in zip(*pairs, strict=True))  # [Hkv, seen, D]
-                heads = []
-                for h in range(config.heads):
-                    of = h * config.kv_heads // config.heads
-                    heads.append((keys[of] @ q[h] / config.head_dim**0.5).softmax(0) @ values[of])
-                x = hidden[p] + self.project(f"{at}.self_attn.o_proj", torch.cat(heads))
-                y = self.norm(f"{at}.post_attention_layernorm", x)
-                gate, up = (self.project(f"{at}.mlp.{part}_proj", y) for part in ("gate", "up"))
-                hidden[p] = x + self.project(f"{at}.mlp.down_proj", gate * gate.sigmoid() * up)
-        found = {}
-        for p, x in hidden.items():
-            logits = self.weights["lm_head.weight"] @ self.norm("model.norm", x)
-            logits[config.mask_id] = -torch.inf  # the mask is no answer
-            found[p] = logits.softmax(0)
-        return found, fresh
+                seen, values = (torch.stack(one, 1) for one in zip(*pairs, strict=True))  # [Hkv, seen, D]
+                scores = query.view(config.kv_heads, -1, config.head_dim) @ seen.mT / config.head_dim**0.5
+                rows.append((scores.softmax(2) @ values).flatten())
+            x = x + self.project(f"{at}.self_attn.o_proj", torch.stack(rows))
+            y = self.norm(f"{at}.post_attention_layernorm", x)
+            gate, up = (self.project(f"{at}.mlp.{part}_proj", y) for part in ("gate", "up"))
+            x = x + self.project(f"{at}.mlp.down_proj", gate * gate.sigmoid() * up)
+        logits = self.norm("model.norm", x) @ self.weights["lm_head.weight"].T
+        logits[:, config.mask_id] = -torch.inf  # the mask is no answer
+        return dict(zip(positions, logits.softmax(1), strict=True)), fresh
 
 
 class Decoder:

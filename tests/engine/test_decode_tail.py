@@ -34,7 +34,7 @@ class Tail(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.begun, self.names = False, list[str]()
+        self.names = list[str]()
         self.counts: list[int] = []  # of each step
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -43,14 +43,14 @@ class Tail(TorchDispatchMode):
         if parts is not NotImplemented:
             return parts
         name = func.__name__.split(".")[0]
-        if self.begun and name not in NOTHING:
+        if name not in NOTHING:
             self.names.append(name)
         return func(*args, **(kwargs or {}))
 
     def end(self, engine: Engine) -> None:
+        self.__exit__(None, None, None)
         self.counts.append(len(self.names))
         self.names.clear()
-        self.begun = False
 
 
 @pytest.mark.parametrize("sequences", [1, 16])
@@ -68,19 +68,18 @@ def test_a_step_has_few_operations_behind_its_forward(
     small_model: Transformer, monkeypatch: pytest.MonkeyPatch, knobs: dict[str, Any], most: int, sequences: int
 ) -> None:
     """They were 171, 117 and 76; another version of torch may take one or two more."""
-    tail, run = Tail(), StaticRunner.run
+    tail, forward = Tail(), StaticRunner.forward
 
     def noted(runner: StaticRunner, prepared: Prepared) -> Tensor:
-        records = run(runner, prepared)
-        tail.begun = True
+        records = forward(runner, prepared)
+        tail.__enter__()
         return records
 
-    monkeypatch.setattr(StaticRunner, "run", noted)
+    monkeypatch.setattr(StaticRunner, "forward", noted)
     config = DecodeConfig(block_size=16, max_new_tokens=96, **knobs)
     requests = [replace(one, max_new_tokens=96) for one in random_requests(1, sequences, 96)]
     options = EngineConfig(sequences, attention="meta", graphs="always")
     engine = Engine(small_model, config, Solo(), options, on_step=tail.end)
-    with tail:
-        assert len(list(engine.generate(requests))) == sequences
+    assert len(list(engine.generate(requests))) == sequences
     assert len(tail.counts) > 6
     assert 0 < median(tail.counts[3:-2]) <= most
