@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, dataclass, is_dataclass
+from functools import lru_cache
 from typing import Any
 
 import yaml
@@ -80,4 +81,15 @@ def description(section: Any) -> str:
 
 def shown(value: Any) -> str:
     """Return a value as one writes it on the command line."""
+    return remembered(value) if isinstance(value, str | int | float | None) else in_yaml(value)
+
+
+@lru_cache(maxsize=4096, typed=True)  # typed, because 1, 1.0 and true are equal
+def remembered(value: str | float | None) -> str:
+    """Return what `in_yaml` does: a report of many runs shows the same few values thousands of times."""
+    return in_yaml(value)
+
+
+def in_yaml(value: Any) -> str:
+    """Return a value as the first line of YAML that has no other."""
     return yaml.safe_dump(value, default_flow_style=True).splitlines()[0]
