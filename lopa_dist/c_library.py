@@ -36,6 +36,11 @@ class Unavailable(Exception):
     """Why code in C cannot run here."""
 
 
+def c_compiler() -> str | None:
+    """Return the path of the C compiler, the one that `CC` names if it is there; None: there is none."""
+    return shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc")
+
+
 @cache
 def version_of(compiler: str) -> str:
     """Return what `compiler` prints about its version."""
@@ -112,10 +117,10 @@ def seal(path: Path) -> None:
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Return a context for `folder` that one process of this machine enters at a time, so that each finds its results.
+def exclusive(folder: Path) -> Iterator[None]:
+    """Return a context that only one process of this machine is in at a time for `folder`; the others wait.
 
-    Others wait for `COMPILE_S` at most: a process may be suspended, and what it does here may also be done twice.
+    They wait for at most `COMPILE_S`, since the one inside may be suspended, and then enter all the same.
     """
     descriptor, end = os.open(folder, os.O_RDONLY), time.monotonic() + COMPILE_S
     try:
@@ -138,7 +143,7 @@ def compiled(source: Path, *defined: str) -> Path:
     Raises:
         Unavailable: there is no compiler, or it fails.
     """
-    compiler = shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc")
+    compiler = c_compiler()
     if compiler is None:
         raise Unavailable("there is no C compiler")
     try:
@@ -149,7 +154,10 @@ def compiled(source: Path, *defined: str) -> Path:
         if is_own(path.parent) and intact(path):
             return path
         path = writable(path.parent) / path.name
-        with alone(path.parent), TemporaryDirectory(dir=path.parent) as own:  # other machines may compile it now, too
+        with (
+            exclusive(path.parent),
+            TemporaryDirectory(dir=path.parent) as own,
+        ):  # other machines may compile it now, too
             if intact(path):
                 return path
             made = Path(own) / path.name

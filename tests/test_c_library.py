@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lopa_dist.c_library import INT, Unavailable, compiled, intact, load
+from lopa_dist.c_library import INT, Unavailable, c_compiler, compiled, intact, load
 
 FUNCTIONS = {"five": (INT, ())}
 
@@ -41,7 +40,7 @@ def test_it_is_compiled_once(source: Path, tmp_path: Path) -> None:
 def test_ranks_that_need_it_at_the_same_time_compile_it_once(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, compiler = shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc"), tmp_path / "compiler"
+    real, compiler = c_compiler(), tmp_path / "compiler"
     compiler.write_text(
         f'#!/bin/sh\n[ "$1" = --version ] || {{ echo >> {tmp_path}/runs; sleep 0.3; }}\nexec {real} "$@"\n'
     )

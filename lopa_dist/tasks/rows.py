@@ -34,7 +34,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from lopa_dist.encodable import encodable
+from lopa_dist.encodable import json_line
 from lopa_dist.remote import exists, fetched, is_remote
 
 HUB = "hf://"
@@ -282,7 +282,7 @@ def parse(text: str, number: int) -> Row:
         value: Any = json.loads(text)
         (json.dumps(value, ensure_ascii=False) if "\\u" in text else text).encode()  # an escape may be half of a pair
     except UnicodeEncodeError:
-        readable = json.loads(encodable(json.dumps(value, ensure_ascii=False)))  # its id and other fields may be whole
+        readable = json.loads(json_line(value))  # its id and other fields may be whole
         error = f"line {number}: not UTF-8, or half of a surrogate pair; write UTF-8"
         return Row(number, readable if isinstance(readable, dict) else None, error)
     except (ValueError, RecursionError) as error:

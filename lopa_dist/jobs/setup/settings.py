@@ -91,5 +91,5 @@ def remembered(value: str | float | None) -> str:
 
 
 def in_yaml(value: Any) -> str:
-    """Return a value as the first line of YAML that has no other."""
+    """Return the first line of a value in YAML, with lists and dictionaries in brackets."""
     return yaml.safe_dump(value, default_flow_style=True).splitlines()[0]
