@@ -294,7 +294,8 @@ class Job:
             how = f"scores texts{masks}, context {decode.context}"
         else:
             cached, prompt = CONTEXTS[decode.context].summary, "its prompt and " if decode.scope.cache == "none" else ""
-            rows = f"{prompt}{usual_rows(decode)} rows per sequence in a step"
+            usual = usual_rows(decode)
+            rows = f"{prompt}{usual} row{'s' * (usual != 1)} per sequence in a step"
             how = f"{rule_for(decode).words(decode)} (cached: {cached}; {rows})"
         log.info(
             "%s: %d requests, model %s (%s, %.1fM parameters%s, %s on %s), %s, "
