@@ -25,8 +25,8 @@ from benchmarks.answers import COLUMNS, PUBLISHED, answer, load
 from benchmarks.results import RESULTS, Result, measured, show
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.jobs.show.pareto import draw
+from lopa_dist.models.config import QUANTIZATIONS
 from lopa_dist.models.files import EMBEDDED
-from lopa_dist.models.quantize import KINDS
 from lopa_dist.tasks.embedded import Arithmetic
 
 Setting = dict[str, Any]
@@ -85,7 +85,7 @@ PARTS: dict[str, Named] = {
     ],
     "eight_bits": [
         (f"{name}, {kind}", {**setting, "quantization": kind})
-        for kind in ("none", *KINDS)
+        for kind in ("none", *QUANTIZATIONS)
         for name, setting in (("plain", PLAIN), ("LoPA", {"branches": 3}))
     ],
 }  # fmt: skip

@@ -28,7 +28,7 @@ from benchmarks.answers import COLUMNS, PUBLISHED, answer, load
 from benchmarks.embedded import LEFT_TO_RIGHT, Setting, drafted
 from benchmarks.results import Result, measured, show
 from lopa_dist.decode import DecodeConfig
-from lopa_dist.models.checkpoint import read_config
+from lopa_dist.models.config_file import read_config
 from lopa_dist.models.files import find
 from lopa_dist.tasks.embedded import Lists
 from lopa_dist.tasks.list_problems import BLANK, FAMILIES

@@ -38,8 +38,7 @@ from lopa_dist.config import (
 )
 from lopa_dist.jobs.folder.one_job import own_folder
 from lopa_dist.own_code import own_line
-from lopa_dist.parallel.failures import RankError
-from lopa_dist.parallel.launcher import LaunchError, detect, die, into_log, tell
+from lopa_dist.parallel.launcher import LaunchError, RankError, detect, die, into_log, tell
 from lopa_dist.parallel.stop import INTERRUPTED, STOPPED, Stop, Stopped, answered, leave_at_signals
 from lopa_dist.sweep import check_points, say_how_to_compare
 
@@ -99,10 +98,12 @@ def job(raw: DictConfig) -> Any:
     for name in ("httpx", "httpcore", "filelock"):
         logging.getLogger(name).setLevel(logging.WARNING)
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns of a home that cannot be written
-    # transformers takes seconds to import; help and mistakes should not wait for it
+    gc.disable()  # as in `__main__`
+    # torch and transformers take seconds to import; help and mistakes should not wait for them
     from lopa_dist.jobs.run.job import run
 
     gc.freeze()  # imported objects stay: searching them for garbage took a fifth of the time to read a large input
+    gc.enable()
     folder, stop = Path(HydraConfig.get().runtime.output_dir), Stop(config.job.grace_s)
     again = f"the same command and {typed('hydra.run.dir', folder)}"
     if swept():

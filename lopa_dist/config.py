@@ -21,11 +21,10 @@ from lopa_dist.checks import UserError, check_options, did_you_mean, number, opt
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.learn.config import LearnConfig
+from lopa_dist.models.config import QUANTIZATIONS
 from lopa_dist.models.families import PATTERNS
-from lopa_dist.models.quantize import KINDS
 from lopa_dist.own_code import is_own, load
 from lopa_dist.remote import exists, is_remote
-from lopa_dist.rules.choice import own_rule
 from lopa_dist.tasks.embedded import EmbeddedTask
 from lopa_dist.tasks.prompt_template import template_of
 from lopa_dist.tasks.registry import TASKS, options_of, task_class
@@ -64,7 +63,7 @@ class ModelOptions:
     quantization: str = option(
         "none",
         "precision of the layers' projections: fp8 (weights and activations) or int8 (weights)",
-        ("none", *KINDS),
+        ("none", *QUANTIZATIONS),
     )
     chat_template: str = option(
         "auto",
@@ -372,6 +371,8 @@ def check_files(config: Config) -> None:
             load(str(text), key)
     task_class(config.task.name)
     if config.decode.rule is not None:
+        from lopa_dist.rules.choice import own_rule  # torch, which takes seconds to import, comes with rules
+
         own_rule(config.decode)
 
 

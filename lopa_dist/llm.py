@@ -27,9 +27,9 @@ from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.setup.device import choose_device
 from lopa_dist.jobs.setup.resolve import resolve, resolve_decode
 from lopa_dist.jobs.show.progress import ProgressDisplay
-from lopa_dist.parallel.failures import RankError, announce_before_joining
+from lopa_dist.parallel.failures import announce_before_joining
 from lopa_dist.parallel.group import Group
-from lopa_dist.parallel.launcher import LaunchError, detect
+from lopa_dist.parallel.launcher import LaunchError, RankError, detect
 from lopa_dist.parallel.mesh import choose_mesh
 from lopa_dist.parallel.stop import SIGNALS, Stop, Stopped
 from lopa_dist.tasks.batch_line import BadLine, bad_line, read_request

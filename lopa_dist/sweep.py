@@ -20,8 +20,8 @@ from lopa_dist.config import Config, as_hydra_reads, check_files, check_keys, co
 from lopa_dist.jobs.folder.sweep_points import points_of
 from lopa_dist.jobs.run.output import check_output
 from lopa_dist.jobs.setup.resolve import resolve_decode
-from lopa_dist.models.checkpoint import read_config
 from lopa_dist.models.config import ModelConfig
+from lopa_dist.models.config_file import read_config
 from lopa_dist.models.families import training_pattern
 from lopa_dist.models.files import local
 from lopa_dist.models.files import why_not_there as model_not_there

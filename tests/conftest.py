@@ -17,7 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 from hypothesis import settings
 from transformers import PreTrainedTokenizerFast
 
-from lopa_dist.jobs.setup import device
+from lopa_dist.jobs.setup import other_programs
 from lopa_dist.models.checkpoint import load_model
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.files import EMBEDDED
@@ -29,9 +29,9 @@ from lopa_dist.tasks.sandbox import check
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.load_profile("same")  # --hypothesis-profile=default tries other examples at each run
 torch.set_num_threads(1)
-device.MUCH = math.inf  # jobs in this process never find other programs too busy
-with mock.patch.object(device, "busy_now", return_value=0):
-    device.busy_cores()  # it is cached
+other_programs.MUCH = math.inf  # jobs in this process never find other programs too busy
+with mock.patch.object(other_programs, "busy_now", return_value=0):
+    other_programs.busy_cores()  # it is cached
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes would each compile the package
 GPU = "--gpu" in sys.argv
 if not GPU:  # hidden, and kernels are interpreted: Triton reads that when one is imported, which other conftests do

@@ -5,19 +5,25 @@ are explained in docs/architecture.md, "Glossary". The rest can wait: `config` a
 for models that replace filled tokens, `written` for answers with probabilities.
 """
 
-from lopa_dist.decode.advance import advance
-from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.decode.state import FAILED, Admitted, HostState, Records, State, Vocabulary
-from lopa_dist.decode.winner import Winner
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "FAILED",
-    "Admitted",
-    "DecodeConfig",
-    "HostState",
-    "Records",
-    "State",
-    "Vocabulary",
-    "Winner",
-    "advance",
-]
+if TYPE_CHECKING:
+    from lopa_dist.decode.config import DecodeConfig
+    from lopa_dist.decode.state import FAILED, Admitted, HostState, Records, State, Vocabulary
+    from lopa_dist.decode.winner import Winner
+
+__all__ = ["FAILED", "Admitted", "DecodeConfig", "HostState", "Records", "State", "Vocabulary", "Winner"]
+
+HOMES = dict.fromkeys(__all__, "state") | {"DecodeConfig": "config", "Winner": "winner"}
+
+
+def __getattr__(name: str) -> Any:
+    """Return a public name, imported only now: the options are read without torch, which takes seconds to import."""
+    if name not in HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

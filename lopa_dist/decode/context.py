@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
-from torch import Tensor
 
 from lopa_dist.ragged import UNBOUNDED, Ints
+
+if TYPE_CHECKING:  # options are read without torch, which takes seconds to import
+    from torch import Tensor
 
 
 class Part(NamedTuple):
@@ -19,7 +21,7 @@ class Part(NamedTuple):
     end: int  # place behind the last token
 
 
-IntsOrTensor = TypeVar("IntsOrTensor", Ints, Tensor)
+IntsOrTensor = TypeVar("IntsOrTensor", Ints, "Tensor")
 
 
 def end_of(attention: str, position: Ints, size: int) -> Ints | int:

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.ragged import Ints, to_device, together
+from lopa_dist.ragged import Ints
+from lopa_dist.staging import to_device, together
 
 
 @dataclass(frozen=True)

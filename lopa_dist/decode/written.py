@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lopa_dist.decode.state import State, Window
 from lopa_dist.decode.winner import Winner
-from lopa_dist.ragged import to_device
+from lopa_dist.staging import to_device
 
 PROBABILITY, STEP, WAY = range(3)
 FILLED, ACCEPTED, BONUS, EDITED = range(4)

@@ -18,11 +18,12 @@ import torch
 from lopa_dist.engine.kv_pool import KVPool, PrefixEntry
 from lopa_dist.engine.prefix_rules import PrefixRules
 from lopa_dist.engine.runner import Runner
-from lopa_dist.ragged import Ints, padded, to_device
+from lopa_dist.ragged import Ints, padded
 from lopa_dist.rows.forward_batch import ForwardBatch, Heads, Predictions, RowTable, Windows
 from lopa_dist.rows.prefill import Prefill
 from lopa_dist.rows.share import ALONE
 from lopa_dist.rules import rule_for
+from lopa_dist.staging import to_device
 
 
 @dataclass

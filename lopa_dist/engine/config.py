@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lopa_dist.checks import Reader, check_options, option
-from lopa_dist.kernels.attention import NAMES as ATTENTION
+
+ATTENTION = ("torch", "meta", "plain")  # the backends (`kernels.attention.make`)
 
 # which decode configs read an option
 CACHING = Reader(lambda decode: decode.scope.stores_kv, "contexts that cache keys and values")

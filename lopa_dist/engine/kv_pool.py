@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lopa_dist.models.config import ModelConfig
-from lopa_dist.ragged import Ints, to_device
+from lopa_dist.ragged import Ints
 from lopa_dist.rows.prefill import SharedPrefixes
+from lopa_dist.staging import to_device
 
 Tokens = tuple[int, ...]
 

@@ -35,8 +35,9 @@ from lopa_dist.kernels.segment_attention import Segments, attend_grouped, plan
 from lopa_dist.models.tensor_parallel import head_shard
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
-from lopa_dist.ragged import Ints, padded, to_device
+from lopa_dist.ragged import Ints, padded
 from lopa_dist.rows.structure import own_columns
+from lopa_dist.staging import to_device
 
 Mask = NDArray[np.bool_]
 ROWS = 4096  # the most rows of a forward, unless one mask of one answer has more

@@ -22,8 +22,8 @@ from lopa_dist.engine.statistics import Statistics
 from lopa_dist.parallel.communicator import Communicator, PeerFailure
 from lopa_dist.parallel.failures import broken
 from lopa_dist.parallel.stop import StopLevel
-from lopa_dist.ragged import to_device
 from lopa_dist.rows import ForwardBatch
+from lopa_dist.staging import to_device
 
 
 class Lockstep:

@@ -23,8 +23,9 @@ from lopa_dist.models.native_layers import NativeLayers
 from lopa_dist.models.tensor_parallel import head_shard
 from lopa_dist.models.transformer import Transformer, rope_of
 from lopa_dist.parallel.communicator import Communicator, Solo
-from lopa_dist.ragged import Ints, padded, to_device
+from lopa_dist.ragged import Ints, padded
 from lopa_dist.rows.forward_batch import ForwardBatch
+from lopa_dist.staging import to_device
 
 
 @dataclass

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
-
-from lopa_dist.decode import HostState
 from lopa_dist.engine.work import Work
 from lopa_dist.ragged import Ints
+
+if TYPE_CHECKING:  # figures are shown without torch, which takes seconds to import
+    import torch
+
+    from lopa_dist.decode import HostState
 
 PHASES = ("forward", "all_gather", "decode", "commit", "host")
 COUNTS = ("steps", "forwards", "tokens_filled", "records")
@@ -25,6 +27,8 @@ class Mark(Protocol):
 
 def device_mark(device: torch.device, again: Any = None) -> Any:
     """Return a mark of when a GPU has done all that is queued so far: a new `Mark`, or `again`, an old one to reuse."""
+    import torch
+
     event = again or torch.cuda.Event(enable_timing=True)
     event.record(torch.cuda.current_stream(device))
     return event

@@ -97,10 +97,6 @@ def attend_tiles(q: Tensor, keys: Tensor, values: Tensor, plan: MetaPlan, out: T
     return (attend_meta if q.is_cuda else attend_tiles_plain)(q, keys, values, plan, out)
 
 
-NAMES = ("torch", "meta", "plain")
-"""The backends that `make` knows."""
-
-
 def make(
     name: str,
     heads: int,
@@ -114,7 +110,7 @@ def make(
     """Return the backend `name` for a model's shape.
 
     Args:
-        name: one of `NAMES`.
+        name: torch, meta or plain.
         heads, kv_heads, dim: the model's, on this rank.
         tile_rows: maximum query rows per tile of meta-attention.
         weight: any weight of the model; q, K and V have its device and dtype.

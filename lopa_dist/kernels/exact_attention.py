@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from lopa_dist.kernels.segment_attention import Segments
-from lopa_dist.ragged import Ints, together
+from lopa_dist.ragged import Ints
+from lopa_dist.staging import together
 
 ROWS, COLUMNS = 8, 32  # of the products: query rows (with stacked heads) and K/V columns
 MOST_SCORES = 1 << 17  # per group: they and their K/V stay in a core's cache, and memory is bounded

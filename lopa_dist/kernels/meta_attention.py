@@ -21,7 +21,8 @@ from torch import Tensor
 
 from lopa_dist.kernels.dispatch import OPTIONS, processors, shared_memory
 from lopa_dist.kernels.tiles import FIELDS, MERGE_FIELDS, Capacity, Ints32, Tiles, matrix_rows
-from lopa_dist.ragged import UNBOUNDED, pinned
+from lopa_dist.ragged import UNBOUNDED
+from lopa_dist.staging import pinned
 
 MERGED_ROWS = 16  # matrix rows per program of the merge
 MOST_DIM = 128  # of a head

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lopa_dist.kernels.dispatch import fused, hopper
 from lopa_dist.kernels.virtual_gemm import vgemm
-from lopa_dist.ragged import every_row
+from lopa_dist.staging import every_row
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0  # the greatest number of FP8

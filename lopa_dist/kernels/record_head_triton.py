@@ -27,7 +27,7 @@ from torch import Tensor
 
 from lopa_dist.kernels.dispatch import OPTIONS, hopper
 from lopa_dist.kernels.sampling import Sampling
-from lopa_dist.ragged import every_row
+from lopa_dist.staging import every_row
 
 GROUP = 16  # tiles of rows that share a tile of the vocabulary: 2,048 hidden rows fit in L2
 MERGED = 2048  # numbers of one kind of sum that the merging kernel holds: 16 per thread

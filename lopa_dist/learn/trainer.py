@@ -26,7 +26,7 @@ from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator
 from lopa_dist.parallel.failures import in_words
 from lopa_dist.parallel.step_watch import Watched, unwatched
-from lopa_dist.ragged import to_device
+from lopa_dist.staging import to_device
 
 MASKS = 8  # per group
 ROWS = 4096  # masks per step, on all ranks together

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lopa_dist.atomic import atomic, write_lines
+from lopa_dist.models.config_file import trained_token
 from lopa_dist.models.files import CheckpointError, opened, read_json, unsupported
 
 PREFIX = "base_model.model."
@@ -146,21 +147,6 @@ def load_adapter(folder: Path, rows: str = "all") -> Adapter:
         mask,
         metadata(file).get(BASE),
     )
-
-
-def trained_token(raw: dict[str, Any], file: Path) -> int | None:
-    """Return the id of the token whose embedding an adapter brings, or None.
-
-    Raises:
-        CheckpointError: it brings several.
-    """
-    listed = raw.get("trainable_token_indices")
-    ids = [i for some in listed.values() for i in some] if isinstance(listed, dict) else listed
-    if not ids:
-        return None
-    if len(ids) > 1 or not isinstance(ids[0], int):
-        raise CheckpointError(f"{file}: trainable_token_indices={listed}: only one token's embedding is supported")
-    return ids[0]
 
 
 def metadata(file: Path) -> dict[str, str]:

@@ -12,44 +12,18 @@ from torch import nn
 
 from lopa_dist.kernels.rope import rotated_first
 from lopa_dist.models import tensor_parallel
-from lopa_dist.models.adapter import Adapter, trained_token
+from lopa_dist.models.adapter import Adapter
 from lopa_dist.models.config import ModelConfig
-from lopa_dist.models.families import checkpoint_name, model_config, with_masks
-from lopa_dist.models.files import CheckpointError, opened, read_json, read_json_if_there, repository, weight_files
+from lopa_dist.models.config_file import read_config
+from lopa_dist.models.families import checkpoint_name
+from lopa_dist.models.files import CheckpointError, opened, weight_files
 from lopa_dist.models.mask_rows import MaskRowAdapter, MaskRows
 from lopa_dist.models.quantize import allocate_experts, check, for_few_rows, quantize, stored_parts
-from lopa_dist.models.tokenizer import end_of_text, special_tokens
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
 
 DRAFTER = "linear_spec_lora"  # folder of the adapter in Nemotron-Labs-Diffusion's checkpoints
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-def read_config(folder: Path, mask_adapter: Path | None = None) -> ModelConfig:
-    """Return a checkpoint's configuration, from `config.json`, `generation_config.json` and the tokenizer's files.
-
-    `mask_adapter` is the folder of an adapter that acts on rows of masks only; it gives masks to a model without them.
-    """
-    file = folder / "config.json"
-    if not file.exists():
-        raise CheckpointError(f"{folder}: no config.json; model.path must name a Hugging Face checkpoint folder")
-    raw, generation = read_json(file), read_json_if_there(folder / "generation_config.json")
-    try:
-        special = special_tokens(folder)
-        if raw.get("eos_token_id") is None and generation.get("eos_token_id") is None:
-            generation = generation | {"eos_token_id": end_of_text(folder, special)}
-        config = model_config(raw, generation, special, repository(folder))
-        if mask_adapter is None:
-            return config
-        trained = trained_token(read_json_if_there(mask_adapter / "adapter_config.json"), mask_adapter)
-        return with_masks(config, special_tokens(mask_adapter), trained)
-    except KeyError as error:
-        raise CheckpointError(f"{file}: no {error.args[0]!r} in it") from error
-    except ValueError as error:
-        raise CheckpointError(f"{file}: {error}") from error
-    except (TypeError, AttributeError, ArithmeticError, IndexError) as error:
-        raise CheckpointError(f"{file}, or a file beside it: a value of the wrong kind ({error})") from error
 
 
 def load_model(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lopa_dist.kernels.rope import Llama3Scaling, QueryScaling, YarnScaling
+from lopa_dist.kernels.rope_scaling import Llama3Scaling, QueryScaling, YarnScaling
 
+QUANTIZATIONS = "fp8", "int8"  # what weights may be quantised to (`models.quantize`)
 SIZES = (
     "vocab_size", "hidden_size", "layers", "heads", "kv_heads", "head_dim", "intermediate_size", "max_positions",
 )  # fmt: skip

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from lopa_dist.kernels.rope import Llama3Scaling, QueryScaling, YarnScaling
+from lopa_dist.kernels.rope_scaling import Llama3Scaling, QueryScaling, YarnScaling
 from lopa_dist.models.config import Experts, ModelConfig
 from lopa_dist.models.files import unsupported
 

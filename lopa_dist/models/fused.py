@@ -26,7 +26,7 @@ from lopa_dist.models.experts import SparseMLP
 from lopa_dist.models.mask_rows import adapter_of, attach_joined
 from lopa_dist.models.quantize import QuantizedLinear, for_few_rows, joined, laid_out
 from lopa_dist.models.transformer import MLP, Layer, RMSNorm, Transformer, query_scale_of, rope_of
-from lopa_dist.ragged import every_row
+from lopa_dist.staging import every_row
 
 CPU_ROWS = 512  # rows of the feed-forward at once on a CPU, so that its intermediate results stay small
 

@@ -29,7 +29,7 @@ from lopa_dist.models.mask_rows import MaskRowAdapter, adapter_of
 from lopa_dist.models.transformer import Layer, Transformer
 
 Quantizer = Callable[[Tensor], tuple[Tensor, Tensor]]
-KINDS: dict[str, Quantizer] = {"fp8": quantize_fp8, "int8": quantize_int8}
+QUANTIZERS: dict[str, Quantizer] = {"fp8": quantize_fp8, "int8": quantize_int8}
 STORED = {"fp8": FP8, "int8": torch.int8}
 
 
@@ -51,7 +51,7 @@ class QuantizedLinear(nn.Module):
     @classmethod
     def of(cls, kind: str, linear: nn.Linear) -> QuantizedLinear:
         """Return a linear layer in quantised form, with the same hooks, which tensor parallelism needs."""
-        quantized = cls(kind, *KINDS[kind](linear.weight.data), None if linear.bias is None else linear.bias.data)
+        quantized = cls(kind, *QUANTIZERS[kind](linear.weight.data), None if linear.bias is None else linear.bias.data)
         quantized._forward_pre_hooks, quantized._forward_hooks = linear._forward_pre_hooks, linear._forward_hooks
         quantized.adapter = adapter_of(linear)
         return quantized
@@ -104,7 +104,7 @@ def stored_parts(parameter: str, weight: Tensor, kind: str) -> list[tuple[str, T
     """Return what is stored of an expert's weight, by the names of the parameters that it belongs to."""
     if kind == "none":
         return [(parameter, weight)]
-    quantized, scale = KINDS[kind](weight)
+    quantized, scale = QUANTIZERS[kind](weight)
     return [(parameter, quantized), (f"{parameter}_scale", scale)]
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-
-from transformers import PreTrainedTokenizerFast
+from typing import TYPE_CHECKING
 
 from lopa_dist.models.files import CheckpointError, read_json_if_there
+
+if TYPE_CHECKING:  # special tokens are read without transformers, which takes a second to import
+    from transformers import PreTrainedTokenizerFast
 
 RESERVED = re.compile(r"[<\[]\W*(reserved|unused|special|extra_id)\w*\W*[>\]]", re.IGNORECASE)
 """How tokenizers spell tokens that are reserved for later use."""
@@ -23,6 +25,8 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     Raises:
         CheckpointError: there is none, or it is damaged.
     """
+    from transformers import PreTrainedTokenizerFast
+
     kind = PreTrainedTokenizerFast
     if not (folder / "tokenizer.json").exists():
         if not (folder / "vocab.json").exists() or not (folder / "merges.txt").exists():

@@ -17,7 +17,7 @@ from lopa_dist.checks import UserError
 from lopa_dist.parallel import store_keys as keys
 from lopa_dist.parallel.communicator import PeerFailure
 from lopa_dist.parallel.heartbeat import PATIENCE_S, Heartbeat
-from lopa_dist.parallel.launcher import World, die, into_log, names_of
+from lopa_dist.parallel.launcher import RankError, World, die, into_log, names_of
 from lopa_dist.parallel.mesh import Mesh
 from lopa_dist.parallel.neighbours import wait_until
 from lopa_dist.parallel.pauses import Pauses
@@ -28,10 +28,6 @@ from lopa_dist.parallel.stop import Stop, Stopped
 FEW_RANKS = 16  # up to this many ranks, every check asks the store
 CHECKS_A_SECOND = 5000  # with more ranks, the most checks of all together
 FRAMES = 8  # innermost frames of a stack to show; the outer ones are the same in every job
-
-
-class RankError(RuntimeError):
-    """A rank was lost or failed; the message names it and the first cause."""
 
 
 class Failures:

@@ -25,6 +25,10 @@ class LaunchError(RuntimeError):
     """The processes cannot be joined; the message says what to do."""
 
 
+class RankError(RuntimeError):
+    """A rank was lost or failed; the message names it and the first cause."""
+
+
 @dataclass(frozen=True)
 class World:
     """One process of the job. `launcher` is python, torchrun, mpirun or srun."""

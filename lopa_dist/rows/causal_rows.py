@@ -40,13 +40,14 @@ from torch import Tensor
 
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.state import HostState, Records, State
-from lopa_dist.ragged import Ints, begins, padded, ragged_arange, together
+from lopa_dist.ragged import Ints, begins, padded, ragged_arange
 from lopa_dist.rows import c_shape
 from lopa_dist.rows.forward_batch import ChainCells, ForwardBatch, Heads, Predictions, RowTable
 from lopa_dist.rows.lookahead import NO_LOOKAHEAD, Lookahead
 from lopa_dist.rows.prefill import Prefill, SharedPrefixes, prefill_segments
 from lopa_dist.rows.row_maker import Kept, Structures, keep
 from lopa_dist.rows.share import Share
+from lopa_dist.staging import together
 
 
 class RowCounts(NamedTuple):

@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lopa_dist.ragged import Ints, ragged_arange, to_device
+from lopa_dist.ragged import Ints, ragged_arange
 from lopa_dist.rows.prefill import Prefill
 from lopa_dist.rows.share import Share
+from lopa_dist.staging import to_device
 
 
 @dataclass

@@ -16,13 +16,14 @@ from torch import Tensor
 
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.state import HostState, Records, State, wanted_count
-from lopa_dist.ragged import Ints, to_device, together
+from lopa_dist.ragged import Ints
 from lopa_dist.rows.forward_batch import ForwardBatch, Heads, Predictions, RowTable, Windows
 from lopa_dist.rows.lookahead import NO_LOOKAHEAD, Lookahead
 from lopa_dist.rows.prefill import SharedPrefixes
 from lopa_dist.rows.row_maker import Kept, Structures, keep
 from lopa_dist.rows.share import ALONE, Share
 from lopa_dist.rows.structure import Kind, Structure, block_begins, make_structure, row_span
+from lopa_dist.staging import to_device, together
 
 FEW = 4  # structures are cached for at most this many sequences in flight: with more, they hardly ever repeat
 MOST_STRUCTURES = 1024  # in the cache; when there are more, all are dropped

@@ -28,10 +28,11 @@ from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.state import FAILED, HostState, Records, State, Window, arange, of_branch
 from lopa_dist.decode.winner import Winner
 from lopa_dist.decode.written import note
-from lopa_dist.ragged import UNBOUNDED, Ints, ragged_arange, together
+from lopa_dist.ragged import UNBOUNDED, Ints, ragged_arange
 from lopa_dist.rows.causal_rows import CausalRows
 from lopa_dist.rules.paths import best_paths
 from lopa_dist.rules.rule import Rule
+from lopa_dist.staging import together
 
 
 def verify(state: State, records: Records) -> Winner:

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lopa_dist.decode import DecodeConfig, Records, State, Vocabulary, advance
+from lopa_dist.decode import DecodeConfig, Records, State, Vocabulary
+from lopa_dist.decode.advance import advance
 from lopa_dist.rows.structure import record_of_commit
 from tests.decode.admission import admit, records_of
 from tests.decode.oracle import Oracle, OracleConfig, Record

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lopa_dist.decode import Admitted, DecodeConfig, Records, State, Vocabulary, advance
+from lopa_dist.decode import Admitted, DecodeConfig, Records, State, Vocabulary
+from lopa_dist.decode.advance import advance
 from tests.decode.admission import admit, records_of
 from tests.rules.steps import layout, spawn, unpack, verify
 

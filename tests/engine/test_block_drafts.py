@@ -17,7 +17,7 @@ from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
 from lopa_dist.kernels.record_head import record_head
-from lopa_dist.kernels.rope import QueryScaling, YarnScaling
+from lopa_dist.kernels.rope_scaling import QueryScaling, YarnScaling
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.models.families import check_drafts
 from lopa_dist.models.mask_rows import MaskRowAdapter, MaskRows

@@ -18,7 +18,7 @@ from lopa_dist.jobs.run.attempt import journal_settings
 from lopa_dist.jobs.run.job import run
 from lopa_dist.jobs.run.job_input import request_id
 from lopa_dist.jobs.run.prompts import Encoder
-from lopa_dist.models.checkpoint import read_config
+from lopa_dist.models.config_file import read_config
 from lopa_dist.models.files import EMBEDDED, revision
 from lopa_dist.parallel.launcher import World
 from lopa_dist.tasks.batch_line import items_of

@@ -10,7 +10,8 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from lopa_dist.kernels.rope import Llama3Scaling, QueryScaling, YarnScaling, apply_rope, rope_table
+from lopa_dist.kernels.rope import apply_rope, rope_table
+from lopa_dist.kernels.rope_scaling import Llama3Scaling, QueryScaling, YarnScaling
 from lopa_dist.kernels.rows import rms_norm
 
 

@@ -17,8 +17,9 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from lopa_dist.models.checkpoint import load_model, places, read_config
+from lopa_dist.models.checkpoint import load_model, places
 from lopa_dist.models.config import ModelConfig
+from lopa_dist.models.config_file import read_config
 from lopa_dist.models.families import check_drafts
 from lopa_dist.models.files import EMBEDDED, CheckpointError, find, weight_files
 from lopa_dist.models.tokenizer import load_tokenizer

@@ -15,12 +15,13 @@ from lopa_dist.engine.memory import filling_bytes, plan, row_bytes, token_bytes
 from lopa_dist.kernels.experts import TALL
 from lopa_dist.kernels.routing import room_for
 from lopa_dist.models.adapter import load_adapter
-from lopa_dist.models.checkpoint import load_model, read_config
-from lopa_dist.models.config import Experts
+from lopa_dist.models.checkpoint import load_model
+from lopa_dist.models.config import QUANTIZATIONS, Experts
+from lopa_dist.models.config_file import read_config
 from lopa_dist.models.experts import Gate, SparseMLP
 from lopa_dist.models.files import CheckpointError
 from lopa_dist.models.fused import Cache, FusedTransformer
-from lopa_dist.models.quantize import KINDS
+from lopa_dist.models.quantize import QUANTIZERS
 from lopa_dist.models.tensor_parallel import check
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator
@@ -76,7 +77,7 @@ def test_engines_form_is_the_modules_and_parts_change_nothing(folder: Path, monk
     assert torch.equal(rows_of(model), found)
 
 
-@pytest.mark.parametrize("kind", ["none", *KINDS])
+@pytest.mark.parametrize("kind", ["none", *QUANTIZATIONS])
 def test_a_rows_bits_do_not_depend_on_the_others(folder: Path, kind: str) -> None:
     """Where no row sees another one, only the experts could mix them."""
     model = load_model(folder, torch.float32, CPU, quantization=kind)
@@ -119,7 +120,7 @@ def test_adapters_are_merged_into_experts(folder: Path, tmp_path: Path) -> None:
         assert changed.tolist() == [[5, 1]]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", QUANTIZATIONS)
 def test_quantised_experts(folder: Path, kind: str) -> None:
     """Each output channel of each expert on its own, a byte a number, as they are loaded; also on tensor ranks."""
     plain, model = (load_model(folder, torch.float32, CPU, quantization=one) for one in ("none", kind))
@@ -128,7 +129,7 @@ def test_quantised_experts(folder: Path, kind: str) -> None:
             eight, scale, wanted = (getattr(mlp, name) for mlp, name in
                                     ((ours.mlp, name), (ours.mlp, f"{name}_scale"), (wide.mlp, name)))  # fmt: skip
             assert eight.element_size() == 1
-            by_rows, scales = KINDS[kind](wanted.flatten(0, -2))
+            by_rows, scales = QUANTIZERS[kind](wanted.flatten(0, -2))
             assert torch.equal(eight.float(), by_rows.view_as(eight).float())
             assert torch.equal(scale, scales.view_as(scale))
         assert ours.mlp.gate.weight.dtype == torch.float32

@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.kernels.segment_attention import Segments, attend_grouped, attend_plain, plan
-from lopa_dist.models.checkpoint import load_model, read_config
+from lopa_dist.models.checkpoint import load_model
+from lopa_dist.models.config_file import read_config
 from lopa_dist.models.families import training_pattern
 from lopa_dist.models.fused import Cache, FusedTransformer
 from lopa_dist.models.transformer import Transformer

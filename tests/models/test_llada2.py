@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from lopa_dist.models.adapter import load_adapter
-from lopa_dist.models.checkpoint import load_model, read_config
+from lopa_dist.models.checkpoint import load_model
 from lopa_dist.models.config import Experts
+from lopa_dist.models.config_file import read_config
 from lopa_dist.models.experts import Gate
 from lopa_dist.models.families import training_pattern
 from lopa_dist.models.files import CheckpointError

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from lopa_dist.kernels.rope import apply_rope
 from lopa_dist.models.adapter import load_adapter
-from lopa_dist.models.checkpoint import load_model, read_config
+from lopa_dist.models.checkpoint import load_model
+from lopa_dist.models.config_file import read_config
 from lopa_dist.models.files import CheckpointError
 from lopa_dist.models.fused import Cache, FusedTransformer
 from lopa_dist.models.mask_rows import MaskRowAdapter, adapter_of

@@ -16,8 +16,9 @@ from lopa_dist.jobs.setup import build
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.models import checkpoint
 from lopa_dist.models.checkpoint import load_model
+from lopa_dist.models.config import QUANTIZATIONS
 from lopa_dist.models.files import EMBEDDED
-from lopa_dist.models.quantize import KINDS, QuantizedLinear, check, joined
+from lopa_dist.models.quantize import QuantizedLinear, check, joined
 from lopa_dist.models.tokenizer import load_tokenizer
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.tasks.word_problems import problems
@@ -99,7 +100,7 @@ def test_int8_is_said_to_be_slow_where_it_was_measured(
     assert sum("model.quantization=int8 is slower than none" in r.message for r in caplog.records) == warnings
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", QUANTIZATIONS)
 def test_same_text_on_two_tensor_ranks(kind: str) -> None:
     config = DecodeConfig(verify="confidence", drafts=0, branches=2, block_size=16, max_new_tokens=32)
     requests = random_requests(2, 3, 32)

@@ -13,8 +13,8 @@ from torch._C._distributed_c10d import HashStore
 from lopa_dist.checks import UserError
 from lopa_dist.parallel import failures as failures_file
 from lopa_dist.parallel import store_keys as keys
-from lopa_dist.parallel.failures import Failures, RankError, broken, first_line
-from lopa_dist.parallel.launcher import World
+from lopa_dist.parallel.failures import Failures, broken, first_line
+from lopa_dist.parallel.launcher import RankError, World
 from lopa_dist.parallel.mesh import Mesh
 from lopa_dist.parallel.stop import Stop, Stopped
 

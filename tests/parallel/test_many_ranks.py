@@ -15,9 +15,9 @@ import pytest
 from torch._C._distributed_c10d import HashStore, TCPStore
 
 from lopa_dist.parallel import store_keys as keys
-from lopa_dist.parallel.failures import Failures, RankError
+from lopa_dist.parallel.failures import Failures
 from lopa_dist.parallel.heartbeat import INTERVAL_S
-from lopa_dist.parallel.launcher import World
+from lopa_dist.parallel.launcher import RankError, World
 from lopa_dist.parallel.mesh import Mesh
 from lopa_dist.parallel.rendezvous import FILES_A_RANK, host
 from lopa_dist.parallel.shared_store import SharedStore

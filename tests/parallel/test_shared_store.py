@@ -13,8 +13,8 @@ from torch._C._distributed_c10d import HashStore
 
 from lopa_dist.parallel import failures, neighbours, shared_store
 from lopa_dist.parallel import store_keys as keys
-from lopa_dist.parallel.failures import Failures, RankError, announce_before_joining
-from lopa_dist.parallel.launcher import LaunchError, World
+from lopa_dist.parallel.failures import Failures, announce_before_joining
+from lopa_dist.parallel.launcher import LaunchError, RankError, World
 from lopa_dist.parallel.mesh import Mesh
 from lopa_dist.parallel.shared_store import SharedStore
 from lopa_dist.parallel.stop import Stop, Stopped

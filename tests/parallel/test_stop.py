@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -81,8 +82,11 @@ def test_levels_are_in_order() -> None:
         (signal.SIGINT, INTERRUPTED, "lopa-dist: interrupted"),
     ],
 )
-def test_a_signal_during_the_imports(number: signal.Signals, status: int, message: str) -> None:
-    """torch takes seconds to import; schedulers do not wait for it."""
+@pytest.mark.parametrize("imported", ["hydra", "torch"])
+def test_a_signal_during_the_imports(
+    imported: str, number: signal.Signals, status: int, message: str, tmp_path: Path
+) -> None:
+    """Imports take seconds, those of the command line and those of a job; schedulers do not wait for them."""
     program = f"""
 import os, signal, sys
 from lopa_dist.__main__ import main
@@ -91,13 +95,13 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have their ba
 
 class Sender:
     def find_spec(self, name, path, target=None):
-        if name == "torch":
+        if name == "{imported}":
             os.kill(os.getpid(), {int(number)})
 
 sys.meta_path.insert(0, Sender())
 main()
 """
-    done = subprocess.run([sys.executable, "-c", program, "--cfg", "job"], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert (done.returncode, done.stderr.strip(), done.stdout) == (status, message, "")
 
 

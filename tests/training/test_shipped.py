@@ -15,7 +15,8 @@ from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request, request_key
-from lopa_dist.models.checkpoint import load_model, read_config
+from lopa_dist.models.checkpoint import load_model
+from lopa_dist.models.config_file import read_config
 from lopa_dist.models.files import SHIPPED, find
 from lopa_dist.models.tokenizer import load_tokenizer
 from lopa_dist.models.transformer import Transformer

@@ -19,8 +19,8 @@ from lopa_dist.config import CONF, Config, as_hydra_reads, check_keys, composed
 from lopa_dist.jobs.setup.device import choose_device
 from lopa_dist.jobs.setup.resolve import Resolved, by_device, by_model, resolve_decode
 from lopa_dist.jobs.setup.settings import Setting, settings_of, shown
-from lopa_dist.models.checkpoint import read_config
 from lopa_dist.models.config import ModelConfig
+from lopa_dist.models.config_file import read_config
 from lopa_dist.models.families import PATTERNS
 from lopa_dist.models.files import find, in_cache, local
 from lopa_dist.parallel.launcher import World

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from lopa_dist.jobs.folder.packed import RequestIds
-from lopa_dist.parallel.failures import RankError
+from lopa_dist.parallel.launcher import RankError
 from lopa_dist.parallel.stop import Stopped
 
 SUFFIX = ".begun"

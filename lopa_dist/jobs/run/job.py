@@ -41,16 +41,8 @@ from lopa_dist.jobs.run.recall import recall
 from lopa_dist.jobs.run.rejudge import verdict_rule
 from lopa_dist.jobs.run.session import Session
 from lopa_dist.jobs.setup.build import EngineBuilder
-from lopa_dist.jobs.setup.device import (
-    BEYOND,
-    KEPT_BUSY,
-    OTHERS,
-    OtherPrograms,
-    choose_device,
-    contended,
-    cores,
-    threads,
-)
+from lopa_dist.jobs.setup.device import BEYOND, choose_device, cores, threads
+from lopa_dist.jobs.setup.other_programs import KEPT_BUSY, OTHERS, OtherPrograms, contended
 from lopa_dist.jobs.setup.resolve import resolve
 from lopa_dist.jobs.show.extra import Extra
 from lopa_dist.jobs.show.made_on import made_on

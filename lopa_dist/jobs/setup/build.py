@@ -16,10 +16,11 @@ from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.scoring import ScoringEngine
-from lopa_dist.jobs.setup.device import choose_dtype
+from lopa_dist.jobs.setup.resolve import choose_dtype
 from lopa_dist.kernels.dispatch import hopper
 from lopa_dist.models.adapter import load_adapter
-from lopa_dist.models.checkpoint import DTYPES, load_model, read_config
+from lopa_dist.models.checkpoint import DTYPES, load_model
+from lopa_dist.models.config_file import read_config
 from lopa_dist.models.families import training_pattern
 from lopa_dist.models.files import CheckpointError, find, revision
 from lopa_dist.models.tokenizer import load_tokenizer, text_of

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import fields, replace
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from lopa_dist.checks import check_read
-from lopa_dist.config import Config
+from lopa_dist.config import Config, ModelOptions
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.context import CONTEXTS
 from lopa_dist.engine.config import EngineConfig
-from lopa_dist.jobs.setup.device import choose_dtype
-from lopa_dist.kernels.attention import suited
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.families import FAMILIES, TrainingPattern, check_drafts, training_pattern
+
+if TYPE_CHECKING:  # sweeps are checked without torch, which takes seconds to import
+    import torch
 
 Resolved = dict[str, tuple[Any, str]]
 """By the key of an option that is ``auto``: what it stands for, and what that follows from, in words."""
@@ -103,6 +102,13 @@ def by_device(config: Config, device: torch.device) -> Resolved:
     return values
 
 
+def choose_dtype(options: ModelOptions, device: torch.device) -> str:
+    """Return the name of the weights' precision: `model.dtype`, or what suits the device."""
+    if options.dtype != "auto":
+        return options.dtype
+    return "bf16" if device.type == "cuda" else "fp32"
+
+
 def by_model(
     config: Config, shape: ModelConfig, device: torch.device, typed: Collection[str] | None = None
 ) -> Resolved:
@@ -130,6 +136,8 @@ def by_model(
             "leave it at auto"
         )
     if config.engine.attention == "auto":
+        from lopa_dist.kernels.attention import suited
+
         reason = f"the device, {device.type}, and the size of the model's heads"
         values["engine.attention"] = suited(device, shape.head_dim, config.engine.kernels), reason
     return values

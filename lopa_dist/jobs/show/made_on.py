@@ -9,12 +9,13 @@ import socket
 from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 import lopa_dist
 from lopa_dist.jobs.setup.usable_cores import usable_cores
+
+if TYPE_CHECKING:  # runs are shown without torch, which takes seconds to import
+    import torch
 
 
 def made_on(device: torch.device) -> dict[str, Any]:
@@ -50,6 +51,8 @@ def code_hash() -> str:
 def device_name(device: torch.device) -> str:
     """Return the name of a device; for a CPU also how many cores the process may use."""
     if device.type == "cuda":
+        import torch
+
         return str(torch.cuda.get_device_name(device))
     return f"{cpu_name()}, {usable_cores()} cores"
 

@@ -9,19 +9,21 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lopa_dist import __version__
 from lopa_dist.config import Config
 from lopa_dist.engine.drafter import SOURCES
-from lopa_dist.engine.request import Generation
-from lopa_dist.engine.statistics import Statistics
 from lopa_dist.jobs.folder.journal import Merged
 from lopa_dist.jobs.folder.packed import Columns
-from lopa_dist.parallel.group import Group
 from lopa_dist.tasks.task import Item, Score
+
+if TYPE_CHECKING:  # figures are shown without torch, which takes seconds to import
+    from lopa_dist.engine.request import Generation
+    from lopa_dist.engine.statistics import Statistics
+    from lopa_dist.parallel.group import Group
 
 PACKAGES = ("torch", "transformers", "hydra-core", "wandb")  # whose versions are in the report
 ALSO = "also."  # prefix of the columns of `Figures.also`

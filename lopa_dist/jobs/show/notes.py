@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from lopa_dist.jobs.setup.device import KEPT_BUSY
+from lopa_dist.jobs.setup.other_programs import KEPT_BUSY
 from lopa_dist.jobs.show.paired import Paired
 from lopa_dist.jobs.show.report import judged, problems, samples_of
 from lopa_dist.jobs.show.run_page import stopped

@@ -17,8 +17,7 @@ from lopa_dist.engine.running_batch import RunningBatch
 from lopa_dist.jobs.run.answers import NOT_NUMBERS
 from lopa_dist.jobs.run.crashes import Begun, crashes
 from lopa_dist.jobs.run.job import run
-from lopa_dist.parallel.failures import RankError
-from lopa_dist.parallel.launcher import World
+from lopa_dist.parallel.launcher import RankError, World
 from lopa_dist.parallel.stop import Stopped
 from tests.jobs.folder.test_packed import ids_of
 from tests.jobs.run.test_job import config, lines

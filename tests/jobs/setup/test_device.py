@@ -6,8 +6,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -88,56 +86,6 @@ def test_cores_that_others_keep_busy_are_left_to_them(
         torch.set_num_threads(number)
 
 
-@pytest.mark.parametrize(("idle", "busy"), [((0.2, 0.2), 0), ((0.2, 0.0), 1), ((0.0, 0.0), 2), ((0.15, 0.19), 0)])
-def test_busy_cores_are_those_that_hardly_idle(
-    monkeypatch: pytest.MonkeyPatch, idle: tuple[float, float], busy: int
-) -> None:
-    clock = iter([10.0, 10.2])
-    readings = iter([{0: 5.0, 1: 7.0}, {0: 5.0 + idle[0], 1: 7.0 + idle[1]}])
-    monkeypatch.setattr(device, "idle_seconds", lambda: next(readings))
-    monkeypatch.setattr(device.time, "perf_counter", lambda: next(clock))
-    monkeypatch.setattr(device.time, "sleep", lambda _: None)
-    assert device.busy_now() == busy
-
-
-@pytest.mark.parametrize(("looks", "least"), [((2, 1, 0), 0), ((1, 2, 1, 1, 2), 1), ((2,) * 5, 2)])
-def test_cores_that_were_busy_for_a_moment_are_not_left_to_others(
-    monkeypatch: pytest.MonkeyPatch, looks: tuple[int, ...], least: int
-) -> None:
-    left = iter(looks)
-    monkeypatch.setattr(device, "idle_seconds", lambda: {0: 5.0, 1: 7.0})
-    monkeypatch.setattr(device, "busy_now", lambda: next(left))
-    assert device.busy_cores.__wrapped__() == least
-    assert next(left, None) is None
-
-
-def test_how_busy_others_were_is_what_neither_idled_nor_was_computed_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = {"clock": 0.0, "own": 5.0, "idle": {0: 10.0, 3: 10.0}}
-    monkeypatch.setattr(device.time, "perf_counter", lambda: now["clock"])
-    monkeypatch.setattr(device, "own_seconds", lambda: now["own"])
-    monkeypatch.setattr(device, "idle_seconds", lambda: now["idle"])
-    others = device.OtherPrograms()
-    now.update(clock=0.5)
-    assert others.busy() is None, "too short to say"
-    now.update(clock=10.0, own=12.0, idle={0: 11.0, 3: 16.0})
-    assert others.busy() == pytest.approx(0.6)  # of 20 seconds, 7 idle and 7 of this process
-    now.update(idle={})
-    assert others.busy() is None
-    monkeypatch.setattr(device, "MUCH", 0.4)
-    assert [device.contended(*of) for of in ((None, 2, 2), (0.6, 2, 2), (0.6, 1, 2), (1.5, 1, 2), (0.1, 2, 2))] == [
-        False, True, False, True, False
-    ]  # fmt: skip
-
-
-def test_the_time_of_children_is_this_process_s(tmp_path: Path) -> None:
-    tick = device.os.sysconf("SC_CLK_TCK")
-    for pid, parent, ticks in ((5, 1, "1 1 1 1"), (6, 5, "1 2 3 4"), (7, 6, "0 0 0 1"), (8, 2, "9 9 9 9")):
-        (tmp_path / str(pid)).mkdir()
-        (tmp_path / str(pid) / "stat").write_text(f"{pid} (a )b) S {parent} 0 0 0 0 0 0 0 0 0 {ticks} 0")
-    assert sum(device.of_descendants(5, tmp_path)) == pytest.approx(11 / tick)
-    assert device.own_seconds() > 0
-
-
 def test_in_a_job_of_slurm_s_nobody_looks_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "busy_cores", lambda: 1)
     monkeypatch.setattr(device.os, "sched_getaffinity", lambda _: range(2), raising=False)
@@ -145,12 +93,3 @@ def test_in_a_job_of_slurm_s_nobody_looks_for_others(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "2")
     torch.set_num_threads(2)
     assert threads(Config(), World("python")) == (2, "the cores of this machine")
-
-
-def test_a_system_that_does_not_tell_has_no_busy_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert device.idle_seconds(tmp_path / "stat") == {}
-    monkeypatch.setattr(device, "idle_seconds", partial(device.idle_seconds, tmp_path / "stat"))
-    assert device.busy_cores.__wrapped__() == 0
-    monkeypatch.undo()
-    (tmp_path / "stat").write_text("cpu  9 9 9 9\ncpu0 1 2 3 400 50 0 0\ncpux\nintr 5\n")
-    assert set(device.idle_seconds(tmp_path / "stat")) <= {0}

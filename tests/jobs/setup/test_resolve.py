@@ -10,7 +10,7 @@ import torch
 from lopa_dist.config import Config, composed
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.jobs.setup.resolve import by_model, resolve, sequences_of_replica
-from lopa_dist.models.checkpoint import read_config
+from lopa_dist.models.config_file import read_config
 from lopa_dist.models.files import EMBEDDED, find
 
 CPU = torch.device("cpu")

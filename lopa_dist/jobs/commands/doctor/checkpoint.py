@@ -15,8 +15,7 @@ from lopa_dist.engine.request import Request
 from lopa_dist.engine.runners import wants_graphs
 from lopa_dist.jobs.commands.doctor.finding import GIB, Finding, Machine, broken, fine, slow
 from lopa_dist.jobs.run.prompts import check_template
-from lopa_dist.jobs.setup.device import choose_dtype
-from lopa_dist.jobs.setup.resolve import resolve
+from lopa_dist.jobs.setup.resolve import choose_dtype, resolve
 from lopa_dist.models.checkpoint import DTYPES
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.files import find, in_cache, local, why_not_there

@@ -13,7 +13,8 @@ import transformers
 from lopa_dist.engine.kernel_choice import widths_of
 from lopa_dist.jobs.commands.doctor.checkpoint import parameters
 from lopa_dist.jobs.commands.doctor.finding import GIB, Finding, Machine, broken, fine, slow
-from lopa_dist.jobs.setup.device import choose_dtype, cores
+from lopa_dist.jobs.setup.device import cores
+from lopa_dist.jobs.setup.resolve import choose_dtype
 from lopa_dist.kernels import native
 from lopa_dist.kernels.dispatch import KERNELS, TRITON
 from lopa_dist.kernels.experts import by_library

@@ -17,7 +17,7 @@ from lopa_dist.jobs.commands.doctor.doctor import examine
 from lopa_dist.jobs.commands.doctor.finding import Finding, Machine, State
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.setup.resolve import resolve
-from lopa_dist.models.checkpoint import read_config
+from lopa_dist.models.config_file import read_config
 from lopa_dist.models.files import EMBEDDED
 from lopa_dist.parallel.communicator import Solo
 from lopa_dist.parallel.launcher import World

@@ -1,0 +1,52 @@
+"""What a checkpoint's files say of its model, without its weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lopa_dist.models.config import ModelConfig
+from lopa_dist.models.families import model_config, with_masks
+from lopa_dist.models.files import CheckpointError, read_json, read_json_if_there, repository
+from lopa_dist.models.tokenizer import end_of_text, special_tokens
+
+
+def read_config(folder: Path, mask_adapter: Path | None = None) -> ModelConfig:
+    """Return a checkpoint's configuration, from `config.json`, `generation_config.json` and the tokenizer's files.
+
+    `mask_adapter` is the folder of an adapter that acts on rows of masks only; it gives masks to a model without them.
+    """
+    file = folder / "config.json"
+    if not file.exists():
+        raise CheckpointError(f"{folder}: no config.json; model.path must name a Hugging Face checkpoint folder")
+    raw, generation = read_json(file), read_json_if_there(folder / "generation_config.json")
+    try:
+        special = special_tokens(folder)
+        if raw.get("eos_token_id") is None and generation.get("eos_token_id") is None:
+            generation = generation | {"eos_token_id": end_of_text(folder, special)}
+        config = model_config(raw, generation, special, repository(folder))
+        if mask_adapter is None:
+            return config
+        trained = trained_token(read_json_if_there(mask_adapter / "adapter_config.json"), mask_adapter)
+        return with_masks(config, special_tokens(mask_adapter), trained)
+    except KeyError as error:
+        raise CheckpointError(f"{file}: no {error.args[0]!r} in it") from error
+    except ValueError as error:
+        raise CheckpointError(f"{file}: {error}") from error
+    except (TypeError, AttributeError, ArithmeticError, IndexError) as error:
+        raise CheckpointError(f"{file}, or a file beside it: a value of the wrong kind ({error})") from error
+
+
+def trained_token(raw: dict[str, Any], file: Path) -> int | None:
+    """Return the id of the token whose embedding an adapter brings, or None.
+
+    Raises:
+        CheckpointError: it brings several.
+    """
+    listed = raw.get("trainable_token_indices")
+    ids = [i for some in listed.values() for i in some] if isinstance(listed, dict) else listed
+    if not ids:
+        return None
+    if len(ids) > 1 or not isinstance(ids[0], int):
+        raise CheckpointError(f"{file}: trainable_token_indices={listed}: only one token's embedding is supported")
+    return ids[0]
