@@ -34,8 +34,11 @@ from lopa_dist.tasks.rows import check
 SHOWN = 8  # the most points that a message names
 
 
-def check_job(overrides: Sequence[str], ranks: int | None = None) -> None:
-    """Raise a ValueError if a job with these overrides, on `ranks` ranks, would not begin."""
+def checked_job(overrides: Sequence[str], ranks: int | None = None) -> Config:
+    """Return the configuration of a job with these overrides, or raise a ValueError if it would not begin.
+
+    `ranks` is the number of its ranks, if that is known.
+    """
     config = composed(list(overrides))
     check_decoding(config, keys_in(overrides))
     check_files(config)
@@ -47,6 +50,7 @@ def check_job(overrides: Sequence[str], ranks: int | None = None) -> None:
     if ranks is not None:
         parallel = config.parallel
         choose_mesh(parallel.data, parallel.branch, parallel.tensor, ranks, ranks, config.decode.max_branches)
+    return config
 
 
 @cache
@@ -91,11 +95,10 @@ def main(ranks: int, arguments: Sequence[str]) -> None:
     try:
         check_keys([a for a in arguments if not a.startswith("-")])
         own = [a for a in as_hydra_reads(list(arguments)) if not a.startswith(("hydra", "-"))]
-        check_job(own, ranks)
+        config = checked_job(own, ranks)
         folder = next((a.partition("=")[2] for a in arguments if a.startswith("hydra.run.dir=")), "")
         if not could_be_written(Path(folder.strip("'\"") or "outputs").expanduser()):
             raise UserError(f"hydra.run.dir={folder or 'outputs/...'}: no folder that can be written")
-        config = composed(own)
         for reason in (model_not_there(config.model.path), *map(why_not_there, data_sets(config.task))):
             if reason:
                 raise UserError(reason)
@@ -120,9 +123,9 @@ def check_points(arguments: Sequence[str]) -> None:
     refused = []
     for point in points:
         try:
-            check_job(point)
+            config = checked_job(point)
             if "seed" in swept:
-                check_seed(composed(list(point)))
+                check_seed(config)
         except ValueError as error:
             refused.append(f"{' '.join(o for o in point if o.split('=')[0] in swept)}: {error}")
     if not refused:

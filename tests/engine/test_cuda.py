@@ -15,7 +15,8 @@ from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request, request_key
 from lopa_dist.engine.static_runner import StaticRunner
-from lopa_dist.models.quantize import KINDS, quantize
+from lopa_dist.models.config import QUANTIZATIONS
+from lopa_dist.models.quantize import quantize
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Solo
 from lopa_dist.tasks.word_problems import problems
@@ -129,7 +130,7 @@ def test_graphs_give_the_eager_text_of_other_models(
     if kind == "fp8" and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("this GPU has no fp8")
     model = copy.deepcopy(embedded_model).to("cuda", dtype)
-    if kind in KINDS:
+    if kind in QUANTIZATIONS:
         quantize(model, kind)
     else:
         model.config = replace(model.config, rope_fp32=True)
@@ -146,7 +147,7 @@ def test_reproducible_is_to_the_bit(
 ) -> None:
     """Alone, in company and in another order; branches of a sequence share nothing, so ranks change nothing either."""
     model = copy.deepcopy(embedded_model).to("cuda", torch.float32 if kind == "float32" else torch.bfloat16)
-    if kind in KINDS:
+    if kind in QUANTIZATIONS:
         quantize(model, kind)
     config = replace(CONFIG, **options)  # type: ignore[arg-type]
     _, together = generate(model, samples, config=config, reproducible=True)
