@@ -5,16 +5,20 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator
+from copy import deepcopy
 from dataclasses import Field, dataclass, field, fields, is_dataclass
 from difflib import SequenceMatcher, get_close_matches
+from functools import cache
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryFile
 from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lopa_dist.checks import UserError, check_options, did_you_mean, number, option, require, require_seconds
@@ -412,12 +416,46 @@ def composed(overrides: list[str]) -> Config:
         ValueError: a preset that does not exist, or a value that cannot be used.
     """
     try:
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            config = OmegaConf.to_object(compose("config", overrides))
+        config = OmegaConf.to_object(composition(overrides))
     except HydraException as error:
         raise UserError(hydra_message(error)) from error
     assert isinstance(config, Config)
     return config
+
+
+def composition(overrides: list[str]) -> DictConfig:
+    """Return what Hydra composes from these overrides; presets are composed once, and settings put into a copy."""
+    parsed = OverridesParser.create().parse_overrides(overrides)
+    presets = tuple(str(one.input_line) for one in parsed if is_preset(one))
+    settings = [one for one in parsed if is_setting(one)]
+    if len(presets) + len(settings) < len(parsed):
+        return by_hydra(tuple(overrides))
+    config = deepcopy(by_hydra(presets))
+    try:
+        for one in settings:
+            OmegaConf.update(config, one.key_or_group, one.value(), merge=True)
+    except OmegaConfBaseException:
+        return by_hydra(tuple(overrides))  # raises the error in Hydra's words
+    return config
+
+
+@cache
+def by_hydra(overrides: tuple[str, ...]) -> DictConfig:
+    """Return what Hydra composes from these overrides, which takes it a tenth of a second."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose("config", list(overrides))
+
+
+def is_preset(override: Override) -> bool:
+    """Return whether an override chooses a preset, a file in a folder of `conf`."""
+    changes = override.type is OverrideType.CHANGE and isinstance(override.value(), str)
+    return changes and (CONF / override.get_key_element()).is_dir()
+
+
+def is_setting(override: Override) -> bool:
+    """Return whether an override gives one setting a value, as ``decode.drafts=8`` does."""
+    key, changes = override.get_key_element(), override.type is OverrideType.CHANGE
+    return changes and not override.is_sweep_override() and "." in key and not key.startswith("hydra.")
 
 
 def quoted(text: str) -> str:

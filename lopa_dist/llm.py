@@ -131,7 +131,6 @@ class LLM:
             if section not in SECTIONS:
                 raise ValueError(f"{setting}: has no effect on LLM, which takes settings of {', '.join(SECTIONS)}")
         self.config = composed(self.settings)
-        self.configs: dict[tuple[str, ...], Config] = {}  # of calls, by their settings; composing one takes 0.1 s
         self.world = detect()
         self.warned: set[str] = set()  # warnings that were logged; once is enough
         self.engine: Engine | None = None  # of the last call that generated
@@ -371,11 +370,7 @@ class LLM:
         if isinstance(decode, DecodeConfig):
             return replace(self.config, decode=replace(decode, **overrides))
         preset = [] if decode is None else [f"decode='{decode}'"]
-        if not (settings := (*preset, *given)):
-            return self.config
-        if settings not in self.configs:
-            self.configs[settings] = composed([*self.settings, *settings])
-        return self.configs[settings]
+        return composed([*self.settings, *preset, *given]) if preset or given else self.config
 
     def collected(self, session: Session, progress: bool, values: Callable[[Generation], list[Any]]) -> list[list[Any]]:
         """Return on every rank what `values` makes of each request, in their order, once all replicas have finished.

@@ -10,9 +10,8 @@ import shlex
 import signal
 import subprocess
 import sys
-from copy import deepcopy
+from collections.abc import Callable
 from dataclasses import fields, replace
-from functools import cache
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,14 @@ from typing import Any
 import pytest
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 from submitit.core.utils import FailedJobError
 
 from lopa_dist import cli
 from lopa_dist.checks import UserError
-from lopa_dist.config import Config, TaskConfig, as_hydra_reads, quoted, short
+from lopa_dist.config import Config, TaskConfig, as_hydra_reads, by_hydra, composition, quoted, short
 from lopa_dist.config import composed as config_of
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.jobs.folder.results import write_errors
@@ -40,12 +40,37 @@ from lopa_dist.tasks.registry import TASKS
 
 
 def composed(*overrides: str) -> Config:
-    return deepcopy(composed_once(*overrides))
-
-
-@cache
-def composed_once(*overrides: str) -> Config:
     return config_of(list(overrides))
+
+
+TYPED = [
+    "decode=lopa", "decode=vanilla", "model=causal", "model=lists", "task=batch", "task=own", "decode=no", "model=[1]",
+    "decode.drafts=4", "decode.drafts=auto", "decode.drafts=x", "decode.temperature=0.5", "decode.tau_conf=2",
+    "task.stop=a", "task.limit=3", "task.prompt='a {b}, c=d'", "task.options={shots: 2}", "+task.options.shots=3",
+    "model.template={a: 1}", "model.template.a=2", "~decode.drafts", "++decode.drafts=3", "decode.drafts=1,2",
+    "task.input=${task.output}", "task.output=x.jsonl", "hydra.run.dir=x", "hydra/launcher=basic", "decode.dtaus=1",
+    "parallel.threads=null", "model.path=a/b", "=", "decode",
+]  # fmt: skip
+
+
+@settings(max_examples=20)
+@given(st.lists(st.sampled_from(TYPED), max_size=4))
+def test_what_is_composed_from_cached_presets_is_what_hydra_composes(overrides: list[str]) -> None:
+    def composed_by(compose: Callable[[list[str]], Any]) -> str:
+        try:
+            return repr(OmegaConf.to_object(compose(overrides)))
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+
+    assert composed_by(composition) == composed_by(lambda given: by_hydra.__wrapped__(tuple(given)))
+
+
+def test_a_preset_is_composed_once_for_all_settings() -> None:
+    composed("decode=lopa")
+    misses = by_hydra.cache_info().misses
+    assert composed("decode.branches=3", "decode=lopa").decode.branches == 3
+    assert composed("decode=lopa").decode.branches != 3, "what is cached stays as it is"
+    assert by_hydra.cache_info().misses == misses
 
 
 def test_defaults_are_the_embedded_model_on_its_problems() -> None:

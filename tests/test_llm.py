@@ -235,17 +235,6 @@ def test_a_call_goes_on_from_what_the_calls_before_have_made_and_written() -> No
     assert [one.text for one in causal.generate(chats)] == [one.text for one in fresh]
 
 
-def test_calls_with_the_same_options_compose_them_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That takes longer than a short answer of a small model."""
-    llm, asked = LLM("embedded", "parallel.threads=1"), []
-    monkeypatch.setattr("lopa_dist.llm.composed", lambda settings: (asked.append(settings), composed(settings))[1])
-    first, again, other = (
-        llm.generate(PROBLEMS[:2], "embedded_lopa", branches=branches, progress=False) for branches in (3, 3, 0)
-    )
-    assert [one.forwards for one in first] == [one.forwards for one in again] != [one.forwards for one in other]
-    assert len(asked) == 2
-
-
 def test_each_warning_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     llm = LLM("embedded", "parallel.threads=1")
     for _ in range(2):
