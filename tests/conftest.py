@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import math
 import os
 import sys
@@ -25,6 +26,7 @@ from lopa_dist.models.tokenizer import load_tokenizer
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.tasks.sandbox import check
 
+gc.disable()  # imports leave no garbage; looking for it took a third of the time to collect the tests
 # a suite that fails by chance, or on a busy machine, is not believed when it matters
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.load_profile("same")  # --hypothesis-profile=default tries other examples at each run
@@ -62,6 +64,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_xdist_auto_num_workers() -> int:
     """Two processes more than there are cores: tests that start ranks wait for them half of their time."""
     return (os.cpu_count() or 1) + 2
+
+
+def pytest_collection_finish() -> None:
+    """Look for garbage again."""
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)
