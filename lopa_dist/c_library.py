@@ -18,6 +18,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 
+from numpy.typing import NDArray
+
 from lopa_dist.atomic import can_be_written
 
 # so that no operation is contracted or reordered, whatever the compiler's defaults are
@@ -28,8 +30,18 @@ REMEDY = "apt install gcc; if it is there, XDG_CACHE_HOME=FOLDER names one that 
 P, N, F, DOUBLE, INT, LONG = (
     ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_float, ctypes.c_double, ctypes.c_int, ctypes.c_int64,
 )  # fmt: skip
+MEMORY = ctypes.c_char * 0  # of any size; C code knows how many numbers there are
 Function = tuple[Any, Sequence[Any]]
 """The types of what a C function returns and of its arguments."""
+
+
+def memory(array: NDArray[Any]) -> ctypes.Array[ctypes.c_char]:
+    """Return an array as an argument of a C function: twice as fast as `array.ctypes.data`, of which a step needs many.
+
+    Raises:
+        TypeError: its numbers are not consecutive, or must not be written to.
+    """
+    return MEMORY.from_buffer(array)  # type: ignore[arg-type]  # numpy's arrays are buffers
 
 
 class Unavailable(Exception):

@@ -7,9 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from lopa_dist.c_library import INT, Unavailable, c_compiler, compiled, intact, load
+from lopa_dist.c_library import INT, LONG, P, Unavailable, c_compiler, compiled, intact, load, memory
 
 FUNCTIONS = {"five": (INT, ())}
 
@@ -114,3 +115,16 @@ def test_a_library_that_was_cut_short_is_compiled_anew(source: Path, tmp_path: P
     assert load(source, FUNCTIONS).five() == 5
     assert intact(made)
     assert not intact(tmp_path / "nowhere.so")
+
+
+def test_c_code_gets_the_memory_of_an_array_or_an_error(source: Path) -> None:
+    source.write_text(
+        "long long doubled(long long *x, long long n) { for (int i = 0; i < n; i++) x[i] *= 2; return n; }\n"
+    )
+    doubled = load(source, {"doubled": (LONG, (P, LONG))}).doubled
+    array = np.arange(6).reshape(2, 3)
+    assert doubled(memory(array), array.size) == 6
+    assert array.tolist() == [[0, 2, 4], [6, 8, 10]]
+    assert doubled(memory(np.zeros(0, np.int64)), 0) == 0
+    with pytest.raises(TypeError, match="contiguous"):
+        memory(array.T)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from lopa_dist.c_library import DOUBLE, INT, LONG, P, Unavailable, load_or_why
+from lopa_dist.c_library import DOUBLE, INT, LONG, P, Unavailable, load_or_why, memory
 from lopa_dist.engine.contexts import CONTEXTS, PARTS
 from lopa_dist.engine.drafter import (
     HOPES,
@@ -130,7 +130,7 @@ class CDrafter(Drafter):
     def remember(self, text: Sequence[int], begin: int = 0) -> None:
         """See `Drafter`."""
         tokens = numbers(text)
-        self.library.drafter_remember(self.own, tokens.ctypes.data, len(tokens), begin)
+        self.library.drafter_remember(self.own, memory(tokens), len(tokens), begin)
         self.tell_of_room()
 
     def tell_of_room(self) -> None:
@@ -142,7 +142,7 @@ class CDrafter(Drafter):
     def admit(self, slot: int, prompt: Sequence[int], work: Work) -> None:
         """See `Drafter`."""
         tokens = numbers(prompt)
-        self.library.drafter_admit(self.own, slot, tokens.ctypes.data, len(tokens), REMEMBERED)
+        self.library.drafter_admit(self.own, slot, memory(tokens), len(tokens), REMEMBERED)
         self.works[slot] = work
 
     def leave(self, slot: int) -> None:
@@ -157,10 +157,9 @@ class CDrafter(Drafter):
         given = (slots, written, counts, token, bits)
         slots, written, counts, token, bits = (np.ascontiguousarray(x, np.int64) for x in given)
         self.library.drafter_hear(
-            self.own, slots.ctypes.data, len(slots), written.ctypes.data, counts.ctypes.data, written.shape[1],
-            token.ctypes.data,
-            bits.ctypes.data, token.shape[1] * self.masks, masks.token.ctypes.data, masks.probability.ctypes.data,
-            masks.counts.ctypes.data, masks.token.shape[1],
+            self.own, memory(slots), len(slots), memory(written), memory(counts), written.shape[1],
+            memory(token), memory(bits), token.shape[1] * self.masks, memory(masks.token), memory(masks.probability),
+            memory(masks.counts), masks.token.shape[1],
         )  # fmt: skip
 
     def verifying(self) -> list[list[tuple[int, int]]]:
@@ -168,7 +167,7 @@ class CDrafter(Drafter):
         found = []
         for number in range(self.library.drafter_num_verified(self.own)):
             tokens, sources = np.zeros((2, self.most), np.int64)
-            count = self.library.drafter_verifying(self.own, number, tokens.ctypes.data, sources.ctypes.data)
+            count = self.library.drafter_verifying(self.own, number, memory(tokens), memory(sources))
             found.append(list(zip(tokens[:count].tolist(), sources[:count].tolist(), strict=True)))
         return found
 
@@ -176,7 +175,7 @@ class CDrafter(Drafter):
         """See `Drafter`."""
         works, self.left = [total, *self.left], []
         counts = np.zeros((len(works), 2, len(SOURCES)), np.int64)
-        self.library.drafter_learn(self.own, counts[0].ctypes.data, counts[1:].ctypes.data)
+        self.library.drafter_learn(self.own, memory(counts[0]), memory(counts[1:]))
         for work, (verified, accepted) in zip(works, counts.tolist(), strict=True):
             for source, (tried, right) in enumerate(zip(verified, accepted, strict=True)):
                 if tried:
@@ -191,9 +190,9 @@ class CDrafter(Drafter):
         drafted = np.zeros(count * (m + 2), np.int64)
         ends: NDArray[np.float64] = np.zeros((count, m + 1))
         self.library.drafter_draft(
-            self.own, slots.ctypes.data, most.ctypes.data, count, worth, masks.token.ctypes.data,
-            masks.probability.ctypes.data, masks.counts.ctypes.data, masks.token.shape[1], from_text,
-            drafted.ctypes.data, ends.ctypes.data,
+            self.own, memory(slots), memory(most), count, worth, memory(masks.token),
+            memory(masks.probability), memory(masks.counts), masks.token.shape[1], from_text,
+            memory(drafted), memory(ends),
         )  # fmt: skip
         tokens, (counts, eos) = drafted[: count * m].reshape(count, m), drafted[count * m :].reshape(2, count)
         return Drafted(tokens, counts, ends, eos > 0)
@@ -201,19 +200,19 @@ class CDrafter(Drafter):
     def tokens_of(self, slot: int) -> list[int]:
         """See `Drafter`."""
         tokens = np.zeros(self.library.drafter_length(self.own, slot), np.int64)
-        self.library.drafter_tokens(self.own, slot, tokens.ctypes.data)
+        self.library.drafter_tokens(self.own, slot, memory(tokens))
         return tokens.tolist()
 
     def chain_of(self, slot: int) -> list[tuple[int, float]]:
         """See `Drafter`."""
         tokens, chances = np.zeros(self.most, np.int64), np.zeros(self.most)
-        count = self.library.drafter_chain(self.own, slot, tokens.ctypes.data, chances.ctypes.data)
+        count = self.library.drafter_chain(self.own, slot, memory(tokens), memory(chances))
         return list(zip(tokens[:count].tolist(), chances[:count].tolist(), strict=True))
 
     def proposed(self, slot: int, more: Sequence[int]) -> list[tuple[int, float]]:
         """See `Drafter`."""
         behind, tokens, chances = numbers(more), np.zeros(VOTERS, np.int64), np.zeros(VOTERS)
         count = self.library.drafter_proposed(
-            self.own, slot, behind.ctypes.data, len(behind), tokens.ctypes.data, chances.ctypes.data
+            self.own, slot, memory(behind), len(behind), memory(tokens), memory(chances)
         )
         return list(zip(tokens[:count].tolist(), chances[:count].tolist(), strict=True))

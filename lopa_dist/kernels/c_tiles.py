@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lopa_dist.c_library import INT, LONG, P, load_or_why
+from lopa_dist.c_library import INT, LONG, P, load_or_why, memory
 from lopa_dist.kernels.segment_attention import Segments
 from lopa_dist.kernels.tiles import FIELDS, MERGE_FIELDS, Split, Tiles, unordered
 
@@ -41,9 +41,9 @@ def tiles_of(segments: Segments, tile_rows: int, split: Split | None, stacked: b
     of_rows, counts = np.empty((4, rows), np.int32), np.zeros(4, np.int64)
     parts, columns, limit = (0, 1, None) if split is None else (split.parts, split.columns, split.room)
     result = library.tiles_cut(
-        count, rows, *(None if array is None else array.ctypes.data for array in arrays), tile_rows, stacked,
-        parts, columns, -1 if limit is None else limit, table.ctypes.data, room, of_rows.ctypes.data,
-        merges.ctypes.data, counts.ctypes.data,
+        count, rows, *(None if array is None else memory(array) for array in arrays), tile_rows, stacked,
+        parts, columns, -1 if limit is None else limit, memory(table), room, memory(of_rows),
+        memory(merges), memory(counts),
     )  # fmt: skip
     if result == UNORDERED:
         raise unordered()

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lopa_dist.c_library import INT, LONG, REMEDY, F, Function, N, P, Unavailable, cpu, load
+from lopa_dist.c_library import INT, LONG, REMEDY, F, Function, N, P, Unavailable, cpu, load, memory
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.kernels.segment_attention import Segments
 from lopa_dist.ragged import Ints, ranges
@@ -231,10 +231,10 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, of: Plan) -> Tensor:
     """Return attention ``[R, H, D]`` of ``q [R, H, D]``, whose rows need not be adjacent; rows in no segment give 0."""
     rows, heads, dim = q.shape
     out = (q.new_empty if of.rows == rows else q.new_zeros)(rows, heads, dim)
-    depth = None if of.depth is None else of.depth.ctypes.data
+    depth = None if of.depth is None else memory(of.depth)
     short = library(q.dtype).attend(
-        q.data_ptr(), q.stride(0), out.data_ptr(), keys.data_ptr(), values.data_ptr(), of.segments.ctypes.data,
-        len(of.segments), of.seen.ctypes.data, depth, pointer(of.until), heads, keys.shape[1], dim, dim**-0.5,
+        q.data_ptr(), q.stride(0), out.data_ptr(), keys.data_ptr(), values.data_ptr(), memory(of.segments),
+        len(of.segments), memory(of.seen), depth, pointer(of.until), heads, keys.shape[1], dim, dim**-0.5,
         of.most, torch.get_num_threads(),
     )  # fmt: skip
     if short:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lopa_dist.c_library import INT, LONG, P, load_or_why
+from lopa_dist.c_library import INT, LONG, P, load_or_why, memory
 from lopa_dist.decode.state import HostState
 from lopa_dist.ragged import Ints
 from lopa_dist.rows.lookahead import Lookahead
@@ -46,9 +46,9 @@ def chain_shape(
     of_masks = np.empty(int(masks.sum()) + groups * lookahead.blocks, np.int64)
     branches, drafts, masks = (np.ascontiguousarray(x, np.int64) for x in (host.branches, host.drafts, masks))
     library.chain_shape(
-        prompts.shape[1], prompts.ctypes.data,
-        len(branches), masks.shape[1], branches.ctypes.data, drafts.ctypes.data, masks.ctypes.data,
+        prompts.shape[1], memory(prompts),
+        len(branches), masks.shape[1], memory(branches), memory(drafts), memory(masks),
         lookahead.blocks, lookahead.lead, group, *sizes,
-        of_segments.ctypes.data, of_rows.ctypes.data, of_heads.ctypes.data, of_masks.ctypes.data,
+        memory(of_segments), memory(of_rows), memory(of_heads), memory(of_masks),
     )  # fmt: skip
     return of_segments, of_rows, of_heads, of_masks
