@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import gc
 import math
@@ -67,7 +68,9 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_finish() -> None:
-    """Look for garbage again."""
+    """Look for garbage again, but not among what was imported, until the end: libraries tell what they then still have."""
+    gc.freeze()
+    atexit.register(gc.unfreeze)
     gc.enable()
 
 
