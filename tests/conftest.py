@@ -68,7 +68,10 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_finish() -> None:
-    """Look for garbage again, but not among what was imported, until the end: libraries tell what they then still have."""
+    """Look for garbage again, except among what was imported: that would take half a second each time.
+
+    At the end it is looked at, too, because some libraries then complain of objects that they still have.
+    """
     gc.freeze()
     atexit.register(gc.unfreeze)
     gc.enable()
