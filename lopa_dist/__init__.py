@@ -8,8 +8,9 @@ for output in LLM("embedded").generate([problem]):
 """
 
 import os
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from lopa_dist.imports import when_asked
 
 if TYPE_CHECKING:
     from lopa_dist.decode.config import DecodeConfig
@@ -20,14 +21,10 @@ __version__ = "0.1.0"
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 __all__ = ["LLM", "DecodeConfig", "Output", "SamplingParams", "__version__"]
 
-HOMES = {"DecodeConfig": "decode.config", "LLM": "llm", "Output": "llm", "SamplingParams": "llm"}
-
-
-def __getattr__(name: str) -> Any:
-    """Return a public name, imported only now: torch comes with it, and the command line's help must not wait."""
-    if name not in HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{HOMES[name]}"), name)
+# torch comes with them, and the command line's help must not wait
+__getattr__ = when_asked(
+    __name__, {"DecodeConfig": "decode.config", "LLM": "llm", "Output": "llm", "SamplingParams": "llm"}
+)
 
 
 def __dir__() -> list[str]:

@@ -1,11 +1,11 @@
 """The entry point of `lopa-dist` and `python -m lopa_dist`."""
 
 import faulthandler
-import gc
 import io
 import signal
 import sys
 
+from lopa_dist.imports import no_garbage
 from lopa_dist.parallel.stop import INTERRUPTED, leave_at_signals
 
 
@@ -16,14 +16,12 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     faulthandler.register(signal.SIGQUIT, all_threads=True)  # Ctrl-\ prints all stacks, and the process goes on
-    gc.disable()  # imports leave no garbage; looking for it took a tenth of their time
     try:
-        from lopa_dist.cli import main as command_line
+        with no_garbage():
+            from lopa_dist.cli import main as command_line
     except KeyboardInterrupt:
         sys.stderr.write("lopa-dist: interrupted\n")
         sys.exit(INTERRUPTED)
-    gc.freeze()
-    gc.enable()
     command_line()
 
 

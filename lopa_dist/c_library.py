@@ -166,10 +166,8 @@ def compiled(source: Path, *defined: str) -> Path:
         if is_own(path.parent) and intact(path):
             return path
         path = writable(path.parent) / path.name
-        with (
-            exclusive(path.parent),
-            TemporaryDirectory(dir=path.parent) as own,
-        ):  # other machines may compile it now, too
+        # other machines may compile it now, too
+        with exclusive(path.parent), TemporaryDirectory(dir=path.parent) as own:
             if intact(path):
                 return path
             made = Path(own) / path.name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import re
@@ -36,6 +35,7 @@ from lopa_dist.config import (
     omegaconf_message,
     typed,
 )
+from lopa_dist.imports import no_garbage
 from lopa_dist.jobs.folder.one_job import own_folder
 from lopa_dist.own_code import own_line
 from lopa_dist.parallel.launcher import LaunchError, RankError, detect, die, into_log, tell
@@ -98,12 +98,8 @@ def job(raw: DictConfig) -> Any:
     for name in ("httpx", "httpcore", "filelock"):
         logging.getLogger(name).setLevel(logging.WARNING)
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns of a home that cannot be written
-    gc.disable()  # as in `__main__`
-    # torch and transformers take seconds to import; help and mistakes should not wait for them
-    from lopa_dist.jobs.run.job import run
-
-    gc.freeze()  # imported objects stay: searching them for garbage took a fifth of the time to read a large input
-    gc.enable()
+    with no_garbage():  # torch and transformers take seconds to import; help and mistakes should not wait for them
+        from lopa_dist.jobs.run.job import run
     folder, stop = Path(HydraConfig.get().runtime.output_dir), Stop(config.job.grace_s)
     again = f"the same command and {typed('hydra.run.dir', folder)}"
     if swept():

@@ -446,10 +446,16 @@ def by_hydra(overrides: tuple[str, ...]) -> DictConfig:
         return compose("config", list(overrides))
 
 
+@cache
+def groups() -> frozenset[str]:
+    """Return the folders of presets in `conf`."""
+    return frozenset(path.name for path in CONF.iterdir() if path.is_dir())
+
+
 def is_preset(override: Override) -> bool:
     """Return whether an override chooses a preset, a file in a folder of `conf`."""
     changes = override.type is OverrideType.CHANGE and isinstance(override.value(), str)
-    return changes and (CONF / override.get_key_element()).is_dir()
+    return changes and override.get_key_element() in groups()
 
 
 def is_setting(override: Override) -> bool:
@@ -499,13 +505,12 @@ def typed(key: str, value: Any) -> str:
 def check_keys(overrides: list[str]) -> None:
     """Raise a UserError that suggests the nearest known keys for a misspelt one, before Hydra composes anything."""
     known = [key for key, *_ in keys_of()]
-    groups = {path.name for path in CONF.iterdir() if path.is_dir()}
     for override in overrides:
         key = override.lstrip("+~").partition("=")[0]
-        if "=" not in override or key.startswith(("hydra", "-")) or key in groups or "/" in key or "@" in key:
+        if "=" not in override or key.startswith(("hydra", "-")) or key in groups() or "/" in key or "@" in key:
             continue
         if key not in known:
-            close = get_close_matches(key, {*known, *groups}, n=3)  # a set: some keys are groups, too
+            close = get_close_matches(key, {*known, *groups()}, n=3)  # a set: some keys are groups, too
             near = [o for o in close if SequenceMatcher(None, key.split(".")[-1], o.split(".")[-1]).ratio() >= 0.6]
             if key.split(".")[-1] == "n":  # its name in a line of a file and in `SamplingParams`
                 near = ["task.samples"]
@@ -515,7 +520,7 @@ def check_keys(overrides: list[str]) -> None:
                 raise UserError(f"{key}: no such key; did you mean {', '.join(near)}? `lopa-dist explain` lists all")
             section = key.split(".")[0]
             names = [k for k in known if k.startswith(f"{section}.")]
-            names = names or sorted({k.split(".")[0] for k in known} | groups)
+            names = names or sorted({k.split(".")[0] for k in known} | groups())
             raise UserError(f"{key}: no such key. Known here: {', '.join(names)}")
 
 

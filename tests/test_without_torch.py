@@ -25,7 +25,8 @@ for line in sys.stdin:
 """
 STATUS = {
     "--version": 0, "--help": 0, "report --help": 0, "models": 0, "status RUN": 0, "report RUN": 0, "table RUN": 0,
-    "decode.draft=8": 1, "decode.drafts=x": 1, "task.input=x.odt": 1, "repot RUN": 1, "-m decode.drafts=4,x": 1,
+    "decode.draft=8": 1, "decode.drafts=x": 1, "task.input=x.odt": 1, "repot RUN": 1, "merge RUN": 1,
+    "-m decode.drafts=4,x": 1,
 }  # fmt: skip
 """Command lines, and the exit status of each."""
 

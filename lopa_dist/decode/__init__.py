@@ -5,8 +5,9 @@ are explained in docs/architecture.md, "Glossary". The rest can wait: `config` a
 for models that replace filled tokens, `written` for answers with probabilities.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from lopa_dist.imports import when_asked
 
 if TYPE_CHECKING:
     from lopa_dist.decode.config import DecodeConfig
@@ -15,14 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["FAILED", "Admitted", "DecodeConfig", "HostState", "Records", "State", "Vocabulary", "Winner"]
 
-HOMES = dict.fromkeys(__all__, "state") | {"DecodeConfig": "config", "Winner": "winner"}
-
-
-def __getattr__(name: str) -> Any:
-    """Return a public name, imported only now: the options are read without torch, which takes seconds to import."""
-    if name not in HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{HOMES[name]}"), name)
+# the options are read without torch, which takes seconds to import
+__getattr__ = when_asked(__name__, dict.fromkeys(__all__, "state") | {"DecodeConfig": "config", "Winner": "winner"})
 
 
 def __dir__() -> list[str]:

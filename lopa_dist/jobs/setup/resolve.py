@@ -136,7 +136,7 @@ def by_model(
             "leave it at auto"
         )
     if config.engine.attention == "auto":
-        from lopa_dist.kernels.attention import suited
+        from lopa_dist.kernels.attention import suited  # torch comes with it
 
         reason = f"the device, {device.type}, and the size of the model's heads"
         values["engine.attention"] = suited(device, shape.head_dim, config.engine.kernels), reason
