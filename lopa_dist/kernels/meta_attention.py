@@ -176,27 +176,25 @@ class MetaPlan:
 def attend_tiles_plain(q: Tensor, keys: Tensor, values: Tensor, plan: MetaPlan, out: Tensor | None = None) -> Tensor:
     """Compute `attend_meta` on any device, one tile at a time: the table's reference implementation."""
     out = torch.zeros_like(q) if out is None else out
-    repeat = plan.heads // plan.kv_heads
+    heads, dim, numbers = plan.kv_heads, plan.dim, torch.arange(len(plan.until) + len(keys), device=q.device)
     tiles, merges = plan.counts.tolist()
     parts: dict[int, tuple[Tensor, Tensor]] = {}
     for q0, rows, s0_base, s0, s1_base, s1, c0, c1, part, begin, first, q1 in plan.table[:tiles].tolist():
-        own = torch.arange(c0, c1, device=q.device)
-        slots = torch.cat([
-            torch.arange(s0_base, s0_base + s0, device=q.device),
-            torch.arange(s1_base, s1_base + s1, device=q.device),
-            own + plan.scratch,
-        ])  # fmt: skip
-        k, v = (x[slots].float().repeat_interleave(repeat, 1) for x in (keys, values))
-        at = rows_at(q0, rows, first, q1)
-        seen = torch.ones(rows, len(slots), dtype=torch.bool, device=q.device)
-        seen[:, : s0 + s1] = begin + torch.arange(s0 + s1, device=q.device) < plan.seen[at, None]
-        seen[:, s0 + s1 :] = (own >= plan.lo[at, None]) & (own < plan.hi[at, None])
-        seen[:, s0 + s1 :] &= plan.depth[at, None] < plan.until[own]
-        scores = torch.einsum("rhd,chd->rhc", q[at].float(), k) * plan.dim**-0.5
-        scores = scores.masked_fill(~seen[:, None], -torch.inf)
-        lse = scores.logsumexp(2)  # [rows, H]; -inf where a row sees nothing of this tile
-        weights = (scores - lse[..., None]).exp().nan_to_num()
-        result = torch.einsum("rhc,chd->rhd", weights, v)
+        ranges = (s0_base, s0), (s1_base, s1), (plan.scratch + c0, c1 - c0)
+        k, v = (torch.cat([x[at : at + count] for at, count in ranges]).float() for x in (keys, values))
+        at, own = rows_at(q0, rows, first, q1), numbers[c0:c1]
+        unseen = torch.empty(rows, len(k), dtype=torch.bool, device=q.device)
+        unseen[:, : s0 + s1] = begin + numbers[: s0 + s1] >= plan.seen[at, None]
+        unseen[:, s0 + s1 :] = (own < plan.lo[at, None]) | (own >= plan.hi[at, None])
+        unseen[:, s0 + s1 :] |= plan.depth[at, None] >= plan.until[own]
+        # the query heads of a K/V head share its keys: [Hkv, rows x group, D]
+        queries = q[at].float().view(rows, heads, -1, dim).transpose(0, 1).reshape(heads, -1, dim)
+        scores = (queries @ k.permute(1, 2, 0) * dim**-0.5).view(heads, rows, -1, len(k))
+        scores.masked_fill_(unseen[:, None], -torch.inf)
+        lse = scores.logsumexp(3)  # -inf where a row sees nothing of this tile
+        weights = (scores - lse[..., None]).exp_().nan_to_num_()
+        found = (weights.view(heads, -1, len(k)) @ v.transpose(0, 1)).view(heads, rows, -1, dim)
+        result, lse = found.transpose(0, 1).flatten(1, 2), lse.transpose(0, 1).flatten(1)  # [rows, H, D], [rows, H]
         if part < 0:
             out[at] = result.to(q.dtype)
         else:
