@@ -21,7 +21,7 @@ from tests.system import forked
 ROOT = Path(__file__).parents[2]
 MARK = "LOPA_TESTS_OF"
 QUIET = ["logging.wandb.mode=disabled", "logging.progress=never", "parallel.threads=1"]
-REQUESTS = 300 if "LOPA_KILLS" in os.environ else 40  # of `plain`
+REQUESTS = 24  # of `plain`
 Lines = list[dict[str, Any]]
 
 

@@ -17,6 +17,8 @@ from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from hydra._internal.hydra import Hydra
+
 from lopa_dist.parallel import launcher
 from tests.ports import free_port
 
@@ -64,6 +66,7 @@ def perform(program: str, arguments: Sequence[str], variables: dict[str, str], f
     os.environ.update(variables)
     os.chdir(folder)
     launcher.start_ticks = lambda process: None  # all jobs have one parent; none is a restart of another
+    Hydra.get_mode = lambda *_, **__: None  # it composes the configuration a second time to see that there is no sweep
     sys.argv = [program, *arguments]
     try:
         if program.endswith(".py"):

@@ -43,6 +43,12 @@ def finished(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     return results(folder), figures(json.loads((folder / "report.json").read_text()))
 
 
+def names(folder: Path) -> list[str]:
+    """The requests in the journal, once for each time that they ran to their end; a kill may have cut a line."""
+    lines = [line for part in folder.glob("journal/*.jsonl") for line in part.read_text().split("\n")]
+    return [name for line in lines if line.endswith("}") and (name := json.loads(line).get("id"))]
+
+
 def disturbed(folder: Path, dice: random.Random) -> int:
     """Kill a job some times, then let it end; returns how often it was killed."""
     kills = 0
@@ -77,6 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
         kills += disturbed(folder, dice)
         found, figures_found = finished(folder)
         wrong = [name for name in expected if figures_found.get(name) != expected[name]]
+        wrong += ["requests that ran twice"] * (len(set(names(folder))) != len(names(folder)))
         if found != lines or wrong:
             differ += 1
             print(f"{folder}: other {'texts ' if found != lines else ''}{wrong}", flush=True)

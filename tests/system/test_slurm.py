@@ -39,16 +39,18 @@ def texts(folder: Path) -> list[str]:
 
 
 def test_sbatch_on_two_nodes(cluster: dict[str, str], one_process: list[str], tmp_path: Path) -> None:
+    """Submitted by a task of an array, it has the whole input.
+
+    Though sbatch passes on the task's variables, and those of the step that it ran in.
+    """
+    task = {"JOB_ID": "999", "TASK_ID": "1", "TASK_MIN": "0", "TASK_MAX": "1", "TASK_COUNT": "2"}
+    outer = {f"SLURM_ARRAY_{name}": value for name, value in task.items()}
+    outer |= {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_ID": "7", "SLURM_MEM_PER_CPU": "100"}
     log = tmp_path / "log"
-    command = ["sbatch", "--parsable", "--nodes=2", f"--output={log}", "launch/gsm8k.sh", *OVERRIDES]
-    command += [f"hydra.run.dir={tmp_path / 'run'}", "parallel.branch=2"]
-    done = subprocess.run(command, env=cluster, cwd=ROOT, capture_output=True, text=True, check=True)
-    job, state, end = done.stdout.strip(), "", time.monotonic() + 200
-    while state not in ("COMPLETED", "FAILED", "CANCELLED") and time.monotonic() < end:
-        time.sleep(1)
-        ask = ["squeue", "-h", "-a", "-t", "all", "-j", job, "-o", "%T"]
-        state = subprocess.run(ask, env=cluster, capture_output=True, text=True, check=True).stdout.strip()
-    assert state == "COMPLETED", log.read_text()[-3000:]
+    given = ["--nodes=2", "--mem=900M", "launch/gsm8k.sh", *OVERRIDES]
+    job = submit(cluster | outer, log, *given, f"hydra.run.dir={tmp_path / 'run'}", "parallel.branch=2")
+    assert wait_until_done(cluster, job) == {"COMPLETED"}, log.read_text()[-3000:]
+    assert "this job is no task of array 999" in log.read_text()
     assert "the embedded model runs on its own word problems" in log.read_text()
     assert (tmp_path / "run" / f"slurm-{job}.log").resolve() == log.resolve()
     assert "8 requests: accuracy " in log.read_text().splitlines()[-1]
@@ -134,7 +136,9 @@ def test_requeued_twice_gives_the_same_results(cluster: dict[str, str], plain: L
     drain = log.read_text().split("told to stop")[-1].split("not finished: back into the queue")[0]
     assert "stopped by SIGUSR1; the results so far are kept; go on with" in drain
     assert "W&B" not in drain, "its service goes on to the end, though every process of the job is signalled"
-    assert texts(folder) == [line["text"] for line in plain[:40]]
+    found = texts(folder)
+    assert len(found) == 40
+    assert found[: len(plain)] == [line["text"] for line in plain]
     assert json.loads((folder / "report.json").read_text())["attempts"] == 3
 
 
@@ -163,28 +167,14 @@ def test_an_array_shares_the_input_and_merges(cluster: dict[str, str], one_proce
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_a_job_that_an_array_s_task_submits_has_the_whole_input(
-    cluster: dict[str, str], one_process: list[str], tmp_path: Path
-) -> None:
-    """Though sbatch passes on the task's variables, and those of the step that it ran in."""
-    task = {"JOB_ID": "999", "TASK_ID": "1", "TASK_MIN": "0", "TASK_MAX": "1", "TASK_COUNT": "2"}
-    outer = {f"SLURM_ARRAY_{name}": value for name, value in task.items()}
-    outer |= {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_ID": "7", "SLURM_MEM_PER_CPU": "100"}
-    folder, log = tmp_path / "run", tmp_path / "log"
-    given = ["--mem=900M", "launch/gsm8k.sh", *OVERRIDES, f"hydra.run.dir={folder}"]
-    job = submit({**cluster, "RANKS": "1", **outer}, log, *given)
-    assert wait_until_done(cluster, job) == {"COMPLETED"}, log.read_text()[-3000:]
-    assert "this job is no task of array 999" in log.read_text()
-    assert texts(folder) == one_process[:8]
-
-
 def test_scancel_leaves_no_process_and_two_jobs_share_a_node(cluster: dict[str, str], tmp_path: Path) -> None:
     """Nor does the job come back, though its ranks have ended in order before Slurm kills them."""
     long = ["task.limit=2000", *SLOW[1:], "job.grace_s=0"]
+    on_n1 = ["--nodelist=n1", "launch/gsm8k.sh"]
     folders = [tmp_path / "a", tmp_path / "b"]
     jobs = [
-        submit(cluster, tmp_path / f"log-{f.name}", "--nodelist=n1", "launch/gsm8k.sh", *long, f"hydra.run.dir={f}")
-        for f in folders
+        submit({**cluster, "RANKS": ranks}, tmp_path / f"log-{f.name}", *on_n1, *long, f"hydra.run.dir={f}")
+        for ranks, f in zip("12", folders, strict=True)
     ]
     for folder in folders:
         wait_for_entries(folder, 3)

@@ -67,14 +67,25 @@ def hosts() -> Iterator[list[str]]:
             ip("netns", "delete", name, check=False)
 
 
-def start(host: str, number: int, folder: Path, *overrides: str) -> subprocess.Popen[str]:
-    """One host's torchrun with one rank; what it prints goes into a file."""
-    command = [
-        "ip", "netns", "exec", host, sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank",
-        str(number), "--nproc-per-node", "1", "--master-addr", "10.77.0.1", "--master-port", "29500", "-m", "lopa_dist",
-        *OVERRIDES, f"hydra.run.dir={folder}", f"parallel.timeout_s={TIMEOUT_S}", *overrides,
+def torchrun(number: int) -> list[str]:
+    """The beginning of one host's command line."""
+    return [
+        sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(number), "--nproc-per-node",
+        "1", "--master-addr", "10.77.0.1", "--master-port", "29500",
     ]  # fmt: skip
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "cable"}
+
+
+def start(host: str, number: int, launcher: list[str], folder: Path, *overrides: str) -> subprocess.Popen[str]:
+    """One host's rank; what it prints goes into a file. A launcher that is Python alone gets torchrun's variables."""
+    command = [
+        "ip", "netns", "exec", host, *launcher, "-m", "lopa_dist", *OVERRIDES, f"hydra.run.dir={folder}",
+        f"parallel.timeout_s={TIMEOUT_S}", *overrides,
+    ]  # fmt: skip
+    environment = {
+        **os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "cable", "TORCHELASTIC_RUN_ID": "two",
+        "MASTER_ADDR": "10.77.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": "2", "RANK": str(number),
+        "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0",
+    }  # fmt: skip
     with (folder.parent / f"host-{number}").open("w") as printed:
         return subprocess.Popen(
             command, stdout=printed, stderr=subprocess.STDOUT, text=True, env=environment, cwd=ROOT,
@@ -92,7 +103,8 @@ def texts(folder: Path) -> list[str]:
 
 def test_same_text_as_one_process(hosts: list[str], one_process: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "two"
-    jobs = [start(host, n, folder, "task.limit=8", "parallel.branch=2") for n, host in enumerate(hosts)]
+    given = ["task.limit=8", "parallel.branch=2"]
+    jobs = [start(host, n, [sys.executable], folder, *given) for n, host in enumerate(hosts)]
     assert [job.wait(120) for job in jobs] == [0, 0], printed(folder, 0)[-3000:] + printed(folder, 1)[-3000:]
     assert texts(folder) == one_process[:8]
     assert json.loads((folder / "report.json").read_text())["comm_bytes_per_step"]["all_gather"] > 0
@@ -101,7 +113,8 @@ def test_same_text_as_one_process(hosts: list[str], one_process: list[str], tmp_
 def test_a_cut_cable_ends_both_sides_in_time(hosts: list[str], tmp_path: Path) -> None:
     """Replicas, which no collective of a step would tell of it; `test_faults.py` loses branch ranks."""
     folder = tmp_path / "run"
-    jobs = [start(host, n, folder, "task.limit=2000", "parallel.data=2") for n, host in enumerate(hosts)]
+    given = ["task.limit=2000", "parallel.data=2"]
+    jobs = [start(host, n, torchrun(n), folder, *given) for n, host in enumerate(hosts)]
     end = time.monotonic() + 100
     while entries(folder) < 8 and time.monotonic() < end and all(job.poll() is None for job in jobs):
         time.sleep(0.05)
