@@ -39,7 +39,7 @@ from lopa_dist.imports import no_garbage
 from lopa_dist.jobs.folder.one_job import own_folder
 from lopa_dist.own_code import own_line
 from lopa_dist.parallel.launcher import LaunchError, RankError, detect, die, into_log, tell
-from lopa_dist.parallel.stop import INTERRUPTED, STOPPED, Stop, Stopped, answered, leave_at_signals
+from lopa_dist.parallel.stop import INTERRUPTED, STOPPED, Stop, Stopped, answered, bounded_end, leave_at_signals
 from lopa_dist.sweep import check_points, say_how_to_compare
 
 log = logging.getLogger("lopa_dist")
@@ -106,7 +106,7 @@ def job(raw: DictConfig) -> Any:
         again = f"the sweep and {typed('hydra.sweep.dir', HydraConfig.get().sweep.dir)}"
     where = "" if world.rank else f" with {typed('hydra.run.dir', folder)}"  # only rank 0 has the run folder
     try:
-        with mistakes(f"start it again{where}"):
+        with bounded_end(world, 2 * config.parallel.timeout_s), mistakes(f"start it again{where}"):
             report = run(config, folder, world, stop, keys_in(HydraConfig.get().overrides.task))
     except Stopped as error:
         go_on = f"; go on with {again}" if world.rank == 0 else ""

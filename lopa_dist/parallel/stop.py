@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 from types import FrameType
 
-from lopa_dist.parallel.launcher import detect
+from lopa_dist.parallel.launcher import World, detect
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)  # the last one when a terminal is closed
 INTERRUPTED = 130  # exit status after Ctrl-C, as for a program that SIGINT ended
@@ -34,6 +35,22 @@ def leave_at_signals() -> None:
 
     for number in answered():
         signal.signal(number, leave)
+
+
+@contextmanager
+def bounded_end(world: World, limit_s: float) -> Iterator[None]:
+    """Return a context for a job: an error that leaves it ends this process within `limit_s` seconds.
+
+    Otherwise MPI's end could wait for ever, because it waits for the other ranks, in C, where Python answers no signal.
+    Until then they can notice the error and name it. One process has nobody to wait for.
+    """
+    try:
+        yield
+    except Exception:
+        if world.size > 1:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_REAL, limit_s)
+        raise
 
 
 def answered() -> list[signal.Signals]:

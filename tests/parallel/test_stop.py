@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from lopa_dist.parallel.stop import INTERRUPTED, SIGNALS, STOPPED, Stop, StopLevel, Stopped
+from lopa_dist.parallel.launcher import World
+from lopa_dist.parallel.stop import INTERRUPTED, SIGNALS, STOPPED, Stop, StopLevel, Stopped, bounded_end
 
 
 @pytest.fixture(autouse=True)
@@ -119,3 +120,28 @@ signal.raise_signal({int(number)})
     ranks = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_GTIDS": "0,1"}
     done = subprocess.run([sys.executable, "-c", program], env={**os.environ, **ranks}, timeout=60, check=False)
     assert done.returncode == status
+
+
+ENDING = """
+import atexit, sys, time
+from lopa_dist.parallel.launcher import World
+from lopa_dist.parallel.stop import bounded_end
+atexit.register(time.sleep, 100)  # as MPI's end, which waits for all ranks
+with bounded_end(World("mpirun", rank=0, size=2), 0.2):
+    if sys.argv[1] == "wrong":
+        raise ValueError("own words")
+atexit.unregister(time.sleep)
+"""
+
+
+@pytest.mark.parametrize(("how", "status"), [("wrong", -signal.SIGALRM), ("right", 0)])
+def test_after_an_error_a_rank_does_not_wait_for_ever(how: str, status: int) -> None:
+    done = subprocess.run([sys.executable, "-c", ENDING, how], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == status
+    assert ("own words" in done.stderr) == (how == "wrong")
+
+
+def test_one_process_has_nobody_to_wait_for() -> None:
+    with pytest.raises(ValueError, match="x"), bounded_end(World("python"), 0.2):
+        raise ValueError("x")
+    assert not 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= 0.2  # a limit of the tests' own may be set
