@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 from torch._C._distributed_c10d import Store
 
 from lopa_dist.parallel import store_keys as keys
 from lopa_dist.parallel.failures import Failures, hosts
 from lopa_dist.parallel.launcher import JOIN, World
-from lopa_dist.parallel.neighbours import pause_s, wait_until
+from lopa_dist.parallel.neighbours import LOOK_S, pause_s, wait_until
+
+T = TypeVar("T")
 
 NAMED = 5  # differences, or ranks, that a message lists
 SAME = "Give all ranks the same command line, input, checkpoint and packages"
@@ -57,16 +59,30 @@ class SharedStore:
         return f"{len(here)} of {self.world.size} ranks are here, not {names}"
 
     def look_around(self) -> None:
-        """Check for failures and stops, then pause for a moment."""
-        self.failures.check()
+        """Check for failures and stops. A rank that left in order before the first step is silent, but not lost."""
+        self.failures.check_announced()
         self.failures.check_early()
+        self.failures.check()
+
+    def wait(self) -> None:
+        """Look around, then pause for a moment."""
+        self.look_around()
         time.sleep(pause_s(self.world.size))
+
+    def between(self, items: Iterable[T]) -> Iterator[T]:
+        """Yield `items`, and look around between them, at most once in `LOOK_S`: reading them may take long."""
+        looked = time.monotonic()
+        for item in items:
+            if self.world.size > 1 and time.monotonic() - looked > LOOK_S:
+                self.look_around()
+                looked = time.monotonic()
+            yield item
 
     def barrier(self, key: str) -> None:
         """Wait until all ranks have reached this; `key` is one of `store_keys`, which no other barrier uses."""
         count = self.store.add(key, 1)
         while count < self.world.size:
-            self.look_around()
+            self.wait()
             count = self.store.add(key, 0)
 
     def broadcast(self, name: str, value: str) -> str:
@@ -77,7 +93,7 @@ class SharedStore:
         if self.world.rank == 0:
             self.store.set(key, value)
         while not self.store.check([key]):
-            self.look_around()
+            self.wait()
         return str(self.store.get(key).decode())
 
     def agree(self, name: str, own: Mapping[str, Any], remedy: str = SAME) -> None:

@@ -117,3 +117,26 @@ def test_a_rank_that_left_is_not_waited_for(key: str, error: type[Exception]) ->
             shared.barrier(keys.READY)
         with pytest.raises(error, match="what it said"):
             shared.broadcast("name", "")
+
+
+def test_a_rank_that_stopped_in_order_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where this rank was reading its input all the while."""
+    store = HashStore()
+    store.set(keys.EARLY, "stopped by SIGUSR1 before the first step")
+    with joined(store, 1, 2) as shared:
+        shared.failures.heart.overdue = [0]
+        with pytest.raises(Stopped, match="SIGUSR1"):
+            shared.barrier(keys.READY)
+
+
+def test_other_ranks_are_looked_at_while_items_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_store, "LOOK_S", 0.0)
+    store = HashStore()
+    with joined(store, 1, 2) as shared:
+        items = shared.between(range(9))
+        assert [next(items), next(items)] == [0, 1]
+        store.set(keys.FAILED, "rank 0: no such file")
+        with pytest.raises(RankError, match="no such file"):
+            list(items)
+    with joined(HashStore(), 0, 1) as shared:
+        assert list(shared.between("abc")) == [*"abc"]

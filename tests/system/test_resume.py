@@ -148,17 +148,17 @@ def test_a_signal_before_the_first_step_is_answered_at_once(tmp_path: Path) -> N
 def test_nor_do_two_ranks_of_which_one_is_told_read_on(tmp_path: Path) -> None:
     """Its scheduler may not reach the other."""
     file, own = long_input(tmp_path)
-    job = under_torchrun(tmp_path / "run", *own)
-    while not (workers := children(job.pid)) or not reads(workers[-1], file):
-        assert job.poll() is None
+    job = forked_job(tmp_path / "run", *own)
+    told = pids(job)[1]
+    while not reads(told, file):
+        assert job.running()
         time.sleep(0.02)
     time.sleep(1)  # the ranks meet
     began = time.monotonic()
-    os.kill(workers[-1], signal.SIGUSR1)
-    printed = finish(job, tmp_path / "run")
+    os.kill(told, signal.SIGUSR1)
+    assert job.wait() == [75, 75]
     assert time.monotonic() - began < 10
-    assert "stopped by SIGUSR1 before the" in printed, printed[-3000:]
-    assert job.returncode != 0
+    assert "stopped by SIGUSR1 before the first step; go on" in job.printed(), job.printed()[-3000:]
     assert entries(tmp_path / "run") == 0
 
 

@@ -114,7 +114,7 @@ def run(
                 builder = EngineBuilder(config.model, device)
                 config = resolve(config, builder.shape, device, given)
                 encoder = Encoder(config, builder.shape, builder.tokenizer)
-                job_input = JobInput(encoder, chain(first, items), named=world.rank == 0)
+                job_input = JobInput(encoder, group.store.between(chain(first, items)), named=world.rank == 0)
                 if world.rank == 0:
                     job_input.warnings += warnings_of(config.task, not (folder / "journal").exists())
                     job_input.warnings += idle_in_scoring(task, given or ())
