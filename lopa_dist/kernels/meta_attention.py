@@ -176,7 +176,8 @@ class MetaPlan:
 def attend_tiles_plain(q: Tensor, keys: Tensor, values: Tensor, plan: MetaPlan, out: Tensor | None = None) -> Tensor:
     """Compute `attend_meta` on any device, one tile at a time: the table's reference implementation."""
     out = torch.zeros_like(q) if out is None else out
-    heads, dim, numbers = plan.kv_heads, plan.dim, torch.arange(len(plan.until) + len(keys), device=q.device)
+    kv_heads, dim = plan.kv_heads, plan.dim
+    numbers = torch.arange(len(plan.until) + len(keys), device=q.device)
     tiles, merges = plan.counts.tolist()
     parts: dict[int, tuple[Tensor, Tensor]] = {}
     for q0, rows, s0_base, s0, s1_base, s1, c0, c1, part, begin, first, q1 in plan.table[:tiles].tolist():
@@ -188,12 +189,12 @@ def attend_tiles_plain(q: Tensor, keys: Tensor, values: Tensor, plan: MetaPlan, 
         unseen[:, s0 + s1 :] = (own < plan.lo[at, None]) | (own >= plan.hi[at, None])
         unseen[:, s0 + s1 :] |= plan.depth[at, None] >= plan.until[own]
         # the query heads of a K/V head share its keys: [Hkv, rows x group, D]
-        queries = q[at].float().view(rows, heads, -1, dim).transpose(0, 1).reshape(heads, -1, dim)
-        scores = (queries @ k.permute(1, 2, 0) * dim**-0.5).view(heads, rows, -1, len(k))
+        queries = q[at].float().view(rows, kv_heads, -1, dim).transpose(0, 1).reshape(kv_heads, -1, dim)
+        scores = (queries @ k.permute(1, 2, 0) * dim**-0.5).view(kv_heads, rows, -1, len(k))
         scores.masked_fill_(unseen[:, None], -torch.inf)
         lse = scores.logsumexp(3)  # -inf where a row sees nothing of this tile
         weights = (scores - lse[..., None]).exp_().nan_to_num_()
-        found = (weights.view(heads, -1, len(k)) @ v.transpose(0, 1)).view(heads, rows, -1, dim)
+        found = (weights.view(kv_heads, -1, len(k)) @ v.transpose(0, 1)).view(kv_heads, rows, -1, dim)
         result, lse = found.transpose(0, 1).flatten(1, 2), lse.transpose(0, 1).flatten(1)  # [rows, H, D], [rows, H]
         if part < 0:
             out[at] = result.to(q.dtype)
