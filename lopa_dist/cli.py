@@ -106,7 +106,7 @@ def job(raw: DictConfig) -> Any:
         again = f"the sweep and {typed('hydra.sweep.dir', HydraConfig.get().sweep.dir)}"
     where = "" if world.rank else f" with {typed('hydra.run.dir', folder)}"  # only rank 0 has the run folder
     try:
-        with bounded_end(world, 2 * config.parallel.timeout_s), mistakes(f"start it again{where}"):
+        with bounded_end(world, config.parallel.timeout_s), mistakes(f"start it again{where}"):
             report = run(config, folder, world, stop, keys_in(HydraConfig.get().overrides.task))
     except Stopped as error:
         go_on = f"; go on with {again}" if world.rank == 0 else ""

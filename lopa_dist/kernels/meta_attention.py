@@ -177,7 +177,7 @@ def attend_tiles_plain(q: Tensor, keys: Tensor, values: Tensor, plan: MetaPlan, 
     """Compute `attend_meta` on any device, one tile at a time: the table's reference implementation."""
     out = torch.zeros_like(q) if out is None else out
     kv_heads, dim = plan.kv_heads, plan.dim
-    numbers = torch.arange(len(plan.until) + len(keys), device=q.device)
+    numbers = torch.arange(max(len(plan.until), len(keys)), device=q.device)
     tiles, merges = plan.counts.tolist()
     parts: dict[int, tuple[Tensor, Tensor]] = {}
     for q0, rows, s0_base, s0, s1_base, s1, c0, c1, part, begin, first, q1 in plan.table[:tiles].tolist():

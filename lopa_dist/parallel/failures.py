@@ -61,7 +61,7 @@ class Failures:
         self.watched = self.watch.part
 
     def check(self) -> None:
-        """Raise RankError if another rank failed or fell silent; also exchange requests to stop.
+        """Raise RankError if another rank failed or was lost; also exchange requests to stop.
 
         This is called between steps and while waiting, where no collective would notice. Schedulers do not signal every
         process, so a rank that was asked to stop tells the others.
@@ -70,6 +70,7 @@ class Failures:
             return
         self.check_announced()
         if lost := self.heart.overdue:
+            self.check_early()  # a rank that stopped in order before the first step is silent, but not lost
             why = f"no sign of life for {self.timeout_s:g} s; seen by rank {self.world.rank}"
             raise RankError(self._announce(self._lost(lost, why)))
         if self.stop.asked:

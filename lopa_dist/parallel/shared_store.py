@@ -59,10 +59,9 @@ class SharedStore:
         return f"{len(here)} of {self.world.size} ranks are here, not {names}"
 
     def look_around(self) -> None:
-        """Check for failures and stops. A rank that left in order before the first step is silent, but not lost."""
-        self.failures.check_announced()
-        self.failures.check_early()
+        """Check for failures and stops."""
         self.failures.check()
+        self.failures.check_early()
 
     def wait(self) -> None:
         """Look around, then pause for a moment."""

@@ -38,18 +38,21 @@ def leave_at_signals() -> None:
 
 
 @contextmanager
-def bounded_end(world: World, limit_s: float) -> Iterator[None]:
-    """Return a context for a job: an error that leaves it ends this process within `limit_s` seconds.
+def bounded_end(world: World, timeout_s: float) -> Iterator[None]:
+    """Return a context for a command: an error that leaves it ends this process within two timeouts.
 
     Otherwise MPI's end could wait for ever, because it waits for the other ranks, in C, where Python answers no signal.
     Until then they can notice the error and name it. One process has nobody to wait for.
+
+    Args:
+        timeout_s: seconds after which a rank that does not answer counts as lost.
     """
     try:
         yield
     except Exception:
         if world.size > 1:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.setitimer(signal.ITIMER_REAL, limit_s)
+            signal.setitimer(signal.ITIMER_REAL, 2 * timeout_s)
         raise
 
 

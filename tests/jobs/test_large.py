@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tracemalloc
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -70,9 +71,10 @@ def test_resuming_and_ending_hold_places_not_texts(read: tuple[JobInput, float, 
         with (journal.folder / f"001-{replica}.jsonl").open("w") as out:
             names = [job_input.ids[n] for n in range(replica, COUNT, 2)]
             out.writelines(json.dumps({"id": name, **ENTRY}) + "\n" for name in names)
-    (done, *_), _, most = bytes_a_request(lambda: journal.done(job_input.ids))
-    assert sum(done) == COUNT
-    assert most < 280
+    tries = [bytes_a_request(lambda ids=ids: journal.done(ids)) for ids in (deepcopy(job_input.ids), job_input.ids)]
+    for (done, *_), _, _ in tries:
+        assert sum(done) == COUNT
+    assert min(most for *_, most in tries) < 250  # threads of earlier tests may take some meanwhile, too
     merged, held, most = bytes_a_request(
         lambda: merge(journal, tmp_path, job_input.ids, job_input.rejection, range(COUNT))
     )

@@ -83,7 +83,8 @@ def main(arguments: list[str] | None = None) -> int:
         kills += disturbed(folder, dice)
         found, figures_found = finished(folder)
         wrong = [name for name in expected if figures_found.get(name) != expected[name]]
-        wrong += ["requests that ran twice"] * (len(set(names(folder))) != len(names(folder)))
+        ended = names(folder)
+        wrong += ["requests that ended twice, or never"] * (not len(ended) == len({*ended}) == REQUESTS)
         if found != lines or wrong:
             differ += 1
             print(f"{folder}: other {'texts ' if found != lines else ''}{wrong}", flush=True)

@@ -34,7 +34,7 @@ from lopa_dist.parallel import store_keys as keys
 from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import detect
 from lopa_dist.parallel.mesh import choose_mesh
-from lopa_dist.parallel.stop import Stop
+from lopa_dist.parallel.stop import Stop, bounded_end
 from lopa_dist.tasks.registry import make_task
 
 SECTIONS = ("learn", "parallel", "model.device", "model.path", "task.input")
@@ -71,7 +71,7 @@ def learn(folder: Path, settings: Sequence[str]) -> dict[str, Any]:
     mesh = choose_mesh("auto", 1, config.parallel.tensor, world.size, world.size, 1)
     parallel = config.parallel
     group = Group(world, mesh, parallel.backend, parallel.timeout_s, device, Stop(config.job.grace_s))
-    with group.failures.guard():
+    with bounded_end(world, parallel.timeout_s), group.failures.guard():
         model = builder.load(world.rank == 0, group.tensor)
         check_learnable(model)
         group.ready()
