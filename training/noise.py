@@ -122,8 +122,8 @@ class Examples:
         sentences = []
         for _ in range(5):
             before = rng.choice(wp.RESULT_RANGE)
-            operator, operand, after = wp.random_operation(rng, before)
-            sentences.append(wp.word_step(rng, wp.Operation(before, operator, operand, after), name))
+            operation = wp.random_operation(rng, before)
+            sentences.append(wp.word_step(rng, operation, name))
         return self.example(problem.question, " ".join(sentences), drill=True)
 
     def example(self, question: str, answer: str, drill: bool) -> TrainingExample:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from operator import add, mul, sub
+from typing import Literal, NamedTuple, TypeVar
 
 NAMES = [
     "Alice", "Ben", "Carla", "David", "Emma", "Frank", "Grace", "Henry", "Iris", "Jack", "Kate", "Leo", "Maria",
@@ -67,13 +68,35 @@ ADDEND_RANGE = range(2, 13)
 FACTORS = (2, 3)
 RESULT_RANGE = range(1, 51)
 STEP_RANGE = range(2, 5)
+APPLY = {"+": add, "-": sub, "x": mul}
+
+T = TypeVar("T")
+
+
+def drawing(values: Sequence[T]) -> Callable[[Callable[[int], int]], T]:
+    """Return a function that takes a generator's `getrandbits` and draws one of `values`.
+
+    It draws what `random.choice` does, from as many random bits, but in half the time: most problems are drawn only to
+    see on which side of the split they are.
+    """
+    bits, count = len(values).bit_length(), len(values)
+
+    def draw(getrandbits: Callable[[int], int]) -> T:
+        while (number := getrandbits(bits)) >= count:
+            pass
+        return values[number]
+
+    return draw
+
+
+draw_start, draw_addend, draw_factor = drawing(START_RANGE), drawing(ADDEND_RANGE), drawing(FACTORS)
+draw_count, draw_operator = drawing(STEP_RANGE), drawing("++--x")
 
 Split = Literal["train", "held_out"]
 HELD_OUT_SHARE = 20  # one problem in this many is held out
 
 
-@dataclass(frozen=True)
-class Operation:
+class Operation(NamedTuple):
     """One computation ``before operator operand = after``."""
 
     before: int
@@ -98,7 +121,7 @@ class WordProblem:
 
 def signature(steps: tuple[Operation, ...]) -> str:
     """Return the computation alone, by which problems are split: ``"7+3x2"`` for a start of 7, then +3, then x2."""
-    return f"{steps[0].before}" + "".join(f"{s.operator}{s.operand}" for s in steps)
+    return f"{steps[0].before}" + "".join([f"{operator}{operand}" for _, operator, operand, _ in steps])
 
 
 def split_of(text: str) -> Split:
@@ -107,29 +130,24 @@ def split_of(text: str) -> Split:
     return "held_out" if int.from_bytes(digest[:4], "little") % HELD_OUT_SHARE == 0 else "train"
 
 
-def apply(operator: str, a: int, b: int) -> int:
-    """Return the result of ``a operator b``."""
-    return {"+": a + b, "-": a - b, "x": a * b}[operator]
-
-
 def random_steps(rng: random.Random) -> tuple[Operation, ...]:
     """Return 2 to 4 operations, the first one on a random start, whose results are all in 1..50."""
-    value, steps = rng.choice(START_RANGE), []
-    for _ in range(rng.choice(STEP_RANGE)):
-        operator, operand, after = random_operation(rng, value)
-        steps.append(Operation(value, operator, operand, after))
-        value = after
+    value, steps = draw_start(rng.getrandbits), []
+    for _ in range(draw_count(rng.getrandbits)):
+        steps.append(random_operation(rng, value))
+        value = steps[-1].after
     return tuple(steps)
 
 
-def random_operation(rng: random.Random, value: int) -> tuple[str, int, int]:
-    """Return one operation on `value` that stays in range: (operator, operand, result)."""
+def random_operation(rng: random.Random, value: int) -> Operation:
+    """Return one operation on `value` whose result is in 1..50."""
+    getrandbits = rng.getrandbits
     while True:
-        operator = rng.choice("++--x")
-        operand = rng.choice(FACTORS) if operator == "x" else rng.choice(ADDEND_RANGE)
-        after = apply(operator, value, operand)
+        operator = draw_operator(getrandbits)
+        operand = draw_factor(getrandbits) if operator == "x" else draw_addend(getrandbits)
+        after = APPLY[operator](value, operand)
         if after in RESULT_RANGE:
-            return operator, operand, after
+            return Operation(value, operator, operand, after)
 
 
 def word_step(rng: random.Random, step: Operation, name: str) -> str:

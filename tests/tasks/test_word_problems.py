@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import subprocess
@@ -10,6 +11,8 @@ from itertools import islice, pairwise
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lopa_dist.tasks import word_problems as wp
 from lopa_dist.tasks.word_problems import Operation, WordProblem
@@ -29,9 +32,21 @@ def sentences(problem: WordProblem) -> list[list[str]]:
     return [words[a:b] for a, b in pairwise(cuts)]
 
 
+@given(st.integers(0, 2**32), st.integers(1, 40))
+def test_drawing_draws_as_random_choice_does(seed: int, count: int) -> None:
+    values, ours, python = range(100, 100 + count), random.Random(seed), random.Random(seed)
+    draw = wp.drawing(values)
+    assert [draw(ours.getrandbits) for _ in range(20)] == [python.choice(values) for _ in range(20)]
+
+
+def test_the_problems_never_change() -> None:
+    text = "\n".join(f"{p.question} {p.answer}" for p in (*some("held_out", 1), *some("train", 2)))
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "e0a364293a9e7a38"
+
+
 @pytest.mark.parametrize(("operator", "result"), [("+", 17), ("-", 7), ("x", 60)])
 def test_apply(operator: str, result: int) -> None:
-    assert wp.apply(operator, 12, 5) == result
+    assert wp.APPLY[operator](12, 5) == result
 
 
 @pytest.mark.parametrize("split", SPLITS)

@@ -206,7 +206,7 @@ def test_drill_labels_are_the_copies_of_each_result() -> None:
             sentence = body[11 * number : 11 * (number + 1)]
             equals = sentence.index("=")
             before, operator, operand, _, after = sentence[equals - 3 : equals + 2]
-            assert wp.apply(operator, int(before), int(operand)) == int(after)
+            assert wp.APPLY[operator](int(before), int(operand)) == int(after)
             wanted += sentence_facts(sentence, -1, number)  # its first term is a number of its own
         assert example.fact == [-1] * example.prompt + wanted + [-1] * (example.canvas - 55)
 
