@@ -10,6 +10,7 @@ block in the model's counting, too, and the first block of the answer has masks 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -150,6 +151,9 @@ class State:
     paths: Tensor  # [4, S, K] of each branch's path: `path_depth`, `path_parent`, `path_token`, `path_drafts`
     boundary: Tensor  # [3 or 5, S] record of position `committed`, from the forward that committed the token before it
     sampled: NDArray[np.bool_]  # [S] whether the request draws random numbers
+    # `canvas`, `chain` and `integers` one behind the other, which are views of it, so that the host can change all of
+    # them in one operation; None in what `take` returns
+    longs: Tensor | None = None
     written: Tensor | None = None  # [S, 3, N + 1] how tokens were written (`decode/written.py`); None: not asked for
 
     def __post_init__(self) -> None:
@@ -173,6 +177,19 @@ class State:
         """The number of slots, S."""
         return self.canvas.shape[0]
 
+    @cached_property
+    def chain_places(self) -> Ints:
+        """Where `longs` has a chain, and what the host knows of it: ``[2, 4]``.
+
+        The columns are for an answer's position 0, the anchor's first draft, `drafts` and `expects_eos`. The first row
+        has their numbers in `longs` for slot 0, the second one how far apart those of adjacent slots are.
+        """
+        fields, width = HostState._fields, self.chain.shape[2]
+        tokens = self.canvas.numel() + self.slots * width  # the second of three parts of `chain`
+        integers = self.canvas.numel() + self.chain.numel()
+        known = (integers + self.slots * fields.index(name) for name in ("drafts", "expects_eos"))
+        return np.array([[self.origin, tokens, *known], [self.canvas.shape[1], width, 1, 1]])
+
     @classmethod
     def empty(
         cls,
@@ -191,21 +208,27 @@ class State:
         def long(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.long, device=device)
 
+        shapes = (slots, max_prompt + columns), (3, slots, k * config.max_drafts), (len(HostState._fields), slots)
+        sizes = [math.prod(shape) for shape in shapes]
+        longs = long(sum(sizes))
+        canvas, chain, integers = (part.view(shape) for part, shape in zip(longs.split(sizes), shapes, strict=True))
+        canvas.fill_(vocabulary.mask_id)
         state = cls(
             config=config,
             vocabulary=vocabulary,
             origin=max_prompt,
-            canvas=torch.full((slots, max_prompt + columns), vocabulary.mask_id, device=device),
+            canvas=canvas,
             eos_ids=torch.tensor(vocabulary.eos_ids, device=device),
-            integers=long(len(HostState._fields), slots),
+            integers=integers,
             key=long(slots),
             eos=torch.zeros(slots, dtype=torch.bool, device=device),
             settling=long(slots),
             edits=long(2, slots, k, e),
-            chain=long(3, slots, k * config.max_drafts),
+            chain=chain,
             paths=long(4, slots, k),
             boundary=long(config.record_size, slots).int(),
             sampled=np.zeros(slots, bool),
+            longs=longs,
         )
         state.committed.fill_(-1)
         state.done.fill_(1)
@@ -335,7 +358,7 @@ class State:
             for name, dimension in SLOT_DIMENSIONS.items()
             if (tensor := getattr(self, name)) is not None
         }
-        return replace(self, **parts, sampled=self.sampled[slots])
+        return replace(self, **parts, sampled=self.sampled[slots], longs=None)
 
     def put(self, slots: Ints, part: State) -> None:
         """Write back what `take` returned, after its step."""

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lopa_dist.c_library import DOUBLE, INT, LONG, P, Unavailable, load_or_why, memory
+from lopa_dist.decode import HostState
 from lopa_dist.engine.contexts import CONTEXTS, PARTS
 from lopa_dist.engine.drafter import (
     HOPES,
@@ -22,6 +23,7 @@ from lopa_dist.engine.drafter import (
     VOTERS,
     Drafted,
     Drafter,
+    Due,
     Masks,
 )
 from lopa_dist.engine.mixer import CHANCES, LEANS, Mixer
@@ -44,6 +46,7 @@ FUNCTIONS = {
     "drafter_verifying": (LONG, (P, LONG, P, P)),
     "drafter_learn": (None, (P, P, P)),
     "drafter_draft": (None, (P, P, P, LONG, DOUBLE, P, P, P, LONG, INT, P, P)),
+    "drafter_draft_due": (LONG, (P, P, P, P, P, LONG, P, DOUBLE, P, P, P, LONG, INT, P, P)),
     "drafter_length": (LONG, (P, LONG)),
     "drafter_tokens": (None, (P, LONG, P)),
     "drafter_chain": (LONG, (P, LONG, P, P)),
@@ -187,15 +190,39 @@ class CDrafter(Drafter):
     def draft_all(self, slots: Ints, most: Ints, worth: float, masks: Masks, from_text: bool = True) -> Drafted:
         """See `Drafter`."""
         slots, most, count, m = np.ascontiguousarray(slots), np.ascontiguousarray(most), len(slots), self.most
-        drafted = np.zeros(count * (m + 2), np.int64)
-        ends: NDArray[np.float64] = np.zeros((count, m + 1))
+        drafted = np.empty(count * (m + 2), np.int64)
+        ends: NDArray[np.float64] = np.empty((count, m + 1))
         self.library.drafter_draft(
             self.own, memory(slots), memory(most), count, worth, memory(masks.token),
             memory(masks.probability), memory(masks.counts), masks.token.shape[1], from_text,
             memory(drafted), memory(ends),
         )  # fmt: skip
         tokens, (counts, eos) = drafted[: count * m].reshape(count, m), drafted[count * m :].reshape(2, count)
-        return Drafted(tokens, counts, ends, eos > 0)
+        return Drafted(tokens, counts, ends, eos)
+
+    def draft_due(
+        self, due: NDArray[np.bool_], host: HostState, places: Ints, worth: float, masks: Masks, from_text: bool
+    ) -> Due:
+        """See `Drafter`."""
+        most, m = len(due), self.most
+        made = np.empty(most * (4 + m + 2 * (2 * m + 2)), np.int64)
+        ends: NDArray[np.float64] = np.empty((most, m + 1))
+        n = self.library.drafter_draft_due(
+            self.own, memory(due), memory(host.done), memory(host.limit), memory(host.complete), most, memory(places),
+            worth, memory(masks.token), memory(masks.probability), memory(masks.counts), masks.token.shape[1],
+            from_text, memory(made), memory(ends),
+        )  # fmt: skip
+        slots, room = made[:n], made[n : 2 * n]
+        behind_tokens = n * (2 + m)
+        change = behind_tokens + 2 * n
+        return Due(
+            slots, room,
+            Drafted(
+                made[2 * n : behind_tokens].reshape(n, m), made[behind_tokens : behind_tokens + n], ends[:n],
+                made[behind_tokens + n : change],
+            ),
+            made[change : change + 2 * n * (2 * m + 2)].reshape(2, -1),
+        )  # fmt: skip
 
     def tokens_of(self, slot: int) -> list[int]:
         """See `Drafter`."""

@@ -80,21 +80,20 @@ class Chains:
             worth, from_text: as in `Drafter.draft`.
             foresee: whether to work out what drafts from text would bring (`expected`) even if text does not draft.
         """
-        drafter = self.drafter
-        slots = (self.due & (host.done == 0)).nonzero()[0]
-        self.due[:], self.expected = False, None
+        drafter, masks, places = self.drafter, self.masks, state.chain_places
+        self.expected = None
+        if not from_text and foresee:
+            no_masks = masks._replace(counts=np.zeros_like(masks.counts))
+            _, room, of_text, _ = drafter.draft_due(self.due, host, places, worth, no_masks, True)
+            self.expected = Expected(of_text.ends, of_text.counts, room) if len(room) else None
+        slots, room, drafted, change = drafter.draft_due(self.due, host, places, worth, masks, from_text)
+        self.due.fill(False)
         if not len(slots):
             return host
-        most = np.minimum(drafter.most, host.limit[slots] - 1 - host.complete[slots])
-        masks, predicted = self.masks, self.masks.counts[slots]
-        if not from_text and foresee:
-            of_text = drafter.draft_all(slots, most, worth, masks._replace(counts=np.zeros_like(masks.counts)))
-            self.expected = Expected(of_text.ends, of_text.counts, most)
-        drafted = drafter.draft_all(slots, most, worth, masks, from_text)
         if from_text and not drafter.masks:
-            self.expected = Expected(drafted.ends, drafted.counts, most)
-        elif from_text and (bare := predicted == 0).any():
-            self.expected = Expected(drafted.ends[bare], drafted.counts[bare], most[bare])
+            self.expected = Expected(drafted.ends, drafted.counts, room)
+        elif from_text and (bare := masks.counts[slots] == 0).any():
+            self.expected = Expected(drafted.ends[bare], drafted.counts[bare], room[bare])
         paths: list[list[list[int]]] = []
         if state.config.branches:
             for number, slot in enumerate(slots.tolist()):
@@ -104,9 +103,9 @@ class Chains:
         if drafter.masks:
             # if an end-of-text is expected or the answer's limit is near, that is why a chain is short: places behind
             # that do not count as predicted
-            reach = np.where(drafted.expects_eos, drafted.counts, most)
-            self.predicted[slots] = np.minimum(predicted, reach)
+            reach = np.where(drafted.expects_eos, drafted.counts, room)
+            self.predicted[slots] = np.minimum(masks.counts[slots], reach)
             self.ends[slots] = drafted.ends
         if not (state.config.branches or drafted.counts.any() or drafted.expects_eos.any()):  # as `spawn` left it
             return host
-        return put_chains(state, host, slots, drafted.tokens, drafted.counts, drafted.expects_eos, paths)
+        return put_chains(state, host, slots, drafted.counts, drafted.expects_eos, change, paths)

@@ -25,6 +25,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from lopa_dist.decode import HostState
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.engine.contexts import CONTEXTS, TOKEN, back_of
 from lopa_dist.engine.mixer import Decision, Mixer, Proposal
@@ -32,6 +33,7 @@ from lopa_dist.engine.ngrams import COUNT, ENTRY_BYTES, NGrams
 from lopa_dist.engine.work import Work
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.ragged import Ints
+from lopa_dist.rules.causal import change_of
 
 log = logging.getLogger("lopa_dist")
 
@@ -91,7 +93,16 @@ class Drafted(NamedTuple):
     tokens: Ints  # [n, m]
     counts: Ints  # [n] drafts
     ends: NDArray[np.float64]  # [n, m + 1] probability that the accepted part of the chain ends at each depth
-    expects_eos: NDArray[np.bool_]  # [n] whether an end-of-text was proposed after the chain
+    expects_eos: Ints  # [n] 1 if an end-of-text was proposed after the chain
+
+
+class Due(NamedTuple):
+    """What was drafted for the sequences that were due."""
+
+    slots: Ints  # [n]
+    room: Ints  # [n] the most drafts that each chain may have
+    drafted: Drafted
+    change: Ints  # [2, c] of `State.longs` (`rules.causal.change_of`)
 
 
 @dataclass
@@ -232,11 +243,29 @@ class Drafter:
             self.tell_of_room()
             text.counted = len(text.tokens)
 
+    def draft_due(
+        self, due: NDArray[np.bool_], host: HostState, places: Ints, worth: float, masks: Masks, from_text: bool
+    ) -> Due:
+        """Draft for the running sequences that are due.
+
+        Args:
+            due: ``[S]`` bool.
+            host: of all slots.
+            places: `State.chain_places`.
+            worth, masks, from_text: as in `draft_all`.
+        """
+        slots = (due & (host.done == 0)).nonzero()[0]
+        complete = host.complete[slots]
+        room = np.minimum(self.most, host.limit[slots] - 1 - complete)
+        drafted = self.draft_all(slots, room, worth, masks, from_text)
+        change = change_of(places, slots, complete, drafted.tokens, drafted.counts, drafted.expects_eos)
+        return Due(slots, room, drafted, change)
+
     def draft_all(self, slots: Ints, most: Ints, worth: float, masks: Masks, from_text: bool = True) -> Drafted:
         """Return chains for the sequences in `slots`; the arguments are as in `draft`, but `masks` are of all slots."""
         count = len(slots)
-        tokens, counts = np.zeros((count, self.most), np.int64), np.zeros(count, np.int64)
-        ends, eos = np.zeros((count, self.most + 1)), np.zeros(count, bool)
+        tokens, ends = np.zeros((count, self.most), np.int64), np.zeros((count, self.most + 1))
+        counts, eos = np.zeros((2, count), np.int64)
         for number, slot in enumerate(slots.tolist()):
             text = self.draft(slot, int(most[number]), worth, masks.of(slot), from_text)
             counts[number], eos[number] = len(text.chain), text.expects_eos

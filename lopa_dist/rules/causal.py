@@ -21,7 +21,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from lopa_dist.decode.config import DecodeConfig
@@ -32,7 +31,7 @@ from lopa_dist.ragged import UNBOUNDED, Ints, ragged_arange
 from lopa_dist.rows.causal_rows import CausalRows
 from lopa_dist.rules.paths import best_paths
 from lopa_dist.rules.rule import Rule
-from lopa_dist.staging import together
+from lopa_dist.staging import to_device
 
 
 def verify(state: State, records: Records) -> Winner:
@@ -151,52 +150,57 @@ def spawn(state: State, winner: Winner, window: Window | None = None) -> None:
     state.branches.copy_(branches).masked_fill_(state.done != 0, 0)
 
 
-CHAIN = ("branches", "drafts", "expects_eos")  # what the host knows of a chain: rows of `State.integers`
-FIRST = HostState._fields.index(CHAIN[0])
+def change_of(places: Ints, slots: Ints, complete: Ints, tokens: Ints, counts: Ints, expects_eos: Ints) -> Ints:
+    """Return what new chains of anchors change in `State.longs`, ``[2, c]``: numbers in it, and their new values.
+
+    Args:
+        places: `State.chain_places`.
+        slots: ``[n]`` of the sequences.
+        complete: ``[n]`` as in `HostState`.
+        tokens: ``[n, m]`` their drafts; tokens behind the last draft are written, too, but nothing reads them.
+        counts: ``[n]`` how many drafts they have; no row could verify more than stand before the answer's limit.
+        expects_eos: ``[n]`` 1 if an end-of-text is expected behind them.
+    """
+    number = np.arange(tokens.shape[1])
+    canvas, chain, drafts, eos = places[0, :, None] + places[1, :, None] * slots
+    cells = ((canvas + complete)[:, None] + number).ravel(), (chain[:, None] + number).ravel(), drafts, eos
+    return np.stack([np.concatenate(cells), np.concatenate([tokens.ravel(), tokens.ravel(), counts, expects_eos])])
 
 
 def put_chains(
     state: State,
     host: HostState,
     slots: Ints,
-    chains: Ints,
     counts: Ints,
-    expects_eos: NDArray[np.bool_],
+    expects_eos: Ints,
+    change: Ints,
     paths: Sequence[Sequence[Sequence[int]]] = (),
 ) -> HostState:
     """Replace the drafts that `spawn` gave sequences, and return what the host knows afterwards; `host` is not changed.
 
     Args:
         state, host: of all slots, after the same step.
-        slots: ``[n]`` of the sequences.
-        chains: ``[n, m]`` their drafts; tokens behind the last draft are written, too, but nothing reads them.
-        counts: ``[n]`` how many drafts they have; no row could verify more than stand before the answer's limit.
-        expects_eos: ``[n]`` whether an end-of-text is expected behind them.
+        slots, counts, expects_eos: as in `change_of`.
+        change: from `change_of`.
         paths: for each sequence, more branches after those that it has, each with as many drafts as its chain.
     """
-    tokens, number = chains.ravel(), np.arange(chains.shape[1])
-    canvas = (slots * state.canvas.shape[1] + state.origin + host.complete[slots])[:, None] + number
-    chain = ((slots * state.chain_token.shape[1])[:, None] + number).ravel()
-    of_chains = tokens
-    known = np.array(host[FIRST : FIRST + len(CHAIN)])
+    drafts, eos, branches = host.drafts.copy(), host.expects_eos.copy(), host.branches
+    drafts[slots], eos[slots] = counts, expects_eos
     if paths:
-        of, begin = np.array([len(some) for some in paths]), host.branches[slots]  # number of the first new branch
-        branch = begin.repeat(of) + ragged_arange(of)
-        cell = slots.repeat(of) * state.chain_token.shape[1] + branch * state.config.max_drafts
-        lengths = counts.repeat(of)
-        chain = np.append(chain, cell.repeat(lengths) + ragged_arange(lengths))
-        further = np.array([token for some in paths for path in some for token in path], np.int64)
-        of_chains = np.append(tokens, further)
-        known[0, slots] += of
-    known[1, slots], known[2, slots] = counts, expects_eos
-    sent = together(
-        state.canvas.device, tokens=tokens, canvas=canvas.ravel(), of_chains=of_chains, chain=chain,
-        known=known.ravel(),
-    )  # fmt: skip
-    state.canvas.view(-1).index_copy_(0, sent["canvas"], sent["tokens"])
-    state.chain_token.view(-1).index_copy_(0, sent["chain"], sent["of_chains"])
-    state.integers[FIRST : FIRST + len(CHAIN)] = sent["known"].view(len(CHAIN), -1)
-    return host._replace(**dict(zip(CHAIN, known, strict=True)))
+        of, begin = np.array([len(some) for some in paths]), branches[slots]  # number of the first new branch
+        branches = branches.copy()
+        branches[slots] += of
+        branch, lengths = begin.repeat(of) + ragged_arange(of), counts.repeat(of)
+        (_, first, known, _), (_, step, _, _) = state.chain_places
+        cell = (first + slots * step).repeat(of) + branch * state.config.max_drafts
+        ran = known + (HostState._fields.index("branches") - HostState._fields.index("drafts")) * state.slots + slots
+        tokens = np.array([token for some in paths for path in some for token in path], np.int64)
+        cells = np.append(cell.repeat(lengths) + ragged_arange(lengths), ran)
+        change = np.concatenate([change, np.stack([cells, np.append(tokens, branches[slots])])], 1)
+    cells, values = to_device(change, state.canvas.device).unbind()
+    assert state.longs is not None
+    state.longs.index_copy_(0, cells, values)
+    return host._replace(drafts=drafts, expects_eos=eos, branches=branches)
 
 
 def in_words(config: DecodeConfig) -> str:

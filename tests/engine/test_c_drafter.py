@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
+from lopa_dist.decode import HostState
 from lopa_dist.engine import c_drafter, contexts, mixer
 from lopa_dist.engine.c_drafter import CDrafter
 from lopa_dist.engine.drafter import (
@@ -64,20 +66,38 @@ class Both:
         for drafter, work in zip((self.one, self.other), self.works[slot], strict=True):
             drafter.admit(slot, prompt, work)
 
+    def due(self) -> tuple[NDArray[np.bool_], HostState]:
+        """Sequences for which drafts are due, and what the host knows; some others are done, or not due."""
+        chosen = self.random.sample(sorted(self.works), self.random.randint(1, len(self.works)))
+        due, done = np.zeros(SLOTS, bool), np.ones(SLOTS, np.int64)
+        due[chosen], done[chosen] = True, 0
+        due[NOBODY] = True
+        done[[slot for slot in self.works if slot not in chosen]] = self.random.randint(0, 1)
+        complete = np.array([self.random.randint(0, 9) for _ in range(SLOTS)])
+        limit = complete + np.array([self.random.randint(1, self.most + 4) for _ in range(SLOTS)])
+        nothing = dict.fromkeys(HostState._fields, np.zeros(SLOTS, np.int64))
+        return due, HostState(**nothing | {"done": done, "complete": complete, "limit": limit})
+
     def step(self) -> None:
         """Draft for some sequences, write what was drafted in part, and learn from it."""
-        slots = np.array(sorted(self.random.sample(sorted(self.works), self.random.randint(1, len(self.works)))))
+        due, host = self.due()
+        slots = (due & (host.done == 0)).nonzero()[0]
         count, wide = len(slots), self.most
-        most = np.array([self.random.randint(0, self.most) for _ in slots])
         predicted = np.array([self.tokens(wide) for _ in slots])
         predicted[np.arange(wide) >= np.array([[self.random.randint(0, wide)] for _ in slots])] = -1
         chances = np.array([[self.random.random() for _ in range(wide)] for _ in slots], np.float32)
         worth, from_text = self.random.choice([0.0, 0.1, 0.4]), self.random.random() < 0.9
-        first, second = (
-            d.draft_all(slots, most, worth, masks, from_text)
+        places = np.array([[7, 900, 2000, 3000], [40, 3 * wide, 1, 1]])
+        first_due, second_due = (
+            d.draft_due(due, host, places, worth, masks, from_text)
             for d, masks in zip((self.one, self.other), self.masks, strict=True)
         )
-        for mine, theirs in zip(first, second, strict=True):
+        first = first_due.drafted
+        all_of = [(*one.drafted, one.slots, one.room, one.change) for one in (first_due, second_due)]
+        for mine, theirs in zip(*all_of, strict=True):
+            assert np.array_equal(mine, theirs)
+        again = self.other.draft_all(slots, first_due.room, worth, self.masks[1], from_text)
+        for mine, theirs in zip(first, again, strict=True):
             assert np.array_equal(mine, theirs)
         for slot in slots.tolist():
             assert self.one.chain_of(slot) == self.other.chain_of(slot)

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lopa_dist.decode.state import HostState
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.contexts import CONTEXTS
 from lopa_dist.engine.drafter import LEVELS, MASKS, OWN, TEXT, Drafter, level, source_of
@@ -21,7 +20,6 @@ from lopa_dist.engine.request import Request
 from lopa_dist.engine.work import Work
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
-from lopa_dist.rules.causal import CHAIN, FIRST
 from tests.engine.ranks import on_mesh, on_ranks
 from tests.engine.test_causal import SAMPLINGS, causal, requests_of, texts
 
@@ -91,10 +89,6 @@ def test_all_ranks_of_a_replica_draft_alike(small_model: Transformer, drafts: in
 
     for found in on_mesh(2, 2, work):
         assert found == plain
-
-
-def test_what_the_host_knows_of_a_chain_is_sent_as_rows_side_by_side() -> None:
-    assert HostState._fields[FIRST : FIRST + len(CHAIN)] == CHAIN
 
 
 def test_known_texts_take_few_forwards(small_model: Transformer) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lopa_dist.decode import Admitted, DecodeConfig, State, Vocabulary
 from lopa_dist.decode.state import Records
 from lopa_dist.rows.causal_rows import row_counts
 from lopa_dist.rows.lookahead import Lookahead
-from lopa_dist.rules.causal import advance, spawn, verify
+from lopa_dist.rules.causal import advance, chains, change_of, put_chains, spawn, verify
 
 MASK, EOS = 99, 7
 
@@ -44,3 +47,32 @@ def test_nothing_is_drafted_behind_an_end(predicted: list[int], stop_at_eos: boo
     assert found[0, drafted] == masks
     assert found.sum() == masks + 4 * (drafted > 0)  # the group behind the pending token runs, whatever ends the chain
     assert rows[0] == drafted + 1 + found.sum()
+
+
+@given(branches=st.integers(0, 2), slots=st.sets(st.integers(0, 4), min_size=1), data=st.data())
+def test_put_chains_changes_what_they_are_and_nothing_else(branches: int, slots: set[int], data: st.DataObject) -> None:
+    m = 3
+    config = DecodeConfig(branches=branches, context="causal", drafts=m, max_new_tokens=10)
+    state = State.empty(config, Vocabulary(MASK, (EOS,), True), 5, 3, torch.device("cpu"))
+    host = state.admit_all([Admitted(s, [5, 6], 10, 1, False) for s in range(5)], state.to_host())
+    at, n = np.array(sorted(slots)), len(slots)
+    numbers = st.integers(10, 90)
+    tokens = np.array(data.draw(st.lists(st.lists(numbers, min_size=m, max_size=m), min_size=n, max_size=n)))
+    counts = np.array(data.draw(st.lists(st.integers(0, m), min_size=n, max_size=n)))
+    eos = np.array(data.draw(st.lists(st.integers(0, 1), min_size=n, max_size=n)))
+    paths = [data.draw(st.lists(st.lists(numbers, min_size=c, max_size=c), max_size=branches)) for c in counts.tolist()]
+    expected, canvas, chain = state.to_host(), state.canvas.clone(), chains(state).clone()
+    for number, slot in enumerate(at.tolist()):
+        expected.drafts[slot], expected.expects_eos[slot] = counts[number], eos[number]
+        expected.branches[slot] += len(paths[number])
+        begin = state.origin + int(host.complete[slot])
+        canvas[slot, begin : begin + m] = chain[slot, 0] = torch.from_numpy(tokens[number])
+        for branch, path in enumerate(paths[number], 1):
+            chain[slot, branch, : len(path)] = torch.tensor(path)
+    change = change_of(state.chain_places, at, host.complete[at], tokens, counts, eos)
+    after = put_chains(state, host, at, counts, eos, change, paths if branches else ())
+    for knows, sent, wanted in zip(after, state.to_host(), expected, strict=True):
+        assert np.array_equal(knows, wanted)
+        assert np.array_equal(sent, wanted)
+    assert state.canvas.equal(canvas)
+    assert chains(state).equal(chain)
