@@ -151,7 +151,7 @@ class State:
     paths: Tensor  # [4, S, K] of each branch's path: `path_depth`, `path_parent`, `path_token`, `path_drafts`
     boundary: Tensor  # [3 or 5, S] record of position `committed`, from the forward that committed the token before it
     sampled: NDArray[np.bool_]  # [S] whether the request draws random numbers
-    # `canvas`, `chain` and `integers` one behind the other, which are views of it, so that the host can change all of
+    # the memory of all tensors above of this type but `eos_ids`, in one piece, so that the host can change several of
     # them in one operation; None in what `take` returns
     longs: Tensor | None = None
     written: Tensor | None = None  # [S, 3, N + 1] how tokens were written (`decode/written.py`); None: not asked for
@@ -184,11 +184,24 @@ class State:
         The columns are for an answer's position 0, the anchor's first draft, `drafts` and `expects_eos`. The first row
         has their numbers in `longs` for slot 0, the second one how far apart those of adjacent slots are.
         """
-        fields, width = HostState._fields, self.chain.shape[2]
-        tokens = self.canvas.numel() + self.slots * width  # the second of three parts of `chain`
-        integers = self.canvas.numel() + self.chain.numel()
-        known = (integers + self.slots * fields.index(name) for name in ("drafts", "expects_eos"))
-        return np.array([[self.origin, tokens, *known], [self.canvas.shape[1], width, 1, 1]])
+        tensors = self.answers, self.chain_token, self.drafts, self.expects_eos
+        return np.array([[tensor.storage_offset() for tensor in tensors], [tensor.stride(0) for tensor in tensors]])
+
+    @cached_property
+    def admission_places(self) -> Ints:
+        """Where `longs` has what begins anew with a request: ``[2, c]``, the rows as in `chain_places`.
+
+        The columns are first those of `HostState`, then those of `key`, `settling`, `paths` and `edit_position`.
+        """
+        parts: list[Ints] = []
+        for tensor, dimension in (
+            (self.integers, 1), (self.key, 0), (self.settling, 0), (self.paths, 1), (self.edit_position, 0)
+        ):  # fmt: skip
+            first = tensor.narrow(dimension, 0, 1)
+            numbers = np.indices(first.shape).reshape(first.dim(), -1)
+            places: Ints = np.array(first.stride()) @ numbers + int(first.storage_offset())
+            parts.append(np.stack([places, np.full_like(places, tensor.stride(dimension))]))
+        return np.concatenate(parts, 1)
 
     @classmethod
     def empty(
@@ -205,31 +218,29 @@ class State:
         columns = max(columns, config.max_new_tokens + max_suffix)
         k, e = config.max_branches, config.max_edits
 
-        def long(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=torch.long, device=device)
-
-        shapes = (slots, max_prompt + columns), (3, slots, k * config.max_drafts), (len(HostState._fields), slots)
-        sizes = [math.prod(shape) for shape in shapes]
-        longs = long(sum(sizes))
-        canvas, chain, integers = (part.view(shape) for part, shape in zip(longs.split(sizes), shapes, strict=True))
-        canvas.fill_(vocabulary.mask_id)
+        shapes = {
+            "canvas": (slots, max_prompt + columns),
+            "integers": (len(HostState._fields), slots),
+            "key": (slots,),
+            "settling": (slots,),
+            "edits": (2, slots, k, e),
+            "chain": (3, slots, k * config.max_drafts),
+            "paths": (4, slots, k),
+        }
+        longs = torch.zeros(sum(map(math.prod, shapes.values())), dtype=torch.long, device=device)
+        parts = longs.split([math.prod(shape) for shape in shapes.values()])
         state = cls(
             config=config,
             vocabulary=vocabulary,
             origin=max_prompt,
-            canvas=canvas,
             eos_ids=torch.tensor(vocabulary.eos_ids, device=device),
-            integers=integers,
-            key=long(slots),
             eos=torch.zeros(slots, dtype=torch.bool, device=device),
-            settling=long(slots),
-            edits=long(2, slots, k, e),
-            chain=chain,
-            paths=long(4, slots, k),
-            boundary=long(config.record_size, slots).int(),
+            boundary=torch.zeros(config.record_size, slots, dtype=torch.int32, device=device),
             sampled=np.zeros(slots, bool),
             longs=longs,
+            **{name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)},
         )
+        state.canvas.fill_(vocabulary.mask_id)
         state.committed.fill_(-1)
         state.done.fill_(1)
         state.edit_position.fill_(-1)
@@ -250,46 +261,40 @@ class State:
             What the host knows afterwards; `host` is not changed.
         """
         self._window = None
-        columns, mask_id = self.canvas.shape[1], self.vocabulary.mask_id
-        slots = np.array([one.slot for one in admitted])
-        scope, size = self.config.scope, self.config.block_size
-        known = np.array([scope.known(len(one.prompt), size) for one in admitted])
-        prompt = np.array([len(one.prompt) for one in admitted]) - known
-        limit = np.array([one.max_new_tokens for one in admitted]) + known
-        suffix = np.array([len(one.suffix) for one in admitted])
-        complete, end = scope.opening(known, limit, suffix, size)
-        zeros, ones = np.zeros_like(slots), np.ones_like(slots)
-        fields = dict.fromkeys(HostState._fields, zeros) | {
-            "prompt": prompt,
-            "committed": -ones,
-            "complete": complete,
-            "end": end,
-            "limit": limit,
-            "known": known,
-            "suffix": suffix,
-            "masked": end - known,
-            "branches": ones,
-            "starts_masked": (known <= complete) & (complete < end),
-        }
-        integers = np.stack([*fields.values()])
-        canvas = np.full((len(admitted), columns), mask_id)
-        for row, one, begin in zip(canvas, admitted, self.origin - prompt, strict=True):
+        scope, size, count = self.config.scope, self.config.block_size, len(admitted)
+        slots, tokens, limit, suffix, keys = np.array(
+            [(one.slot, len(one.prompt), one.max_new_tokens, len(one.suffix), one.key) for one in admitted]
+        ).T
+        integers = np.zeros((len(HostState._fields), count), np.int64)
+        new = HostState._make(integers)  # views, written in place
+        new.known[:] = known = np.array([scope.known(prompt, size) for prompt in tokens.tolist()])
+        new.prompt[:], new.suffix[:] = tokens - known, suffix
+        new.limit[:] = limit = limit + known
+        new.complete[:], new.end[:] = complete, end = scope.opening(known, limit, suffix, size)
+        new.masked[:], new.starts_masked[:] = end - known, (known <= complete) & (complete < end)
+        new.committed[:], new.branches[:] = -1, 1
+        canvas = np.full((count, self.canvas.shape[1]), self.vocabulary.mask_id)
+        for row, one, begin in zip(canvas, admitted, (self.origin - new.prompt).tolist(), strict=True):
             row[begin : begin + len(one.prompt)] = one.prompt
-            behind = begin + len(one.prompt) + one.max_new_tokens
-            row[behind : behind + len(one.suffix)] = one.suffix
-        keys = np.array([one.key for one in admitted])
+            if one.suffix:
+                behind = begin + len(one.prompt) + one.max_new_tokens
+                row[behind : behind + len(one.suffix)] = one.suffix
         self.sampled[slots] = [one.sampled for one in admitted]
 
-        sent = together(self.canvas.device, slots=slots, integers=integers.ravel(), keys=keys, canvas=canvas.ravel())
-        at = sent["slots"]
-        self.integers.index_copy_(1, at, sent["integers"].view(integers.shape))
-        self.canvas.index_copy_(0, at, sent["canvas"].view(canvas.shape))
-        self.key.index_copy_(0, at, sent["keys"])
-        self.eos.index_fill_(0, at, 0)
-        self.settling.index_fill_(0, at, 0)
-        self.edit_position.index_fill_(0, at, -1)
-        self.paths.index_fill_(1, at, 0)
-        values = np.stack(host)
+        first, step = self.admission_places
+        begins = np.zeros((count, len(first)), np.int64)
+        begins[:, : len(integers)], begins[:, len(integers)] = integers.T, keys
+        begins[:, len(first) - self.edit_position[0].numel() :] = -1
+        places = first + slots[:, None] * step
+        sent = together(
+            self.canvas.device, slots=np.ascontiguousarray(slots), canvas=canvas.ravel(), places=places.ravel(),
+            begins=begins.ravel(),
+        )  # fmt: skip
+        assert self.longs is not None
+        self.longs.index_copy_(0, sent["places"], sent["begins"])
+        self.canvas.index_copy_(0, sent["slots"], sent["canvas"].view(canvas.shape))
+        self.eos.index_fill_(0, sent["slots"], 0)
+        values = np.concatenate(host).reshape(len(host), -1)
         values[:, slots] = integers
         return HostState._make(values)
 

@@ -38,10 +38,11 @@ class ChunkedPrefill:
 
     def waiting(self) -> list[int]:
         """Return the slots whose sequences cannot run before their prefix is computed, in the order of admission."""
-        if self.prefix_rules.chunk is None:
+        chunk, pool = self.prefix_rules.chunk, self.pool
+        if chunk is None or pool.prefix_length.max(initial=0) <= chunk:  # the usual case, found at once
             return []
         return [
-            s for s, entry in self.pool.entry_of.items() if not entry.stored and self.prefix_rules.chunks(entry.tokens)
+            slot for slot, entry in pool.entry_of.items() if not entry.stored and self.prefix_rules.chunks(entry.tokens)
         ]
 
     def compute(self, slot: int) -> None:

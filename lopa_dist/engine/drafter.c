@@ -22,7 +22,7 @@ static inline uint64_t mix(uint64_t x) {
     return x ^ (x >> 31);
 }
 
-/* ---- a hash table from keys to values other than 0 ---- */
+/* ---- a hash table from keys, whose bits are mixed, to values other than 0 ---- */
 
 typedef struct {
     uint64_t key;
@@ -38,7 +38,7 @@ static Map map_of(int64_t room) { return (Map){checked(calloc(room, sizeof(Entry
 
 static void map_free(Map *map) { free(map->entries); }
 
-static inline int64_t home_of(const Map *map, uint64_t key) { return (int64_t)(mix(key) & (uint64_t)(map->room - 1)); }
+static inline int64_t home_of(const Map *map, uint64_t key) { return (int64_t)(key >> 16 & (uint64_t)(map->room - 1)); }
 
 static inline Entry *entry_of(const Map *map, uint64_t key) { /* the key's entry, or the free one for it */
     int64_t at = home_of(map, key);
@@ -156,12 +156,18 @@ void drafter_free(Drafter *d) {
     free(d->eos), free(d->texts), free(d->verified), free(d->left), free(d);
 }
 
-static inline uint64_t pair(int64_t a, int64_t b) { return (uint64_t)a << 32 | (uint32_t)b; }
+static inline uint64_t pair(int64_t a, int64_t b) { return mix((uint64_t)a << 32 | (uint32_t)b); }
 
 /* Return how far before token `number` the same token last occurred; 0: not within REACH tokens. */
 static int64_t back_of(const int64_t *tokens, int64_t number) {
-    int64_t most = number < REACH ? number : REACH, token = tokens[number];
-    for (int64_t back = 1; back <= most; back++)
+    int64_t most = number < REACH ? number : REACH, token = tokens[number], back = 1;
+    for (; back + 7 <= most; back += 8) { /* eight at a time, in vectors */
+        const int64_t *eight = tokens + number - back - 7;
+        int64_t found = 0;
+        for (int i = 0; i < 8; i++) found |= eight[i] == token;
+        if (found) break;
+    }
+    for (; back <= most; back++)
         if (tokens[number - back] == token) return back;
     return 0;
 }
@@ -241,8 +247,6 @@ void drafter_hear(Drafter *d, const int64_t *slots, int64_t n, const int64_t *wr
 
 /* ---- the table ---- */
 
-static inline uint64_t key_of(uint64_t shorter, int64_t token) { return mix(shorter * 0x9E3779B97F4A7C15u + token + 1); }
-
 /* Set the key of each context at the place `end`; 0: the text before it is too short for the context. */
 static void keys_of(const Drafter *d, const int64_t *tokens, const int64_t *backs, int64_t end, uint64_t *keys) {
     for (int64_t i = 0; i < d->num_contexts; i++) {
@@ -251,10 +255,10 @@ static void keys_of(const Drafter *d, const int64_t *tokens, const int64_t *back
             keys[i] = 0;
             continue;
         }
-        uint64_t key = (uint64_t)i + 1;
+        uint64_t key = (uint64_t)(i + 1) << 40; /* far from all tokens */
         for (int64_t j = 0; j < context->count; j++)
-            key = key_of(key, (context->kind[j] ? backs : tokens)[end - context->place[j]]);
-        keys[i] = key | 1;
+            key = (key + (uint64_t)(context->kind[j] ? backs : tokens)[end - context->place[j]]) * 0x9E3779B97F4A7C15u;
+        keys[i] = mix(key) | 1;
         __builtin_prefetch(d->young.entries + home_of(&d->young, keys[i]), 1); /* all entries are fetched at once */
         if (d->old.count) __builtin_prefetch(d->old.entries + home_of(&d->old, keys[i]));
     }

@@ -140,8 +140,11 @@ class RunningBatch:
             ahead = ahead.take(slots)
         before = self.host if slots is None else self.host.take(slots)
         state = self.state if slots is None else self.state.take(slots)
-        running = {slot: admission.work for slot, admission in self.running.items()}
-        works = [running.get(slot) for slot in (range(self.state.slots) if slots is None else slots.tolist())]
+        works: list[Work | None] = [None] * self.state.slots
+        for slot, admission in self.running.items():
+            works[slot] = admission.work
+        if slots is not None:
+            works = [works[slot] for slot in slots.tolist()]
         prefixes = self.shared_prefixes(slots, before, works)
         self.lookahead.begin(ahead, before, chunk)
         masks = None
@@ -189,16 +192,20 @@ class RunningBatch:
             return None
         slots = np.arange(self.state.slots) if slots is None else slots
         prefixes = self.pool.shared_prefixes(slots, prefill)
-        computed = (prefixes.source == np.arange(len(prefill))) | np.isin(slots, list(self.chunks.computed))
-        self.chunks.computed.difference_update(slots[prefill].tolist())
-        reused = np.where(computed, 0, prefixes.length)
+        computed = prefixes.source == np.arange(len(prefill))
+        if self.chunks.computed:
+            computed |= np.isin(slots, list(self.chunks.computed))
+            self.chunks.computed.difference_update(slots[prefill].tolist())
         # the first steps only: without a cache, every step computes the prompts anew
-        for number in np.flatnonzero(prefill & (host.step == 0)).tolist():
+        first = np.flatnonzero(prefill & (host.step == 0))
+        tokens = (host.prompt + host.known + host.suffix)[first]
+        reused = np.where(computed, 0, prefixes.length)[first]
+        for number, prompt_tokens, prompt_reused in zip(*(x.tolist() for x in (first, tokens, reused)), strict=True):
             own = works[number]
             assert own is not None
             for work in (self.statistics, own):
-                work.prompt_tokens += int((host.prompt + host.known + host.suffix)[number])
-                work.prompt_reused += int(reused[number])
+                work.prompt_tokens += prompt_tokens
+                work.prompt_reused += prompt_reused
         return prefixes
 
     def collect(self) -> list[Generation]:
@@ -251,8 +258,8 @@ class RunningBatch:
         admission, vocabulary = self.running[slot], self.state.vocabulary
         failed = self.host.done[slot] == FAILED
         tokens = [] if failed else tokens
-        stops = [i for i, t in enumerate(tokens) if t in vocabulary.eos_ids]
-        answer = tokens[: stops[0]] if stops else tokens
+        stops = [tokens.index(eos) for eos in vocabulary.eos_ids if eos in tokens]
+        answer = tokens[: min(stops)] if stops else tokens
         return Generation(
             request=admission.request,
             tokens=answer,
@@ -260,7 +267,7 @@ class RunningBatch:
             forwards=admission.chunks + int(self.host.step[slot]),
             seconds=now - admission.began,
             first_step_seconds=admission.first_step,
-            filled=sum(t != vocabulary.mask_id for t in tokens),
+            filled=len(tokens) - tokens.count(vocabulary.mask_id),
             work=admission.work,
             written=ways and ways[: len(answer)],
         )

@@ -191,15 +191,13 @@ def put_chains(
         branches = branches.copy()
         branches[slots] += of
         branch, lengths = begin.repeat(of) + ragged_arange(of), counts.repeat(of)
-        (_, first, known, _), (_, step, _, _) = state.chain_places
+        (_, first, *_), (_, step, *_) = state.chain_places
         cell = (first + slots * step).repeat(of) + branch * state.config.max_drafts
-        ran = known + (HostState._fields.index("branches") - HostState._fields.index("drafts")) * state.slots + slots
         tokens = np.array([token for some in paths for path in some for token in path], np.int64)
-        cells = np.append(cell.repeat(lengths) + ragged_arange(lengths), ran)
+        cells = np.append(cell.repeat(lengths) + ragged_arange(lengths), state.branches.storage_offset() + slots)
         change = np.concatenate([change, np.stack([cells, np.append(tokens, branches[slots])])], 1)
-    cells, values = to_device(change, state.canvas.device).unbind()
     assert state.longs is not None
-    state.longs.index_copy_(0, cells, values)
+    state.longs.index_copy_(0, *to_device(change, state.canvas.device).unbind())
     return host._replace(drafts=drafts, expects_eos=eos, branches=branches)
 
 
