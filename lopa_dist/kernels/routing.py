@@ -31,6 +31,7 @@ class Groups(NamedTuple):
 
     place: Tensor  # [R, k] the grouped row of each choice
     choice: Tensor  # [P] number of the choice of each grouped row; 0 for padding
+    row: Tensor  # [P] the row that made it; 0 for padding
     ends: Tensor  # [E] int32, where each expert's group ends, padding included
     height: int = ROW_TILE  # rows per tile
 
@@ -89,20 +90,24 @@ def grouped(chosen: Tensor, experts: int, height: int = ROW_TILE) -> Groups:
     room = room_for(len(flat), experts, height) if flat.is_cuda else int(ends[-1])
     choice = torch.zeros(room, dtype=torch.int64, device=flat.device)
     choice[place] = torch.arange(len(flat), device=flat.device)
-    return Groups(place.view_as(chosen), choice, ends.int(), height)
+    return Groups(place.view_as(chosen), choice, choice // chosen.shape[1], ends.int(), height)
 
 
-def routed(logits: Tensor, bias: Tensor | None, router: Router, height: int = ROW_TILE) -> tuple[Tensor, Groups]:
+def routed(
+    logits: Tensor, bias: Tensor | None, router: Router, height: int = ROW_TILE, rows: Tensor | None = None
+) -> tuple[Tensor, Groups]:
     """Return the weights of rows' experts, ``[R, k]`` fp32, and where the rows of each expert are.
 
     Args:
         logits, bias, router: as in `choose`.
         height: rows per tile.
+        rows: ``[1]`` int32 on the device, how many rows are real; None: all. On a GPU the others are in no group, so no
+            expert's weights are read for them alone: their places are 0, and their outputs undefined.
     """
     if fused(logits, "experts"):
         from lopa_dist.kernels import routing_triton
 
         if routing_triton.takes(router, logits.shape[1]):
-            return routing_triton.routed(logits, bias, router, height)
+            return routing_triton.routed(logits, bias, router, height, rows)
     chosen, weights = choose(logits, bias, router)
     return weights, grouped(chosen, logits.shape[1], height)

@@ -30,7 +30,9 @@ def warps_for(numbers: int) -> int:
     return 8 if numbers > NUMBERS // 2 else 4
 
 
-def routed(logits: Tensor, bias: Tensor | None, router: Router, height: int) -> tuple[Tensor, Groups]:
+def routed(
+    logits: Tensor, bias: Tensor | None, router: Router, height: int, real: Tensor | None = None
+) -> tuple[Tensor, Groups]:
     """Compute `routing.routed`. On a tie the lower expert wins, and a row of NaN still chooses experts."""
     (rows, experts), device = logits.shape, logits.device
     width = triton.next_power_of_2(experts)
@@ -41,22 +43,37 @@ def routed(logits: Tensor, bias: Tensor | None, router: Router, height: int) -> 
     chosen, counts = (
         torch.empty(size, dtype=torch.int32, device=device) for size in (weights.shape, (blocks, experts))
     )
-    place, choice = (torch.empty(size, dtype=torch.int64, device=device) for size in (weights.shape, (room,)))
+    place, choice, row = (torch.empty(size, dtype=torch.int64, device=device) for size in (weights.shape, room, room))
     ends = torch.empty(experts, dtype=torch.int32, device=device)
-    if rows:
+    if not rows:
+        ends.zero_()
+    else:
         logits = logits.contiguous()
         choose_kernel[(blocks,)](
-            logits, logits if bias is None else bias, chosen, weights, counts, choice, rows, room,
+            logits, logits if bias is None else bias, logits if real is None else real, chosen, weights, counts, choice,
+            row, rows, room,
             E=experts, WIDTH=width, CHOSEN=router.chosen, CHOICES=triton.next_power_of_2(router.chosen),
             GROUPS=router.groups, CHOSEN_GROUPS=router.chosen_groups, SIGMOID=router.sigmoid,
             RENORMALISE=router.renormalise and (router.chosen > 1 or not router.sigmoid), SCALE=router.scale,
-            BLOCK=block, num_warps=warps, **OPTIONS,
+            BLOCK=block, PADDED=real is not None, num_warps=warps, **OPTIONS,
         )  # fmt: skip
         place_kernel[(blocks,)](
-            chosen, counts, place, choice, ends, rows, blocks, E=experts, WIDTH=width, CHOSEN=router.chosen,
-            BLOCK=block, AT_ONCE=max(NUMBERS // width, 1), HEIGHT=height, num_warps=warps, **OPTIONS,
+            chosen, counts, chosen if real is None else real, place, choice, row, ends, rows, blocks,
+            E=experts, WIDTH=width, CHOSEN=router.chosen, BLOCK=block, AT_ONCE=max(NUMBERS // width, 1), HEIGHT=height,
+            PADDED=real is not None, num_warps=warps, **OPTIONS,
         )  # fmt: skip
-    return weights, Groups(place, choice, ends, height)
+    return weights, Groups(place, choice, row, ends, height)
+
+
+@triton.jit
+def number_of(real: tl.tensor, rows: tl.tensor, PADDED: tl.constexpr) -> tl.tensor:
+    """Return how many rows go to experts: those that `real` counts if PADDED, but at least one, else all.
+
+    Without one, all groups would be empty when a graph is first run, which no library promises to take.
+    """
+    if PADDED:
+        return tl.maximum(tl.load(real), 1)
+    return rows
 
 
 @triton.jit
@@ -70,10 +87,12 @@ def ordered(x: tl.tensor) -> tl.tensor:
 def choose_kernel(
     logits: tl.tensor,  # [R, E]
     bias: tl.tensor,  # [E], read with SIGMOID
+    real_rows: tl.tensor,  # [1], read if PADDED
     chosen: tl.tensor,  # [R, CHOSEN]
     weights: tl.tensor,  # [R, CHOSEN]
     counts: tl.tensor,  # [blocks, E] how often the rows of a block choose each expert
-    choice: tl.tensor,  # [room] set to 0
+    choice: tl.tensor,  # [room] set to 0, like the next
+    row_of: tl.tensor,  # [room]
     rows: tl.tensor,
     room: tl.tensor,
     E: tl.constexpr,
@@ -86,8 +105,9 @@ def choose_kernel(
     RENORMALISE: tl.constexpr,
     SCALE: tl.constexpr,
     BLOCK: tl.constexpr,
+    PADDED: tl.constexpr,
 ) -> None:
-    """Choose the experts of BLOCK rows, and count the choices. Grid ``(blocks of BLOCK rows,)``."""
+    """Choose the experts of BLOCK rows, and count the choices of real ones. Grid ``(blocks of BLOCK rows,)``."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     expert = tl.arange(0, WIDTH)
     real, inside = row < rows, expert < E
@@ -118,6 +138,7 @@ def choose_kernel(
         of_expert = tl.reshape(tl.broadcast_to(closed[:, :, None], [BLOCK, GROUPS, each]), [BLOCK, WIDTH])
         key = tl.where(of_expert == 0, key, LOWEST)
 
+    counted = row < number_of(real_rows, rows, PADDED)
     taken = tl.zeros([BLOCK, WIDTH], tl.int32)
     weight = tl.zeros([BLOCK, CHOICES], tl.float32)
     place = tl.arange(0, CHOICES)[None]
@@ -125,7 +146,7 @@ def choose_kernel(
         most = tl.argmax(key, 1)
         found = expert[None] == most[:, None]
         key = tl.where(found, LOWEST, key)
-        taken += tl.where(found & real[:, None], 1, 0)
+        taken += tl.where(found & counted[:, None], 1, 0)
         weight = tl.where(place == j, tl.sum(tl.where(found, score, 0.0), 1)[:, None], weight)
         tl.store(chosen + row.to(tl.int64) * CHOSEN + j, most.to(tl.int32), real)
     if RENORMALISE:
@@ -138,14 +159,17 @@ def choose_kernel(
     numbers = tl.arange(0, 1024)
     for start in range(tl.program_id(0) * 1024, room, tl.num_programs(0) * 1024):
         tl.store(choice + start + numbers, tl.zeros([1024], tl.int64), start + numbers < room)
+        tl.store(row_of + start + numbers, tl.zeros([1024], tl.int64), start + numbers < room)
 
 
 @triton.jit(do_not_specialize=["rows", "blocks"])
 def place_kernel(
     chosen: tl.tensor,  # [R, CHOSEN]
     counts: tl.tensor,  # [blocks, E]
+    real_rows: tl.tensor,  # [1], read if PADDED
     place: tl.tensor,  # [R, CHOSEN]
     choice: tl.tensor,  # [room]
+    row_of: tl.tensor,  # [room]
     ends: tl.tensor,  # [E]
     rows: tl.tensor,
     blocks: tl.tensor,
@@ -155,8 +179,9 @@ def place_kernel(
     BLOCK: tl.constexpr,
     AT_ONCE: tl.constexpr,
     HEIGHT: tl.constexpr,
+    PADDED: tl.constexpr,
 ) -> None:
-    """Place the choices of BLOCK rows among the grouped rows. Grid ``(blocks of BLOCK rows,)``."""
+    """Place the choices of BLOCK rows among the grouped rows; those of padding get place 0. Grid ``(blocks,)``."""
     own = tl.program_id(0)
     expert = tl.arange(0, WIDTH)
     inside = expert < E
@@ -173,14 +198,15 @@ def place_kernel(
         tl.store(ends + expert, end, inside)
 
     row = own * BLOCK + tl.arange(0, BLOCK)
-    real = row < rows
+    real, counted = row < rows, row < number_of(real_rows, rows, PADDED)
     at = row.to(tl.int64) * CHOSEN
     taken = tl.zeros([BLOCK, WIDTH], tl.int32)  # a row chooses an expert at most once
     for j in tl.static_range(CHOSEN):
-        taken += tl.where(expert[None] == tl.load(chosen + at + j, real, -1)[:, None], 1, 0)
+        taken += tl.where(expert[None] == tl.load(chosen + at + j, counted, -1)[:, None], 1, 0)
     number = (end - sizes + before)[None] + tl.cumsum(taken, 0) - taken
     for j in tl.static_range(CHOSEN):
-        found = expert[None] == tl.load(chosen + at + j, real, -1)[:, None]
+        found = expert[None] == tl.load(chosen + at + j, counted, -1)[:, None]
         stands = tl.sum(tl.where(found, number, 0), 1).to(tl.int64)
         tl.store(place + at + j, stands, real)
-        tl.store(choice + stands, at + j, real)
+        tl.store(choice + stands, at + j, counted)
+        tl.store(row_of + stands, row.to(tl.int64), counted)

@@ -40,9 +40,9 @@ class Gate(nn.Module):
         """Return the experts that rows ``[R, d]`` choose, ``[R, k]``, and their weights, ``[R, k]`` fp32."""
         return choose(self.logits(x), self.expert_bias, self.router)
 
-    def route(self, x: Tensor, height: int) -> tuple[Tensor, Groups]:
+    def route(self, x: Tensor, height: int, rows: Tensor | None = None) -> tuple[Tensor, Groups]:
         """Return the weights of rows' experts, and the rows' places in tiles of `height` rows, as `routed` does."""
-        return routed(self.logits(x), self.expert_bias, self.router, height)
+        return routed(self.logits(x), self.expert_bias, self.router, height, rows)
 
     def logits(self, x: Tensor) -> Tensor:
         """Return how well each expert suits each row, ``[R, E]``; with sigmoids, computed in fp32."""
@@ -76,12 +76,20 @@ class SparseMLP(nn.Module):
         self.register_buffer("down_scale", None)  # [E, d]
         self.gather: Callable[[Tensor], Tensor] | None = None  # of tensor ranks' parts, the last dimension
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the experts' output for each row: ``[R, d] -> [R, d]``."""
-        weights, groups = self.gate.route(x, height_for(len(x) * self.experts.chosen, x, self.down))
-        rows = x.index_select(0, groups.choice // self.experts.chosen)
+    def forward(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Return the experts' output for each row: ``[R, d] -> [R, d]``.
+
+        Without rows, nothing is computed: a library's grouped product may read what an empty tensor does not have.
+
+        Args:
+            x: the rows.
+            rows: ``[1]`` int32 on the device, how many are real; None: all. What is not of a real row is undefined.
+        """
+        if not len(x):
+            return torch.empty_like(x)
+        weights, groups = self.gate.route(x, height_for(len(x) * self.experts.chosen, x, self.down), rows)
         scale = None if self.gate_up_scale is None else self.gate_up_scale.flatten(1)
-        hidden = swiglu(expert_linear(rows, self.gate_up.flatten(1, 2), groups, scale))
+        hidden = swiglu(expert_linear(x.index_select(0, groups.row), self.gate_up.flatten(1, 2), groups, scale))
         if self.gather is not None:
             hidden = self.gather(hidden[groups.place.flatten()])[groups.choice]
         out = weighted_sum(expert_linear(hidden, self.down, groups, self.down_scale), groups, weights)

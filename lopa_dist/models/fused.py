@@ -177,7 +177,7 @@ class FusedTransformer:
         if rows is None and x.device.type == "cpu" and len(x) > CPU_ROWS:
             return torch.cat([self.part(layer, x, begin) for begin in range(0, len(x), CPU_ROWS)])
         if layer.experts is not None:
-            return layer.experts(x)
+            return layer.experts(x, rows)
         gate = swiglu_fp8 if takes_fp8(layer.down) else swiglu
         return self.project(layer.down, gate(self.project(layer.gate_up, x, rows)), rows)
 
