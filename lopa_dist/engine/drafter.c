@@ -478,8 +478,8 @@ static int64_t draft_one(Drafter *d, Text *text, int64_t most, double worth, con
         if (from_text) propose_all(d, text, text->length + depth, draft);
         if (depth < num_masks) {
             mask = masks[depth];
-            propose(d, draft, mask, d->num_contexts + 1,
-                    d->of_masks + (on_track + depth) * LEVELS + level(probabilities[depth]));
+            int64_t kind = on_track + (depth < DEPTHS ? depth : DEPTHS - 1);
+            propose(d, draft, mask, d->num_contexts + 1, d->of_masks + kind * LEVELS + level(probabilities[depth]));
         }
         decide(d, draft);
         double then = reached * draft->chance;

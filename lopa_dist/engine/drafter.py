@@ -293,7 +293,7 @@ class Drafter:
             mask = -1
             if depth < len(masks):
                 mask, probability = masks[depth]
-                kind = OF_MASKS + (on_track + depth) * LEVELS + level(probability)
+                kind = mask_kind(on_track, depth, probability)
                 proposals.append(self.mixer.proposal(mask, MASK_VOTER, kind))
             draft = self.mixer.decide(proposals)
             after = reached * draft.chance
@@ -338,7 +338,7 @@ class Drafter:
             mask = -1
             if depth < len(masks):
                 mask, probability = masks[depth]
-                kind = OF_MASKS + (on_track + depth) * LEVELS + level(probability)
+                kind = mask_kind(on_track, depth, probability)
                 proposed.append((mask, self.mixer.chance[kind]))
             for other, likely in proposed:
                 if other != token and other not in self.eos_ids:
@@ -392,6 +392,17 @@ def source_of(draft: Decision) -> int:
         key=lambda one: (one.voter == MASK_VOTER, one.lean),
     )
     return SOURCE_OF[best.voter]
+
+
+def mask_kind(on_track: int, depth: int, probability: float) -> int:
+    """Return the kind of a mask's proposal.
+
+    Args:
+        on_track: 0 while the chain is what masks predicted, then DEPTHS.
+        depth: of the place in the chain; the last kind of depths is also that of all behind it.
+        probability: of the predicted token.
+    """
+    return OF_MASKS + (on_track + min(depth, DEPTHS - 1)) * LEVELS + level(probability)
 
 
 def level(probability: float) -> int:

@@ -41,7 +41,7 @@ class Adversary(NGrams):
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seed=st.integers(0, 10**6),
-    drafts=st.sampled_from([1, 3, 16, "auto"]),
+    drafts=st.sampled_from([1, 3, 16, 40, "auto"]),
     branches=st.sampled_from([0, 0, 2, 5]),
     draft_from=st.sampled_from(["auto", "text"]),
     sampling=st.sampled_from(SAMPLINGS),
