@@ -255,6 +255,10 @@ def main() -> None:
             app()
         finally:
             say_how_to_compare()
+    except Stopped as error:  # of `learn`; jobs have said how they go on
+        if detect().rank == 0:
+            tell(f"lopa-dist: {error}; the same command goes on")
+        sys.exit(STOPPED)
     except (RankError, UserError, LaunchError) as error:
         end(error)
     except HydraException as error:

@@ -85,13 +85,13 @@ class Chains:
         if not from_text and foresee:
             no_masks = masks._replace(counts=np.zeros_like(masks.counts))
             _, room, of_text, _ = drafter.draft_due(self.due, host, places, worth, no_masks, True)
-            self.expected = Expected(of_text.ends, of_text.counts, room) if len(room) else None
+            self.expected = Expected(of_text.ends, of_text.counts.copy(), room.copy()) if len(room) else None
         slots, room, drafted, change = drafter.draft_due(self.due, host, places, worth, masks, from_text)
         self.due.fill(False)
         if not len(slots):
             return host
         if from_text and not drafter.masks:
-            self.expected = Expected(drafted.ends, drafted.counts, room)
+            self.expected = Expected(drafted.ends, drafted.counts.copy(), room.copy())
         elif from_text and (bare := masks.counts[slots] == 0).any():
             self.expected = Expected(drafted.ends[bare], drafted.counts[bare], room[bare])
         paths: list[list[list[int]]] = []

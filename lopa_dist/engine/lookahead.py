@@ -23,6 +23,7 @@ from lopa_dist.rows.share import ALONE, Share
 MASKS = (0, 1, 2, 3, 4, 6, 8, 12, 16)  # sizes of a group of masks that auto may choose
 DECAY = 0.998  # counts of drafts are multiplied by this in each step
 TRIAL = 1024  # rows of masks that are run before masks may be found useless
+MOST_EXPECTED = 64  # steps that are expected, before they are added to the counts
 EXPLORE = 64  # every 64th step makes another choice, so that the times of other choices are known, too
 FAR = 0.8  # a choice with fewer tokens per second than this share of the best one's is explored less often:
 SELDOM = 8  # in one of this many exploring steps
@@ -86,6 +87,8 @@ class Acceptance:
         """
         self.forget()
         self.expected.append((ends, drafts, room))
+        if len(self.expected) == MOST_EXPECTED:  # with a fixed number of drafts, hardly anyone asks
+            self.take_expected()
 
     def take_expected(self) -> None:
         """Add the expected steps to the counts, all at once."""
@@ -225,8 +228,7 @@ class LookaheadPolicy:
 
     def expect(self, ends: NDArray[np.float64], drafts: Ints, room: Ints) -> None:
         """Count what text alone is expected to bring in this step; the arguments are those of `Acceptance.expect`."""
-        if self.auto:
-            self.bare.expect(ends, drafts, room)
+        self.bare.expect(ends, drafts, room)
 
     def begin(self, ahead: Lookahead, host: HostState, chunk: bool) -> None:
         """Begin a step: count its masks and, with ``drafts=auto``, add the measured time of the step before.

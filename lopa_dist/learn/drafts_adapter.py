@@ -29,7 +29,7 @@ class DraftsAdapter(nn.Module):
 
     Args:
         model: this rank's part of the model, whose weights stay as they are.
-        rank: r, of a new adapter.
+        rank: r, of a new adapter; an adapter that the model has keeps its own, also where it has no pair yet.
         seed: of the random numbers with which A starts.
         tensor: the group that the model is split over.
     """
@@ -42,9 +42,9 @@ class DraftsAdapter(nn.Module):
         random = torch.Generator().manual_seed(seed)
         self.names: list[str] = []
         self.a, self.b = nn.ParameterList(), nn.ParameterList()
-        for name, projection in projections(model):
-            adapter = adapter_of(projection)
-            pair = adapter.parts[0][1] if adapter is not None else None
+        found = [(name, projection, pair_of(projection)) for name, projection in projections(model)]
+        rank = next((len(pair[0]) for _, _, pair in found if pair is not None), rank)
+        for name, projection, pair in found:
             split = self.tensor.size if is_split(name) else 1
             if pair is None:
                 rows, columns = projection.weight.shape
@@ -94,6 +94,12 @@ def projections(model: Transformer) -> Iterator[tuple[str, nn.Linear]]:
     for name, module in model.named_modules():
         if ".layers." in name and name.rpartition(".")[2] in TARGETS and isinstance(module, nn.Linear):
             yield name, module
+
+
+def pair_of(projection: nn.Linear) -> Pair | None:
+    """Return A and this rank's rows of B of the adapter that a projection has for rows of masks, if it has one."""
+    adapter = adapter_of(projection)
+    return None if adapter is None else adapter.parts[0][1]
 
 
 def beside(projection: nn.Linear, a: Tensor, b: Tensor, ranks: Communicator) -> Callable[[Tensor], Tensor]:

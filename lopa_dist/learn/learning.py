@@ -16,7 +16,7 @@ from lopa_dist.engine.request import Generation, Request
 from lopa_dist.learn.drafts_adapter import DraftsAdapter
 from lopa_dist.learn.groups import Answer
 from lopa_dist.learn.trainer import MASKS, LearningFailed, Lesson, Trainer
-from lopa_dist.models.adapter import load_adapter, save_adapter
+from lopa_dist.models.adapter import finite, load_adapter, save_adapter
 from lopa_dist.models.checkpoint import attaching
 from lopa_dist.models.families import checkpoint_name
 from lopa_dist.models.files import CheckpointError
@@ -171,7 +171,8 @@ class Learning:
         """Make the model's masks draft with the adapter as it is; engines must take it, too (`Engine.take_adapter`).
 
         Raises:
-            LearningFailed: a rank has no memory for it. No rank then drafts with it: those of a replica draft alike.
+            LearningFailed: it has NaN or infinity, or a rank has no memory for it. No rank then drafts with it: those
+                of a replica draft alike.
         """
         weight = self.model.model.embed_tokens.weight
 
@@ -180,6 +181,8 @@ class Learning:
                 f"{name}.weight": (a.to(weight.dtype, copy=True), b.to(weight.dtype, copy=True))
                 for name, (a, b) in self.adapter.pairs().items()
             }
+            if not all(finite(x) for pair in pairs.values() for x in pair) or not finite(self.adapter.mask):
+                raise ValueError("the adapter has NaN or infinity")
             return attaching(self.model, pairs, self.adapter.tensor, self.adapter.mask.detach())
 
         attach = self.together(prepare)

@@ -106,7 +106,7 @@ class Trainer:
             on_step: gets the share of the time that is over, and the step's loss.
 
         Raises:
-            LearningFailed: something failed on any rank. The adapter may then be in any state.
+            LearningFailed: something failed on any rank, or no rank has answers. The adapter may then be in any state.
         """
         began, processor = time.perf_counter(), time.process_time()
         before = self.measure(held_out)
@@ -116,6 +116,8 @@ class Trainer:
             factor = min(1.0, (self.steps + 1) / WARM_UP) * min(1.0, (1 - share) / (1 - HOLD))
             spent = (time.perf_counter() - began) / seconds
             loss, rows, share = self.step(batches, factor, 1.0 if stop() else spent)
+            if not rows:
+                raise LearningFailed("no answer has two tokens or more: there is nothing to learn from")
             self.steps += 1
             lesson.steps, lesson.rows = lesson.steps + 1, lesson.rows + rows
             lesson.losses.append(loss)

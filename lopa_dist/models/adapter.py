@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import re
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -123,7 +125,10 @@ def load_adapter(folder: Path, rows: str = "all") -> Adapter:
         rank, alpha = raw["r"], raw["lora_alpha"]
     except KeyError as error:
         raise CheckpointError(f"{config_file}: no {error.args[0]!r} in it") from error
+    if not (isinstance(rank, int) and isinstance(alpha, int | float) and rank > 0):
+        raise CheckpointError(f"{config_file}: r={rank!r} and lora_alpha={alpha!r} must be numbers, r above 0")
     pairs, saved, mask = read_tensors(file, tuple(raw.get("modules_to_save") or ()))
+    check_finite(file, pairs, saved, mask)
     mask_id = trained_token(raw, config_file)
     if (mask_id is None) != (mask is None) or (mask_id is not None and rows == "all"):
         raise CheckpointError(
@@ -147,6 +152,23 @@ def load_adapter(folder: Path, rows: str = "all") -> Adapter:
         mask,
         metadata(file).get(BASE),
     )
+
+
+def check_finite(
+    file: Path, pairs: dict[str, tuple[Tensor, Tensor]], saved: dict[str, Tensor], mask: Tensor | None
+) -> None:
+    """Raise a CheckpointError if what `read_tensors` returned has NaN or infinity, which would ruin every answer."""
+    named = [*((name, x) for name, pair in pairs.items() for x in pair), *saved.items()]
+    if mask is not None:
+        named.append(("the mask's embedding", mask))
+    broken = sorted({name for name, x in named if not finite(x)})
+    if broken:
+        raise CheckpointError(f"{file}: {len(broken)} tensors have NaN or infinity: {', '.join(broken[:8])}")
+
+
+def finite(x: Tensor) -> bool:
+    """Return whether all numbers of a tensor are finite."""
+    return bool(x.isfinite().all())
 
 
 def metadata(file: Path) -> dict[str, str]:
@@ -194,6 +216,9 @@ def save_adapter(
         mask: ``[d]`` its embedding.
         base: the name of the checkpoint.
         revision: a hash of the checkpoint's content.
+
+    Raises:
+        OSError: it cannot be written, for instance because the disk is full.
     """
     folder.mkdir(parents=True, exist_ok=True)
     embedding = "model.embed_tokens"
@@ -215,5 +240,9 @@ def save_adapter(
         "inference_mode": True,
     }
     with atomic(folder / "adapter_model.safetensors") as partial:
-        save_file(tensors, partial, {BASE: revision, "format": "pt"})
+        try:
+            save_file(tensors, partial, {BASE: revision, "format": "pt"})
+        except SafetensorError as error:  # how the library reports what the disk has refused
+            number = re.search(r"os error (\d+)", str(error))
+            raise OSError(int(number[1]) if number else errno.EIO, str(error)) from error
     write_lines(folder / "adapter_config.json", [json.dumps(config, indent=1) + "\n"])

@@ -137,7 +137,12 @@ class Both:
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 10**6), most=st.integers(1, 9) | st.just(20), masks=st.booleans(), entries=st.sampled_from([3, 40, 10**6]))
+@given(
+    seed=st.integers(0, 10**6),
+    most=st.integers(1, 9) | st.just(20),
+    masks=st.booleans(),
+    entries=st.sampled_from([3, 40, 10**6]),
+)
 def test_it_does_what_the_one_in_python_does(seed: int, most: int, masks: bool, entries: int) -> None:
     both = Both(seed, most, masks, entries)
     for _ in range(14):

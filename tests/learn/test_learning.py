@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM
 
 from lopa_dist.config import ModelOptions
@@ -22,12 +23,12 @@ from lopa_dist.learn.groups import Answer, group_batches
 from lopa_dist.learn.learning import Answers, Learning, answers_of, check_learnable, is_held_out
 from lopa_dist.learn.trainer import LearningFailed
 from lopa_dist.models.adapter import load_adapter
-from lopa_dist.models.checkpoint import load_model
+from lopa_dist.models.checkpoint import attaching, load_model
 from lopa_dist.models.config import Experts
 from lopa_dist.models.files import CheckpointError
 from lopa_dist.models.tokenizer import unused_token
 from lopa_dist.models.transformer import Transformer
-from lopa_dist.parallel.communicator import Communicator
+from lopa_dist.parallel.communicator import Communicator, Solo
 from tests.engine.ranks import on_ranks
 from tests.engine.test_loop import random_requests, texts
 from tests.models.small_checkpoints import CAUSAL_KINDS, reference, weights_of, write
@@ -144,9 +145,8 @@ def test_a_fault_is_told_and_nothing_is_trained(tmp_path: Path, monkeypatch: pyt
 
 def test_no_answers_are_nothing_to_learn_from(tmp_path: Path) -> None:
     learning = Learning(small(tmp_path / "base"), 79, 4)
-    steps = iter(range(3))
-    lesson = learning.lesson(Answers(), 600, stop=lambda: next(steps, None) is None)
-    assert (lesson.rows, lesson.after.length) == (0, 0.0)
+    with pytest.raises(LearningFailed, match="no answer has two tokens or more"):
+        learning.lesson(Answers(), 600)
 
 
 def test_what_cannot_be_learned_is_refused(tmp_path: Path) -> None:
@@ -236,3 +236,44 @@ def test_an_engine_takes_an_adapter_and_keeps_its_table(tmp_path: Path) -> None:
     engine.take_adapter()
     engine.drafter.admit(0, [1, 2], Work())
     assert engine.drafter.proposed(0, [3]) == entries
+
+
+def test_an_adapter_with_some_projections_keeps_its_rank_in_all(tmp_path: Path) -> None:
+    """Learned further with another rank asked for, it is one that can be read."""
+    model = small(tmp_path / "base")
+    weight = model.get_submodule("model.layers.0.self_attn.q_proj").weight
+    assert isinstance(weight, torch.Tensor)
+    pair = torch.ones(3, weight.shape[1]), torch.zeros(len(weight), 3)
+    attaching(model, {"model.layers.0.self_attn.q_proj.weight": pair}, Solo(), torch.zeros(weight.shape[1]))()
+    learning = Learning(model, 79, 8)
+    assert {len(a) for a in learning.adapter.a} == {3}
+    learning.save(tmp_path / "drafts", "base", "revision")
+    assert len(load_adapter(tmp_path / "drafts", "masks").pairs) == len(learning.adapter.names)
+
+
+@pytest.mark.parametrize("spoiled", ["a pair", "the mask"])
+def test_numbers_that_are_not_finite_are_not_taken(tmp_path: Path, spoiled: str) -> None:
+    """With them, every answer would be an error."""
+    learning = Learning(small(tmp_path / "base"), 79, 4)
+    learning.adopt()
+    tensor = learning.adapter.a[1] if spoiled == "a pair" else learning.adapter.mask
+    tensor.data.view(-1)[3] = torch.nan
+    with pytest.raises(LearningFailed, match="NaN or infinity"):
+        learning.adopt()
+    learning.save(tmp_path / "drafts", "base", "revision")
+    with pytest.raises(CheckpointError, match="1 tensors have NaN or infinity: "):
+        load_adapter(tmp_path / "drafts", "masks")
+    assert not learning.load(tmp_path / "drafts", "revision")
+
+
+def test_a_full_disk_is_an_error_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library reports it as one of its own, which nobody would take for one."""
+
+    def full(*_: Any) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    learning = Learning(small(tmp_path / "base"), 79, 4)
+    monkeypatch.setattr("lopa_dist.models.adapter.save_file", full)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        learning.save(tmp_path / "drafts", "base", "revision")
+    assert caught.value.errno == errno.ENOSPC

@@ -202,6 +202,7 @@ def test_files_that_are_no_plain_adapter(spoil: Callable[[dict[str, Tensor]], st
         ({"peft_type": "IA3"}, "peft_type='IA3' is not supported"),
         ({"fan_in_fan_out": True}, "fan_in_fan_out"),
         ({"rank_pattern": {"q_proj": 8}}, "rank_pattern"),
+        ({"lora_alpha": None}, "r=3 and lora_alpha=None must be numbers"),
         ({"alpha_pattern": {"q_proj": 8}}, "alpha_pattern"),
         ({"alora_invocation_tokens": [5]}, "alora_invocation_tokens"),
         ({"init_lora_weights": "pissa"}, "'pissa': such an adapter belongs to changed base weights"),

@@ -34,7 +34,7 @@ from lopa_dist.parallel import store_keys as keys
 from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import detect
 from lopa_dist.parallel.mesh import choose_mesh
-from lopa_dist.parallel.stop import Stop, bounded_end
+from lopa_dist.parallel.stop import Stop, Stopped, bounded_end
 from lopa_dist.tasks.registry import make_task
 
 SECTIONS = ("learn", "parallel", "model.device", "model.path", "task.input")
@@ -58,6 +58,7 @@ def learn(folder: Path, settings: Sequence[str]) -> dict[str, Any]:
 
     Raises:
         ValueError: there is no such run, or its drafts cannot be learned.
+        Stopped: on a signal, after what was learned until then has been written.
     """
     world = detect()
     config = settings_of(folder, settings)
@@ -65,6 +66,12 @@ def learn(folder: Path, settings: Sequence[str]) -> dict[str, Any]:
     builder = EngineBuilder(config.model, device)
     if FAMILIES[builder.shape.family].pattern != "causal":
         raise ValueError(f"{folder}: {builder.shape.family} models are not causal: what they draft changes their texts")
+    if builder.drafts_revision != builder.revision:
+        raise ValueError(
+            f"{folder}: ran with {config.model.lora}, which is merged into the checkpoint while it is loaded; a job "
+            "takes one adapter, so drafts cannot be learned beside it. Merge it into a checkpoint of its own (PEFT's "
+            "merge_and_unload), and learn from a run of that"
+        )
     answered = list(answered_requests(folder, config, builder))
     if len(answered) < 2:
         raise ValueError(f"{folder}: {len(answered)} answers of two tokens or more: there is nothing to learn from")
@@ -137,6 +144,8 @@ class Student:
         answers = answers_of((one.request.prompt, one.tokens) for one in own)
         held_out = [one for one in own if is_held_out(one.request.prompt)][: -(-TRIED // group.mesh.data)]
         before = self.measured("before", held_out, own)
+        if self.stopped("before"):
+            raise Stopped(f"stopped by {group.stop.signal} before anything was learned")
         mask_id = mask_token(model.config, builder.tokenizer)
         masks = masks_of(self.config.decode)
         learning = Learning(
@@ -148,7 +157,10 @@ class Student:
         group.store.barrier(keys.LESSON.format("begin"))
         lesson = self.lesson(learning, answers, drafts)
         learning.adopt()
-        after = self.measured("after", held_out, own)
+        # one that was cut short would measure its first requests only
+        after = None if self.stopped("lesson") else self.measured("after", held_out, own)
+        if self.stopped("after"):
+            after = None
         measured = sum(is_held_out(one.request.prompt) for one in self.answered)
         learned = figures(lesson, before, after, len(self.answered), measured)
         if world.rank == 0:
@@ -157,7 +169,15 @@ class Student:
             write_learn_page(drafts / PAGE, self.config.model.path, learned)
             self.say(in_words(learned, drafts))
         group.store.barrier(keys.LESSON.format("end"))
+        if after is None:
+            raise Stopped(f"stopped by {group.stop.signal or 'another rank'}; what was learned until then is kept")
         return learned
+
+    def stopped(self, when: str) -> bool:
+        """Return whether any rank was asked to stop until `when`; all ranks get the same."""
+        asked = torch.tensor([float(self.group.stop.asked)], device=self.builder.device)
+        self.group.store.barrier(keys.LESSON.format(f"stopped {when}"))
+        return bool(self.group.everyone.sum(asked) > 0)
 
     def lesson(self, learning: Learning, answers: Answers, drafts: Path) -> Lesson:
         """Learn for `learn.minutes`, with a progress bar; save now and then. Return the lesson's figures."""
@@ -183,7 +203,7 @@ class Student:
         found: dict[str, dict[str, float]] = {}
         requests = [replace(one.request, index=i) for i, one in enumerate(held_out)]
         for drafts in (0, *DRAFTS):
-            decode = replace(self.config.decode, drafts=drafts, draft_from="auto")
+            decode = replace(self.config.decode, drafts=drafts, branches=0, draft_from="auto")
             options = EngineConfig(min(self.config.engine.max_sequences, max(len(requests), 1)))
             engine = self.builder.engine(decode, options, self.group)
             engine.take_adapter()
@@ -192,10 +212,12 @@ class Student:
                     if not is_held_out(one.request.prompt):
                         engine.drafter.remember(one.tokens)
             began = time.perf_counter()
-            tokens = sum(len(generation.tokens) for generation in engine.generate(requests))
+            generations = list(engine.generate(requests))
             seconds = time.perf_counter() - began
+            tokens = sum(len(generation.tokens) for generation in generations)
             self.group.store.barrier(keys.LESSON.format(f"{name} {drafts}"))
-            of_all = torch.tensor([tokens, engine.statistics.forwards, len(requests), seconds], dtype=torch.float64)
+            done = len(generations)
+            of_all = torch.tensor([tokens, engine.statistics.forwards, done, seconds], dtype=torch.float64)
             tokens, forwards, count, seconds = self.group.everyone.sum(of_all.to(engine.device)).tolist()
             found[str(drafts)] = {"tpf": tokens / max(forwards, 1.0), "seconds": seconds / max(count, 1.0)}
         return found
@@ -209,16 +231,27 @@ class Student:
 def figures(
     lesson: Lesson,
     before: dict[str, dict[str, float]],
-    after: dict[str, dict[str, float]],
+    after: dict[str, dict[str, float]] | None,
     answers: int,
     measured: int,
 ) -> dict[str, Any]:
-    """Return the content of `learn.json`.
+    """Return the content of `learn.json`; without `after`, which was not measured, nothing is said of it.
 
     `break_even_answers` is how many more answers pay for the learning, by the seconds per answer before and after, each
     at its fastest number of drafts; None if answers do not get faster.
     """
-    saved = min(entry["seconds"] for entry in before.values()) - min(entry["seconds"] for entry in after.values())
+    fastest = [min(entry["seconds"] for entry in by_drafts.values()) for by_drafts in (before, after) if by_drafts]
+    saved = fastest[0] - fastest[-1]
+
+    def both(figure: str, digits: int) -> dict[str, dict[str, float | None]]:
+        return {
+            drafts: {
+                "before": round(before[drafts][figure], digits),
+                "after": round(after[drafts][figure], digits) if after else None,
+            }
+            for drafts in before
+        }
+
     return {
         "answers": answers,
         "minutes": round(lesson.seconds / 60, 2),
@@ -232,14 +265,8 @@ def figures(
             "accepted_before": round(lesson.before.length, 3),
             "accepted": round(lesson.after.length, 3),
         },
-        "tokens_a_forward": {
-            drafts: {"before": round(before[drafts]["tpf"], 3), "after": round(after[drafts]["tpf"], 3)}
-            for drafts in before
-        },
-        "seconds_an_answer": {
-            drafts: {"before": round(before[drafts]["seconds"], 5), "after": round(after[drafts]["seconds"], 5)}
-            for drafts in before
-        },
+        "tokens_a_forward": both("tpf", 3),
+        "seconds_an_answer": both("seconds", 5),
         "break_even_answers": round(lesson.seconds / saved) if saved > 0 else None,
         "losses": [round(loss, 4) for loss in lesson.losses[:: max(1, len(lesson.losses) // 200)]],
     }
@@ -248,12 +275,17 @@ def figures(
 def in_words(learned: dict[str, Any], drafts: Path) -> str:
     """Return the outcome in words, and the settings that draft with it."""
     held_out, speed = learned["held_out"], learned["tokens_a_forward"]
-    by_drafts = ", ".join(f"{n}: {speed[n]['before']:.2f} -> {speed[n]['after']:.2f}" for n in speed if n != "0")
+    stopped = any(figure["after"] is None for figure in speed.values())
+    by_drafts = ", ".join(
+        f"{n}: {shown(speed[n]['before'], '.2f')} -> {shown(speed[n]['after'], '.2f')}" for n in speed if n != "0"
+    )
     pays = learned["break_even_answers"]
     few = ", too few to tell" if held_out["answers"] < FEW else ""
     so = f"it pays after {pays} more answers"
     if pays is None:
         so = "it does not pay on this machine: answers are not made faster"
+    if stopped:
+        so = "it was told to stop before it could measure"
     measured = (
         f"of a chain of drafts, {held_out['accepted']:.2f} are accepted instead of {held_out['accepted_before']:.2f} "
         f"({held_out['answers']} held-out answers{few})\n"
@@ -261,11 +293,16 @@ def in_words(learned: dict[str, Any], drafts: Path) -> str:
         if held_out["answers"]
         else "no answer was held out, so what it brings was not measured"
     )
-    use = "to draft with it all the same" if pays is None else "draft with it"
+    use = "to draft with it all the same" if pays is None and not stopped else "draft with it"
     return (
         f"{learned['minutes']:.1f} minutes; {measured}\n"
         f"{use}: {typed('model.lora', drafts)} model.lora_rows=masks decode.drafts=8 (figures: {drafts / PAGE})"
     )
+
+
+def shown(figure: float | None, form: str) -> str:
+    """Return a figure in a format; a dash if it was not measured."""
+    return "-" if figure is None else f"{figure:{form}}"
 
 
 def write_learn_page(file: Path, model: str, learned: dict[str, Any]) -> None:
@@ -276,14 +313,18 @@ def write_learn_page(file: Path, model: str, learned: dict[str, Any]) -> None:
         "learn.html",
         title=f"drafts that {model} has learned",
         learned=learned,
+        stopped=any(figure["after"] is None for figure in learned["tokens_a_forward"].values()),
         charts=[
             bars("before", "draft of a chain", depths, held_out["acceptance_before"], ".0%"),
             bars("after", "draft of a chain", depths, held_out["acceptance"], ".0%"),
         ],
         rows=[
             (
-                n, f"{speed['before']:.2f}", f"{speed['after']:.2f}",
-                *(f"{1000 * learned['seconds_an_answer'][n][when]:.1f}" for when in ("before", "after")),
+                n, *(shown(speed[when], ".2f") for when in ("before", "after")),
+                *(
+                    shown(seconds and 1000 * seconds, ".1f")
+                    for seconds in (learned["seconds_an_answer"][n][when] for when in ("before", "after"))
+                ),
             )
             for n, speed in learned["tokens_a_forward"].items()
         ],

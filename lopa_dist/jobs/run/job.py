@@ -188,7 +188,7 @@ class Job:
         if wandb_log is not None:
             engine.meanwhile.append(wandb_log.observe)
         self.lessons = Lessons(
-            config, group, engine, self.builder.tokenizer, self.folder, self.builder.revision, len(self.requests)
+            config, group, engine, self.builder.tokenizer, self.folder, self.builder.drafts_revision, len(self.requests)
         )
         if wandb_log is not None:
             self.lessons.meanwhile.append(partial(wandb_log.learning, engine))
@@ -528,6 +528,11 @@ def check_learning(config: Config, task: Task) -> None:
         raise ValueError(f"job.learn={config.job.learn}: texts are scored, and nothing is drafted; leave it out")
     if config.job.learn is not None and config.decode.drafts == 0:
         raise ValueError(f"job.learn={config.job.learn}: decode.drafts=0 drafts nothing; leave one of them out")
+    if config.job.learn is not None and not config.decode.drafts_masks:
+        raise ValueError(
+            f"job.learn={config.job.learn}: masks learn, but decode.draft_from={config.decode.draft_from} drafts "
+            "without them; leave one of the two out"
+        )
     for entry in fields(LearnConfig):
         value = getattr(config.learn, entry.name)
         if config.job.learn is None and value != entry.default:

@@ -40,7 +40,8 @@ SLICE = 0.03  # share of the remaining time that auto learns before it checks wh
 LEAST_S = 15.0  # seconds of the shortest useful slice
 MOST_SHARE = 0.15  # of the remaining time, in all slices of a lesson
 FEWEST_MASKS, MOST_MASKS = 4, 16
-MORE, TAKE, LEAVE = "more", "take", "leave"  # what to do after a slice
+MORE, TAKE, KEEP, LEAVE = "more", "take", "keep", "leave"  # what to do after a slice
+KEPT = "the job was told to stop; what it learned is kept for the next attempt"
 PAYS = 1.03  # an adapter is taken if the rest is expected to be more than this many times as fast
 WELL = 0.75  # share of drafts accepted at each depth if minutes of learning go well: chains of three
 WORTH = 2  # a lesson begins only if, when all goes well, it saves at least this many times the time of a slice
@@ -80,7 +81,7 @@ class Lessons:
     """The lessons of a job of `total` requests; all ranks make the same calls.
 
     Attributes:
-        revision: a hash of the checkpoint's content.
+        revision: of what drafts are learned on (`EngineBuilder.drafts_revision`).
         told: the outcome of each lesson, on every rank.
         meanwhile: called after each step of learning, with the share of the time that is over and the step's loss.
         heard: called with the outcome of each lesson.
@@ -125,6 +126,8 @@ class Lessons:
                 if self.begun().load(folder, self.revision):
                     self.take()
                     self.say("drafts as an earlier attempt has learned to (%s)", folder)
+        if self.ended:
+            self.learning = None
 
     def rounds(self, generate: Callable[[int], Iterator[Generation]]) -> Iterator[Generation]:
         """Yield what `generate` yields; each call is given the number of the first request that it must not begin.
@@ -139,12 +142,17 @@ class Lessons:
                 if not self.ended:
                     self.answers.take(generation, self.model.config.eos_ids[0])
                 yield generation
-            # a rank may not have heard of a stop, but all must go the same way: rank 0 decides
-            if end >= self.total or self.group.store.broadcast(f"round {end}", self.group.stop.signal or "") != "":
+            if end >= self.total or self.stopped(f"round {end}"):
                 return
             self.learn(end)
+            if self.stopped(f"learned {end}"):  # no further request begins
+                return
             self.group.queue.go_on(end)
             done = end
+
+    def stopped(self, when: str) -> bool:
+        """Return whether the job was asked to stop: rank 0 decides, since another rank may not have heard of it."""
+        return self.group.store.broadcast(when, self.group.stop.signal or "") != ""
 
     def learn(self, done: int) -> None:
         """Learn after `done` requests, unless auto finds that it would not pay, and set when to learn next."""
@@ -193,7 +201,7 @@ class Lessons:
             faster = gain(self.engine.lookahead, *rates(slices[-1].after))
             decision = TAKE if faster > PAYS else LEAVE
             if self.group.stop.asked:
-                decision = LEAVE
+                decision = KEEP if decision == TAKE else LEAVE
             elif self.auto and spent + seconds <= limit:
                 hoped = gain(self.engine.lookahead, *hoped_for(slices))
                 if remaining / max(faster, 1.0) - remaining / hoped >= seconds:
@@ -206,12 +214,16 @@ class Lessons:
             len(self.answers), round(spent, 2), round(sum(one.processor_s for one in slices), 2),
             sum(one.steps for one in slices), sum(one.rows for one in slices), first.shares, last.shares,
             round(first.length, 3), round(last.length, 3), round(faster, 3), taken,
+            KEPT if decision == KEEP else "",
         )  # fmt: skip
         self.tell(told)
         if taken:
             self.take()
-            if self.group.world.rank == 0:
-                self.save()
+        if decision in (TAKE, KEEP) and self.group.world.rank == 0:
+            self.save()
+        if decision == KEEP:
+            self.say("%.0f s: %s", spent, KEPT)
+            return
         self.say(
             "%.0f s: of a chain of drafts, %.2f would be accepted instead of %.2f (held-out answers); %s",
             spent, last.length, first.length,

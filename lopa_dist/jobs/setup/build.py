@@ -74,6 +74,12 @@ class EngineBuilder:
         lora = self.options.lora
         return None if lora is None else revision(find(lora, "model.lora"))
 
+    @property
+    def drafts_revision(self) -> str:
+        """What drafts are learned on: the checkpoint's `revision`, and that of an adapter merged into it."""
+        merged = self.adapter_revision if self.options.lora_rows == "all" else None
+        return self.revision if merged is None else f"{self.revision}+{merged}"
+
     def load(self, warn: bool = True, tensor: Communicator | None = None) -> Transformer:
         """Return the model, adapted, split and quantised as the options say.
 

@@ -12,11 +12,14 @@ def lesson_sentence(lesson: dict[str, Any]) -> str:
     outcome = (
         f"The job went on with them, expected to be {lesson['gain']:.2f} times as fast."
         if lesson["taken"]
+        else ""
+        if lesson["problem"]
         else "That would not have paid, so the job went on without them."
     )
-    problem = f" But {lesson['problem']}." if lesson["problem"] else ""
+    problem = f"But {lesson['problem']}." if lesson["problem"] else ""
+    end = " ".join(filter(None, (outcome, problem)))
     return (
         f"In {lesson['seconds']:.0f} s, masks learned to draft from {lesson['answers']} answers: of a chain, "
         f"{lesson['accepted']:.2f} drafts would be accepted in held-out answers, instead of "
-        f"{lesson['accepted_before']:.2f}. {outcome}{problem}"
+        f"{lesson['accepted_before']:.2f}. {end}"
     )

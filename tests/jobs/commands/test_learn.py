@@ -15,7 +15,9 @@ from lopa_dist.jobs.commands import learn as command
 from lopa_dist.jobs.commands.trace import trace
 from lopa_dist.jobs.run.job import run
 from lopa_dist.learn.config import LearnConfig
+from lopa_dist.models.adapter import load_adapter
 from lopa_dist.parallel.launcher import World
+from lopa_dist.parallel.stop import Stopped
 from tests.jobs.run.test_lessons import never
 from tests.jobs.run.test_recall import QUESTIONS, texts
 
@@ -56,6 +58,50 @@ def test_a_run_is_learned_from(
     drafting = replace(asked, model=replace(asked.model, lora=str(drafts), lora_rows="masks"))
     run(drafting, tmp_path / "run", World("python"))
     assert texts(tmp_path / "run") == texts(folder)
+
+
+def test_what_a_stop_leaves_unmeasured_is_said_and_what_was_learned_is_kept(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(folder, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "drafts", ignore_errors=True)
+    monkeypatch.setattr(command, "DRAFTS", (2,))
+    monkeypatch.setattr(command.Student, "stopped", lambda self, when: when != "before")
+    with pytest.raises(Stopped, match="what was learned until then is kept"):
+        perform("learn", [str(tmp_path / "run"), *QUICK])
+    assert "it was told to stop before it could measure" in capsys.readouterr().out
+    drafts = tmp_path / "run" / "drafts"
+    learned = json.loads((drafts / "learn.json").read_text())
+    assert learned["tokens_a_forward"]["2"]["before"] > 0
+    assert learned["tokens_a_forward"]["2"]["after"] is learned["break_even_answers"] is None
+    assert "<b>not measured</b>" in (drafts / "learn.html").read_text()
+    load_adapter(drafts, "masks")
+
+
+def test_a_run_with_branches_is_learned_from(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are those of chains alone, which drafts=0 has, too."""
+    monkeypatch.setattr(command, "DRAFTS", (2,))
+    shutil.copytree(folder, tmp_path / "run")
+    file = tmp_path / "run" / "report.json"
+    report = json.loads(file.read_text())
+    report["decode"] |= {"branches": 2}
+    file.write_text(json.dumps(report))
+    perform("learn", [str(tmp_path / "run"), *QUICK])
+    assert (tmp_path / "run" / "drafts" / "learn.json").exists()
+
+
+def test_a_run_with_a_merged_adapter_is_refused(folder: Path, tmp_path: Path) -> None:
+    """A job takes one adapter: what was learned beside a merged one could not be used."""
+    drafts, other = tmp_path / "lora", tmp_path / "run"
+    shutil.copytree(folder, other)
+    drafts.mkdir()
+    (drafts / "adapter_config.json").write_text("{}")
+    file = other / "report.json"
+    report = json.loads(file.read_text())
+    report["model"] |= {"lora": str(drafts), "lora_rows": "all"}
+    file.write_text(json.dumps(report))
+    with pytest.raises(ValueError, match="a job takes one adapter"):
+        perform("learn", [str(other), *QUICK])
 
 
 def test_a_relative_input_is_found_from_another_folder(

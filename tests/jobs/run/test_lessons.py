@@ -16,11 +16,13 @@ from lopa_dist.decode import DecodeConfig
 from lopa_dist.jobs.run import lessons
 from lopa_dist.jobs.run.job import run
 from lopa_dist.jobs.setup.build import EngineBuilder
+from lopa_dist.jobs.show.lessons import lesson_sentence
 from lopa_dist.learn import learning as learning_of_a_job
 from lopa_dist.learn.config import LearnConfig
 from lopa_dist.learn.learning import Learning
 from lopa_dist.learn.trainer import Trainer
 from lopa_dist.parallel.launcher import World
+from lopa_dist.parallel.stop import Stop, Stopped
 from tests.jobs import wandb_file
 from tests.jobs.run.test_recall import QUESTIONS, config, texts
 
@@ -125,6 +127,30 @@ def test_a_fault_costs_no_answer(
     assert report["lessons"][-1]["problem"] in caplog.text
 
 
+def test_a_stop_keeps_what_pays_and_begins_no_further_request(
+    tmp_path: Path, plain: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, stop = tmp_path / "run", Stop(60)
+    monkeypatch.setattr(lessons, "gain", lambda *_: stop.ask("SIGTERM") or 2.0)
+    with caplog.at_level("INFO"), pytest.raises(Stopped, match="SIGTERM"):
+        run(learning(tmp_path, 5), folder, ONE, stop)
+    assert "the job was told to stop; what it learned is kept for the next attempt" in caplog.text
+    report = json.loads((folder / "report.json").read_text())
+    [lesson] = report["lessons"]
+    assert not lesson["taken"]
+    assert lesson_sentence(lesson).endswith(
+        ". But the job was told to stop; what it learned is kept for the next attempt."
+    )
+    assert "would not have paid" not in (folder / "report.html").read_text()
+    assert report["requests"] == 5
+    loaded = []
+    load = Learning.load
+    monkeypatch.setattr(Learning, "load", lambda *args: loaded.append(load(*args)) or loaded[-1])
+    run(learning(tmp_path, 5), folder, ONE)
+    assert loaded == [True]
+    assert texts(folder) == plain
+
+
 def test_auto_leaves_a_short_job_alone(tmp_path: Path, plain: list[str]) -> None:
     report = run(learning(tmp_path, "auto"), tmp_path / "run", ONE)
     assert "lessons" not in report
@@ -179,6 +205,8 @@ def test_options_of_learning_without_effect_are_refused(tmp_path: Path) -> None:
     asked = learning(tmp_path, 5)
     with pytest.raises(ValueError, match=r"job\.learn=5: decode\.drafts=0 drafts nothing"):
         run(replace(asked, decode=replace(asked.decode, drafts=0)), tmp_path / "run", ONE)
+    with pytest.raises(ValueError, match=r"job\.learn=5: masks learn, but decode\.draft_from=text drafts without them"):
+        run(replace(asked, decode=replace(asked.decode, draft_from="text")), tmp_path / "run", ONE)
 
 
 def test_an_adapter_of_drafts_is_no_setting_that_texts_depend_on(tmp_path: Path, plain: list[str]) -> None:
