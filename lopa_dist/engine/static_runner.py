@@ -26,31 +26,17 @@ from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.memory import short_of_memory
 from lopa_dist.engine.runner import Prepared, Runner
 from lopa_dist.kernels.attention import Meta, attend_tiles
-from lopa_dist.kernels.dispatch import by_torch, on_device, processors
-from lopa_dist.kernels.meta_attention import MetaPlan, Workspace, resident
+from lopa_dist.kernels.dispatch import by_torch, on_device
+from lopa_dist.kernels.meta_attention import MetaPlan, Workspace, split_for
 from lopa_dist.kernels.record_head import record_head
 from lopa_dist.kernels.sampling import Sampling
-from lopa_dist.kernels.tiles import Capacity, KeptTiles, Split, Tiles, capacity, matrix_rows, tile
+from lopa_dist.kernels.tiles import Capacity, KeptTiles, Tiles, capacity, matrix_rows, tile
 from lopa_dist.models.fused import Attend, Cache, FusedTransformer
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.ragged import Ints, padded
 from lopa_dist.rows.forward_batch import ForwardBatch, Predictions
 
 log = logging.getLogger("lopa_dist")
-
-PROCESSORS = 132  # multiprocessors of an H100 or H200; assumed on a CPU, which has none
-
-
-def split_for(sequences: int, kv_heads: int, height: int, device: torch.device) -> Split | None:
-    """Return how stacks are split if each of `sequences` sequences has one; None: each has too little of the GPU.
-
-    The programs of all stacks together run at the same time, because any left over would take as long again. This also
-    bounds the memory of their results. `height` is that of a tile's matrix.
-    """
-    programs = resident(height, device) * (processors(device) if device.type == "cuda" else PROCESSORS)
-    parts = programs // (sequences * kv_heads)
-    return Split(parts) if parts > 1 else None
-
 
 TRANSFORMER, HEAD = "transformer", "record head"  # kinds of graphs
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -9,9 +10,9 @@ from torch import Tensor
 
 from lopa_dist.kernels import exact_attention, native, segment_attention
 from lopa_dist.kernels.dispatch import TRITON
-from lopa_dist.kernels.meta_attention import MOST_DIM, MetaPlan, attend_meta, attend_tiles_plain
+from lopa_dist.kernels.meta_attention import MOST_DIM, MetaPlan, attend_meta, attend_tiles_plain, split_for
 from lopa_dist.kernels.segment_attention import Segments, attend_grouped, attend_plain
-from lopa_dist.kernels.tiles import Capacity, tile
+from lopa_dist.kernels.tiles import Capacity, Split, matrix_rows, tile
 
 
 class AttentionKernel(Protocol):
@@ -75,14 +76,21 @@ class Meta:
     """Meta-attention over a table of tiles: Triton on a GPU, the table's reference implementation on a CPU."""
 
     def __init__(
-        self, heads: int, kv_heads: int, dim: int, tile_rows: int, device: torch.device, bounded: bool = False
+        self,
+        heads: int,
+        kv_heads: int,
+        dim: int,
+        tile_rows: int,
+        device: torch.device,
+        bounded: bool = False,
+        split: Split | None = None,
     ) -> None:
         self.heads, self.kv_heads, self.dim, self.device, self.bounded = heads, kv_heads, dim, device, bounded
-        self.tile_rows = tile_rows
+        self.tile_rows, self.split = tile_rows, split
 
     def plan(self, segments: Segments, rows: int) -> MetaPlan:
-        tiles = tile(segments, self.tile_rows)
-        room = Capacity(len(tiles.table), 0, 0)
+        tiles = tile(segments, self.tile_rows, self.split)
+        room = Capacity(len(tiles.table), len(tiles.merges), tiles.parts)
         shape = self.heads, self.kv_heads, self.dim, self.tile_rows
         plan = MetaPlan(rows, room, *shape, tiles.scratch, self.device, bounded=self.bounded)
         plan.fill(tiles)
@@ -124,7 +132,11 @@ def make(
         if in_c:
             return Native()
         return Exact(heads, kv_heads, device) if causal else Grouped(heads // kv_heads, device, weight.dtype)
-    return Meta(heads, kv_heads, dim, tile_rows, device, bounded=causal)
+    split = None
+    if device.type == "cuda":  # into as many parts as run at a time, whatever the number of stacks in a forward
+        split = split_for(1, kv_heads, matrix_rows(tile_rows, heads // kv_heads), device)
+        split = split and replace(split, room=split.parts)
+    return Meta(heads, kv_heads, dim, tile_rows, device, causal, split)
 
 
 def suited(device: torch.device, dim: int, kernels: str = "auto") -> str:

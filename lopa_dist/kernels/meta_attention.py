@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from lopa_dist.kernels.dispatch import OPTIONS, processors, shared_memory
-from lopa_dist.kernels.tiles import FIELDS, MERGE_FIELDS, Capacity, Ints32, Tiles, matrix_rows
+from lopa_dist.kernels.tiles import FIELDS, MERGE_FIELDS, Capacity, Ints32, Split, Tiles, matrix_rows
 from lopa_dist.ragged import UNBOUNDED
 from lopa_dist.staging import pinned
 
@@ -28,6 +28,7 @@ MERGED_ROWS = 16  # matrix rows per program of the merge
 MOST_DIM = 128  # of a head
 TWO_FIT = 128 * 1024  # bytes of shared memory of a block, above which two programs of 64 rows fit a multiprocessor
 MERGES = 16  # programs of the merge that do
+PROCESSORS = 132  # multiprocessors of an H100 or H200; assumed on a CPU, which has none
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def launch_for(height: int, dim: int, dtype: torch.dtype, capability: tuple[int,
     of 128.
     """
     if dtype == torch.float32:
-        return Launch(32, 8 if height == 128 else 4, 2)
+        return Launch(16 if dim > 64 else 32, 8 if height == 128 else 4, 2)  # else it spills, or is too large for sm_89
     if height == 128:
         return Launch(64 if capability < (12, 0) else 32, 8, 3)  # where wider steps spill registers
     return Launch(64, 4, 3 if capability >= (9, 0) or height < 64 or dim <= 64 else 2)
@@ -55,6 +56,17 @@ def launch_for(height: int, dim: int, dtype: torch.dtype, capability: tuple[int,
 def resident(height: int, device: torch.device) -> int:
     """Return how many programs of attention fit on a multiprocessor at a time, by the height of tiles."""
     return 1 if height == 128 or shared_memory(device) < TWO_FIT else 2
+
+
+def split_for(sequences: int, kv_heads: int, height: int, device: torch.device) -> Split | None:
+    """Return how stacks are split if each of `sequences` sequences has one; None: each has too little of the GPU.
+
+    The programs of all stacks together run at the same time, because any left over would take as long again. This also
+    bounds the memory of their results. `height` is that of a tile's matrix.
+    """
+    programs = resident(height, device) * (processors(device) if device.type == "cuda" else PROCESSORS)
+    parts = programs // (sequences * kv_heads)
+    return Split(parts) if parts > 1 else None
 
 
 @dataclass

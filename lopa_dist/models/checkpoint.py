@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +18,14 @@ from lopa_dist.models.config_file import read_config
 from lopa_dist.models.families import checkpoint_name
 from lopa_dist.models.files import CheckpointError, opened, weight_files
 from lopa_dist.models.mask_rows import MaskRowAdapter, MaskRows
-from lopa_dist.models.quantize import allocate_experts, check, for_few_rows, quantize, stored_parts
+from lopa_dist.models.quantize import (
+    allocate_experts,
+    check,
+    for_few_rows,
+    quantize,
+    quantized_parameters,
+    stored_parts,
+)
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
 
@@ -69,15 +76,16 @@ def load_model(
     check(model, quantization, device)
     if quantization != "none":
         allocate_experts(model, quantization)
-    weights = rank_weights(stored, ours, wanted, config, adapter, comm, device)
-    assign(model, weights, wanted, dtype, quantization)
+    later = quantized_parameters(model) if quantization != "none" else set()
+    weights = rank_weights(stored, ours, wanted, config, adapter, comm, device, later)
+    assign(model, weights, wanted, dtype, quantization, later)
     if config.tied:
         tie(model, comm)
     if adapter is not None and of_masks:
         attach(model, adapter, ours, comm)
     model.requires_grad_(False).eval()
     if quantization != "none":
-        quantize(model, quantization)
+        quantize(model, quantization, device, dtype)
     return model
 
 
@@ -89,6 +97,7 @@ def rank_weights(
     adapter: Adapter | None,
     comm: Communicator,
     device: torch.device,
+    later: Collection[str] = (),
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield this rank's part of every weight on the device, by our name, in the checkpoint's precision.
 
@@ -100,7 +109,9 @@ def rank_weights(
         adapter: merged into the weights that it changes.
         comm: the group that the model is split over.
         device: where the weights go.
+        later: names of weights that stay on the host, usually mapped to their file, until they are quantised.
     """
+    host = torch.device("cpu")
     for name, (file, _) in stored.items():
         with opened(file) as tensors:  # once per tensor: a file that stays open keeps all that was read mapped
             joint = tensors.get_tensor(name)
@@ -110,7 +121,7 @@ def rank_weights(
             parts = joint.split([wanted[own].shape[0] for own in ours[name]])
             for own, weight in zip(ours[name], parts, strict=True):
                 weight = reordered(config, own, weight)
-                weight = weight[tensor_parallel.rows(own, len(weight), comm)].to(device)
+                weight = weight[tensor_parallel.rows(own, len(weight), comm)].to(host if own in later else device)
                 if weight.untyped_storage().nbytes() > weight.nbytes and (merged or len(parts) > 1):
                     weight = weight.clone()  # a view would keep the joint tensor in memory
                 yield own, weight
@@ -122,8 +133,12 @@ def assign(
     wanted: dict[str, Place],
     dtype: torch.dtype,
     quantization: str,
+    later: Collection[str] = (),
 ) -> None:
-    """Make `weights`, in `dtype`, the parameters of a model on the meta device, quantising experts' weights at once."""
+    """Make `weights`, in `dtype`, the parameters of a model on the meta device, quantising experts' weights at once.
+
+    Those of `later` keep their dtype until they are quantised.
+    """
     sizes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     loaded: dict[str, torch.Tensor] = {}
     for own, weight in weights:
@@ -134,7 +149,8 @@ def assign(
                     loaded[parameter] = torch.empty(sizes[parameter], dtype=part.dtype, device=part.device)
                 loaded[parameter][place.part] = part
         else:
-            loaded[place.parameter] = weight.to(torch.float32 if own.endswith("expert_bias") else dtype)
+            wide = own.endswith("expert_bias")
+            loaded[place.parameter] = weight if own in later else weight.to(torch.float32 if wide else dtype)
     model.load_state_dict(loaded, strict=False, assign=True)
 
 

@@ -49,9 +49,23 @@ class QuantizedLinear(nn.Module):
             self.register_buffer(name, value)
 
     @classmethod
-    def of(cls, kind: str, linear: nn.Linear) -> QuantizedLinear:
-        """Return a linear layer in quantised form, with the same hooks, which tensor parallelism needs."""
-        quantized = cls(kind, *QUANTIZERS[kind](linear.weight.data), None if linear.bias is None else linear.bias.data)
+    def of(
+        cls, kind: str, linear: nn.Linear, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> QuantizedLinear:
+        """Return a linear layer in quantised form, with the same hooks, which tensor parallelism needs.
+
+        Args:
+            kind: how its weight is stored.
+            linear: the layer.
+            device: where it goes before it is quantised; None: where it is.
+            dtype: in which it is quantised; None: that of its weight.
+        """
+        weight, bias = (
+            None if x is None else x.data.to(device or x.device).to(dtype or x.dtype)
+            for x in (linear.weight, linear.bias)
+        )
+        assert weight is not None
+        quantized = cls(kind, *QUANTIZERS[kind](weight), bias)
         quantized._forward_pre_hooks, quantized._forward_hooks = linear._forward_pre_hooks, linear._forward_hooks
         quantized.adapter = adapter_of(linear)
         return quantized
@@ -69,14 +83,25 @@ class QuantizedLinear(nn.Module):
         return fp8_linear(x, self.weight, self.scale, self.bias, self.fast, rows)
 
 
-def quantize(model: Transformer, kind: str) -> None:
+def quantize(
+    model: Transformer, kind: str, device: torch.device | None = None, dtype: torch.dtype | None = None
+) -> None:
     """Quantise the layers' projections in place, one at a time, so that memory never holds both forms of all.
+
+    The other arguments are those of `QuantizedLinear.of`: a GPU gets one unquantised weight at a time.
 
     Raises:
         ValueError: a weight has NaN or infinity.
     """
     for block, name, linear in linears(model):
-        setattr(block, name, QuantizedLinear.of(kind, linear))
+        setattr(block, name, QuantizedLinear.of(kind, linear, device, dtype))
+
+
+def quantized_parameters(model: Transformer) -> set[str]:
+    """Return the names of the parameters that `quantize` replaces."""
+    projections = {id(linear) for _, _, linear in linears(model)}
+    modules = [(name, module) for name, module in model.named_modules() if id(module) in projections]
+    return {f"{name}.{own}" for name, module in modules for own, _ in module.named_parameters()}
 
 
 def check(model: Transformer, kind: str, device: torch.device) -> None:

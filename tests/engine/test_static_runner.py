@@ -29,9 +29,10 @@ from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request, request_key
 from lopa_dist.engine.runners import Runners
 from lopa_dist.engine.running_batch import in_order
-from lopa_dist.engine.static_runner import StaticRunner, split_for
+from lopa_dist.engine.static_runner import StaticRunner
 from lopa_dist.kernels import meta_attention
 from lopa_dist.kernels.attention import Meta
+from lopa_dist.kernels.meta_attention import split_for
 from lopa_dist.kernels.segment_attention import Segments
 from lopa_dist.kernels.tiles import Split, Tiles, capacity, matrix_rows, tile, tile_rows_for
 from lopa_dist.kernels.virtual_gemm import vgemm
@@ -292,7 +293,7 @@ def test_parts_take_little_memory(
 
 def test_stacks_are_split_until_multiprocessors_of_this_gpu_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     room = {"cuda": 227 * 1024}
-    monkeypatch.setattr(static_runner, "processors", lambda device: 78)
+    monkeypatch.setattr(meta_attention, "processors", lambda device: 78)
     monkeypatch.setattr(meta_attention, "shared_memory", lambda device: room.get(device.type, 227 * 1024))
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
     assert split_for(1, 4, 64, gpu) == Split(2 * 78 // 4)

@@ -55,6 +55,40 @@ def test_predictions_change_little_and_weights_are_small(kind: str, bound: float
     assert not [m for m in model.model.modules() if isinstance(m, nn.Linear)]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_device_never_holds_the_unquantised_projections(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, embedded_model: Transformer
+) -> None:
+    """They stay on the host, as the checkpoint has them, until each is quantised: a GPU may have no room for all."""
+    meta = torch.device("meta")
+    before: dict[str, tuple[torch.device, torch.dtype]] = {}
+
+    def noted(model: Transformer, *given: object) -> None:
+        before.update({name: (x.device, x.dtype) for name, x in model.named_parameters()})
+        raise InterruptedError
+
+    monkeypatch.setattr(checkpoint, "quantize", noted)
+    with pytest.raises(InterruptedError):
+        load_model(EMBEDDED, dtype, meta, quantization="int8")
+    projections = {name for name in before if "_proj." in name}
+    assert sum(name.endswith("weight") for name in projections) == 7 * embedded_model.config.layers
+    assert {before.pop(name) for name in projections} == {(CPU, torch.bfloat16)}  # as they are stored
+    assert set(before.values()) == {(meta, dtype)}
+
+
+@pytest.mark.parametrize("kind", QUANTIZATIONS)
+def test_weights_are_quantised_in_the_models_precision(kind: str) -> None:
+    """Not in the checkpoint's, so that the numbers do not depend on where a weight waited."""
+    linear = nn.Linear(8, 4)
+    wanted = QuantizedLinear.of(kind, copy.deepcopy(linear).bfloat16())
+    found = QuantizedLinear.of(kind, linear, CPU, torch.bfloat16)
+    assert torch.equal(found.weight.view(torch.uint8), wanted.weight.view(torch.uint8))
+    assert torch.equal(found.scale, wanted.scale)
+    assert found.bias is not None
+    assert wanted.bias is not None
+    assert torch.equal(found.bias, wanted.bias)
+
+
 def test_what_a_gpu_cannot_multiply_is_refused_before_weights_are_read(
     monkeypatch: pytest.MonkeyPatch, small_model: Transformer
 ) -> None:
