@@ -36,14 +36,19 @@ class PrefixRules:
         if not scope.prefills_apart or self.prefix_cache == "none":
             return 0
         prompt = tokens - scope.known(tokens, self.config.block_size)
-        if not cuts_prefix(self.config, self.prefix_cache):
+        if not self.cuts:
             prefix = 0
         prefix -= prefix % self.unit
         if 0 < prefix < prompt and (self.chunk is None or prompt - prefix <= self.chunk):
             return prefix
         return prompt
 
-    @property
+    @cached_property
+    def cuts(self) -> bool:
+        """Whether what is shared may end within a prompt (`cuts_prefix`)."""
+        return cuts_prefix(self.config, self.prefix_cache)
+
+    @cached_property
     def unit(self) -> int:
         """How many tokens see one another: a block, or one in causal models. Prompts are cut between units."""
         return self.config.scope.unit(self.config.block_size)
@@ -54,7 +59,7 @@ class PrefixRules:
 
         Only prompts that are causal, by blocks or by tokens, have chunks: no unit depends on what is behind it.
         """
-        if self.prefill_chunk is None or not cuts_prefix(self.config, self.prefix_cache):
+        if self.prefill_chunk is None or not self.cuts:
             return None
         return max(self.unit, self.prefill_chunk - self.prefill_chunk % self.unit)
 
