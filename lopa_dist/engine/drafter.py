@@ -20,20 +20,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lopa_dist.decode import HostState
 from lopa_dist.decode.config import DecodeConfig
+from lopa_dist.engine.chain_change import change_of
 from lopa_dist.engine.contexts import CONTEXTS, TOKEN, back_of
 from lopa_dist.engine.mixer import Decision, Mixer, Proposal
 from lopa_dist.engine.ngrams import COUNT, ENTRY_BYTES, NGrams
 from lopa_dist.engine.work import Work
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.ragged import Ints
-from lopa_dist.rules.causal import change_of
+
+if TYPE_CHECKING:  # figures of drafts are shown without torch
+    from lopa_dist.decode import HostState
 
 log = logging.getLogger("lopa_dist")
 
@@ -102,7 +104,7 @@ class Due(NamedTuple):
     slots: Ints  # [n]
     room: Ints  # [n] the most drafts that each chain may have
     drafted: Drafted
-    change: Ints  # [2, c] of `State.longs` (`rules.causal.change_of`)
+    change: Ints  # [2, c] of `State.longs` (`chain_change`)
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -76,17 +77,19 @@ class Meta:
     """Meta-attention over a table of tiles: Triton on a GPU, the table's reference implementation on a CPU."""
 
     def __init__(
-        self,
-        heads: int,
-        kv_heads: int,
-        dim: int,
-        tile_rows: int,
-        device: torch.device,
-        bounded: bool = False,
-        split: Split | None = None,
+        self, heads: int, kv_heads: int, dim: int, tile_rows: int, device: torch.device, bounded: bool = False
     ) -> None:
         self.heads, self.kv_heads, self.dim, self.device, self.bounded = heads, kv_heads, dim, device, bounded
-        self.tile_rows, self.split = tile_rows, split
+        self.tile_rows = tile_rows
+
+    @cached_property
+    def split(self) -> Split | None:
+        """How stacks are split: on a GPU into as many parts as run at a time, however many stacks a forward has."""
+        if self.device.type != "cuda":
+            return None
+        height = matrix_rows(self.tile_rows, self.heads // self.kv_heads)
+        found = split_for(1, self.kv_heads, height, self.device)
+        return found and replace(found, room=found.parts)
 
     def plan(self, segments: Segments, rows: int) -> MetaPlan:
         tiles = tile(segments, self.tile_rows, self.split)
@@ -132,11 +135,7 @@ def make(
         if in_c:
             return Native()
         return Exact(heads, kv_heads, device) if causal else Grouped(heads // kv_heads, device, weight.dtype)
-    split = None
-    if device.type == "cuda":  # into as many parts as run at a time, whatever the number of stacks in a forward
-        split = split_for(1, kv_heads, matrix_rows(tile_rows, heads // kv_heads), device)
-        split = split and replace(split, room=split.parts)
-    return Meta(heads, kv_heads, dim, tile_rows, device, causal, split)
+    return Meta(heads, kv_heads, dim, tile_rows, device, bounded=causal)
 
 
 def suited(device: torch.device, dim: int, kernels: str = "auto") -> str:

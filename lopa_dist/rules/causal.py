@@ -150,23 +150,6 @@ def spawn(state: State, winner: Winner, window: Window | None = None) -> None:
     state.branches.copy_(branches).masked_fill_(state.done != 0, 0)
 
 
-def change_of(places: Ints, slots: Ints, complete: Ints, tokens: Ints, counts: Ints, expects_eos: Ints) -> Ints:
-    """Return what new chains of anchors change in `State.longs`, ``[2, c]``: numbers in it, and their new values.
-
-    Args:
-        places: `State.chain_places`.
-        slots: ``[n]`` of the sequences.
-        complete: ``[n]`` as in `HostState`.
-        tokens: ``[n, m]`` their drafts; tokens behind the last draft are written, too, but nothing reads them.
-        counts: ``[n]`` how many drafts they have; no row could verify more than stand before the answer's limit.
-        expects_eos: ``[n]`` 1 if an end-of-text is expected behind them.
-    """
-    number = np.arange(tokens.shape[1])
-    canvas, chain, drafts, eos = places[0, :, None] + places[1, :, None] * slots
-    cells = ((canvas + complete)[:, None] + number).ravel(), (chain[:, None] + number).ravel(), drafts, eos
-    return np.stack([np.concatenate(cells), np.concatenate([tokens.ravel(), tokens.ravel(), counts, expects_eos])])
-
-
 def put_chains(
     state: State,
     host: HostState,
@@ -180,8 +163,10 @@ def put_chains(
 
     Args:
         state, host: of all slots, after the same step.
-        slots, counts, expects_eos: as in `change_of`.
-        change: from `change_of`.
+        slots: ``[n]`` of the sequences.
+        counts: ``[n]`` how many drafts they have; no row could verify more than stand before the answer's limit.
+        expects_eos: ``[n]`` 1 if an end-of-text is expected behind them.
+        change: what their chains change in `State.longs`, ``[2, c]`` (`engine.chain_change`).
         paths: for each sequence, more branches after those that it has, each with as many drafts as its chain.
     """
     drafts, eos, branches = host.drafts.copy(), host.expects_eos.copy(), host.branches

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lopa_dist.kernels.attention import Meta, make
+from lopa_dist.kernels.attention import Meta
 from lopa_dist.kernels.dispatch import processors
 from lopa_dist.kernels.meta_attention import (
     Launch,
@@ -117,9 +117,8 @@ def test_without_graphs_a_long_context_is_split_too(bounded: bool, data: st.Data
     """Into parts for as many programs as run at a time: one sequence would have one program for each K/V head."""
     mix = data.draw(BOUNDED if bounded else SHORT)
     q, keys, values = tensors(mix, KV_HEADS, 2, 16)
-    whole, split = (
-        Meta(KV_HEADS * 2, KV_HEADS, 16, 16, torch.device("cpu"), bounded, cut) for cut in (None, Split(8, 16, 8))
-    )
+    whole, split = (Meta(KV_HEADS * 2, KV_HEADS, 16, 16, torch.device("cpu"), bounded) for _ in range(2))
+    split.split = Split(8, 16, 8)
     plan = split.plan(mix.segments, mix.rows)
     cached = mix.segments.shared + (mix.segments.tail[1] if mix.segments.tail else 0)
     if len(cached) == 1 and cached[0] > 16:
@@ -129,13 +128,9 @@ def test_without_graphs_a_long_context_is_split_too(bounded: bool, data: st.Data
 
 
 def test_on_a_gpu_a_plan_without_graphs_has_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = torch.device("cuda", 0)
-    monkeypatch.setattr("lopa_dist.kernels.attention.split_for", lambda *_: Split(66))
-    weight = torch.zeros(1)
-    monkeypatch.setattr(type(weight), "device", device, raising=False)
-    made = make("meta", 16, 2, 128, 16, weight)
-    assert isinstance(made, Meta)
-    assert made.split == Split(66, room=66)
+    monkeypatch.setattr("lopa_dist.kernels.attention.split_for", lambda sequences, *_: Split(132 // sequences))
+    assert Meta(16, 2, 128, 16, torch.device("cuda", 0)).split == Split(132, room=132)
+    assert Meta(16, 2, 128, 16, torch.device("cpu")).split is None
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
