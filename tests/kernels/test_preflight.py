@@ -99,6 +99,12 @@ def test_a_choice_of_other_experts_is_found(name: str, monkeypatch: pytest.Monke
     assert "experts" in check("experts", widths=VARIANTS[name].of(WIDTHS))
 
 
+def test_experts_that_padding_chooses_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = routing_triton.routed
+    monkeypatch.setattr(routing_triton, "routed", lambda *given: right(*given[:4]))
+    assert "experts" in check("experts", widths=VARIANTS["softmax"].of(WIDTHS))
+
+
 @pytest.mark.parametrize("wrong", ["bounds", "places", "norms", "infinities"])
 def test_a_fault_in_a_variant_is_found(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that ignores what the variant is for."""
