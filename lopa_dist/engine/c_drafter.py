@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -157,13 +158,17 @@ class CDrafter(Drafter):
         self, slots: Ints, written: Ints, counts: Ints, masks: Masks, token: Ints = NOTHING, bits: Ints = NOTHING
     ) -> None:
         """See `Drafter`."""
-        given = (slots, written, counts, token, bits)
-        slots, written, counts, token, bits = (np.ascontiguousarray(x, np.int64) for x in given)
+        slots, written, counts = (np.ascontiguousarray(x, np.int64) for x in (slots, written, counts))
+        of_masks: tuple[Any, ...] = (None, None, 0, None, None, None, 0)
+        if self.masks:
+            token, bits = (np.ascontiguousarray(x, np.int64) for x in (token, bits))
+            of_masks = (
+                memory(token), memory(bits), token.shape[1], memory(masks.token), memory(masks.probability),
+                memory(masks.counts), masks.token.shape[1],
+            )  # fmt: skip
         self.library.drafter_hear(
-            self.own, memory(slots), len(slots), memory(written), memory(counts), written.shape[1],
-            memory(token), memory(bits), token.shape[1] * self.masks, memory(masks.token), memory(masks.probability),
-            memory(masks.counts), masks.token.shape[1],
-        )  # fmt: skip
+            self.own, memory(slots), len(slots), memory(written), memory(counts), written.shape[1], *of_masks
+        )
 
     def verifying(self) -> list[list[tuple[int, int]]]:
         """See `Drafter`."""
