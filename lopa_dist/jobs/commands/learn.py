@@ -145,7 +145,7 @@ class Student:
         held_out = [one for one in own if is_held_out(one.request.prompt)][: -(-TRIED // group.mesh.data)]
         before = self.measured("before", held_out, own)
         if self.stopped("before"):
-            raise Stopped(f"stopped by {group.stop.signal} before anything was learned")
+            raise Stopped(f"stopped by {group.stop.signal or 'another rank'} before anything was learned")
         mask_id = mask_token(model.config, builder.tokenizer)
         masks = masks_of(self.config.decode)
         learning = Learning(
