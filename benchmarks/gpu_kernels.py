@@ -26,8 +26,8 @@ from benchmarks.gpu_clock import Clock
 from benchmarks.gpu_shapes import models, plan_of
 from benchmarks.roofline import Bar, judged, projections, ratio
 from lopa_dist.engine.buckets import STEPS, ladder
-from lopa_dist.engine.static_runner import split_for
 from lopa_dist.kernels.attention import attend_tiles
+from lopa_dist.kernels.meta_attention import split_for
 from lopa_dist.kernels.segment_attention import Segments
 from lopa_dist.kernels.tiles import matrix_rows, tile_rows_for
 from lopa_dist.kernels.virtual_gemm import vgemm
