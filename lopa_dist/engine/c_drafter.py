@@ -22,7 +22,6 @@ from lopa_dist.engine.drafter import (
     REMEMBERED,
     SOURCES,
     VOTERS,
-    Drafted,
     Drafter,
     Due,
     Masks,
@@ -46,7 +45,6 @@ FUNCTIONS = {
     "drafter_num_verified": (LONG, (P,)),
     "drafter_verifying": (LONG, (P, LONG, P, P)),
     "drafter_learn": (None, (P, P, P)),
-    "drafter_draft": (None, (P, P, P, LONG, DOUBLE, P, P, P, LONG, INT, P, P)),
     "drafter_draft_due": (LONG, (P, P, P, P, P, LONG, P, DOUBLE, P, P, P, LONG, INT, P, P)),
     "drafter_length": (LONG, (P, LONG)),
     "drafter_tokens": (None, (P, LONG, P)),
@@ -192,19 +190,6 @@ class CDrafter(Drafter):
                     work.accepted_from[source] += right
         self.tell_of_room()
 
-    def draft_all(self, slots: Ints, most: Ints, worth: float, masks: Masks, from_text: bool = True) -> Drafted:
-        """See `Drafter`."""
-        slots, most, count, m = np.ascontiguousarray(slots), np.ascontiguousarray(most), len(slots), self.most
-        drafted = np.empty(count * (m + 2), np.int64)
-        ends: NDArray[np.float64] = np.empty((count, m + 1))
-        self.library.drafter_draft(
-            self.own, memory(slots), memory(most), count, worth, memory(masks.token),
-            memory(masks.probability), memory(masks.counts), masks.token.shape[1], from_text,
-            memory(drafted), memory(ends),
-        )  # fmt: skip
-        tokens, (counts, eos) = drafted[: count * m].reshape(count, m), drafted[count * m :].reshape(2, count)
-        return Drafted(tokens, counts, ends, eos)
-
     def draft_due(
         self, due: NDArray[np.bool_], host: HostState, places: Ints, worth: float, masks: Masks, from_text: bool
     ) -> Due:
@@ -217,17 +202,9 @@ class CDrafter(Drafter):
             worth, memory(masks.token), memory(masks.probability), memory(masks.counts), masks.token.shape[1],
             from_text, memory(made), memory(ends),
         )  # fmt: skip
-        slots, room = made[:n], made[n : 2 * n]
-        behind_tokens = n * (2 + m)
-        change = behind_tokens + 2 * n
-        return Due(
-            slots, room,
-            Drafted(
-                made[2 * n : behind_tokens].reshape(n, m), made[behind_tokens : behind_tokens + n], ends[:n],
-                made[behind_tokens + n : change],
-            ),
-            made[change : change + 2 * n * (2 * m + 2)].reshape(2, -1),
-        )  # fmt: skip
+        slots, room, counts, eos = made[: 4 * n].reshape(4, n)
+        tokens, change = made[4 * n : (4 + m) * n].reshape(n, m), made[(4 + m) * n : (4 + m + 2 * (2 * m + 2)) * n]
+        return Due(slots, room, counts, eos, tokens, ends[:n], change.reshape(2, -1))
 
     def tokens_of(self, slot: int) -> list[int]:
         """See `Drafter`."""

@@ -84,28 +84,28 @@ class Chains:
         self.expected = None
         if not from_text and foresee:
             no_masks = masks._replace(counts=np.zeros_like(masks.counts))
-            _, room, of_text, _ = drafter.draft_due(self.due, host, places, worth, no_masks, True)
-            self.expected = Expected(of_text.ends, of_text.counts.copy(), room.copy()) if len(room) else None
-        slots, room, drafted, change = drafter.draft_due(self.due, host, places, worth, masks, from_text)
+            of_text = drafter.draft_due(self.due, host, places, worth, no_masks, True)
+            if len(of_text.slots):
+                self.expected = Expected(of_text.ends, of_text.counts.copy(), of_text.room.copy())
+        made = drafter.draft_due(self.due, host, places, worth, masks, from_text)
+        slots = made.slots
         self.due.fill(False)
         if not len(slots):
             return host
-        if from_text and not drafter.masks:
-            self.expected = Expected(drafted.ends, drafted.counts.copy(), room.copy())
-        elif from_text and (bare := masks.counts[slots] == 0).any():
-            self.expected = Expected(drafted.ends[bare], drafted.counts[bare], room[bare])
+        if from_text and (bare := masks.counts[slots] == 0).any():
+            self.expected = Expected(made.ends[bare], made.counts[bare], made.room[bare])
         paths: list[list[list[int]]] = []
         if state.config.branches:
             for number, slot in enumerate(slots.tolist()):
                 free = state.config.max_branches - max(int(host.branches[slot]), 1)  # the others hold second choices
-                wanted = free and drafted.counts[number]
+                wanted = free and made.counts[number]
                 paths.append(drafter.paths(slot, free, masks.of(slot)) if wanted else [])
         if drafter.masks:
             # if an end-of-text is expected or the answer's limit is near, that is why a chain is short: places behind
             # that do not count as predicted
-            reach = np.where(drafted.expects_eos, drafted.counts, room)
+            reach = np.where(made.expects_eos, made.counts, made.room)
             self.predicted[slots] = np.minimum(masks.counts[slots], reach)
-            self.ends[slots] = drafted.ends
-        if not (state.config.branches or drafted.counts.any() or drafted.expects_eos.any()):  # as `spawn` left it
+            self.ends[slots] = made.ends
+        if not (state.config.branches or made.counts.any() or made.expects_eos.any()):  # as `spawn` left it
             return host
-        return put_chains(state, host, slots, drafted.counts, drafted.expects_eos, change, paths)
+        return put_chains(state, host, slots, made.counts, made.expects_eos, made.change, paths)

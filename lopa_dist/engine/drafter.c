@@ -499,52 +499,40 @@ static int64_t draft_one(Drafter *d, Text *text, int64_t most, double worth, con
     return expects_eos;
 }
 
-/* Draft for n sequences. Set drafted to tokens [n, most_drafts], counts [n] and whether an end-of-text is expected [n],
-and ends [n, most_drafts + 1] to the probabilities that each chain ends at each depth, followed by zeros. masks and
-probabilities are [S, width]; the first num_masks[slot] of a row are valid. */
-void drafter_draft(Drafter *d, const int64_t *slots, const int64_t *most, int64_t n, double worth, const int64_t *masks,
-                   const double *probabilities, const int64_t *num_masks, int64_t width, int from_text,
-                   int64_t *drafted, double *ends) {
-    int64_t m = d->most_drafts, *tokens = drafted, *counts = drafted + n * m, *eos = counts + n;
-    memset(ends, 0, n * (m + 1) * sizeof *ends);
-    memset(tokens, 0, n * m * sizeof *tokens);
-    for (int64_t i = 0; i < n; i++) {
-        Text *text = d->texts[slots[i]];
-        int64_t at = slots[i] * width;
-        eos[i] = draft_one(d, text, most[i], worth, masks + at, probabilities + at, num_masks[slots[i]], from_text,
-                           ends + i * (m + 1));
-        counts[i] = text->drafts;
-        for (int64_t j = 0; j < text->drafts; j++) tokens[i * m + j] = text->chain[j].token;
-    }
-}
-
 /* Draft for the running sequences that are due, and return how many they are, n. due, done, limit and complete are [S].
-places [2, 4] are where `State.longs` has an answer, a chain, and the numbers of its drafts and whether an end-of-text is
-expected: those of slot 0, and how far apart adjacent slots are. made is set to the slots [n], the most drafts of each
-[n], what drafter_draft sets `drafted` to, and [2, n (2 m + 2)] numbers in `State.longs` with their new values, m being
-most_drafts. The other arguments are those of drafter_draft. */
+places [2, 4] are where `State.longs` has an answer, a chain, the number of its drafts and whether an end-of-text is
+expected: those of slot 0, and how far apart adjacent slots are. masks and probabilities are [S, width]; the first
+num_masks[slot] of a row are valid. With m being most_drafts, made is set to, one after the other: the slots [n], the most
+drafts of each [n], drafts [n], whether an end-of-text is expected [n], tokens [n, m], and what changes in `State.longs`
+[2, n (2 m + 2)], numbers in it and their new values. ends [n, m + 1] is set to the probabilities that each chain ends at
+each depth, followed by zeros. */
 int64_t drafter_draft_due(Drafter *d, const uint8_t *due, const int64_t *done, const int64_t *limit,
                           const int64_t *complete, int64_t S, const int64_t *places, double worth, const int64_t *masks,
                           const double *probabilities, const int64_t *num_masks, int64_t width, int from_text,
                           int64_t *made, double *ends) {
-    int64_t n = 0, m = d->most_drafts;
+    int64_t n = 0, m = d->most_drafts, i = 0;
     for (int64_t slot = 0; slot < S; slot++) n += due[slot] && !done[slot];
-    int64_t *slots = made, *most = slots + n, *tokens = most + n, *counts = tokens + n * m, *eos = counts + n, i = 0;
+    int64_t *slots = made, *most = slots + n, *counts = most + n, *eos = counts + n, *tokens = eos + n;
+    int64_t *cells = tokens + n * m, *of_chains = cells + n * m, *counted = of_chains + n * m;
+    int64_t *values = counted + 2 * n;
+    const int64_t *step = places + 4;
+    memset(ends, 0, n * (m + 1) * sizeof *ends);
+    memset(tokens, 0, n * m * sizeof *tokens);
     for (int64_t slot = 0; slot < S; slot++) {
         if (!due[slot] || done[slot]) continue;
-        int64_t room = limit[slot] - 1 - complete[slot];
-        slots[i] = slot, most[i++] = room < m ? room : m;
-    }
-    drafter_draft(d, slots, most, n, worth, masks, probabilities, num_masks, width, from_text, tokens, ends);
-    const int64_t *step = places + 4;
-    int64_t *cells = eos + n, *values = cells + n * (2 * m + 2), *of_chains = cells + n * m, *counted = of_chains + n * m;
-    for (i = 0; i < n; i++) {
-        int64_t slot = slots[i];
+        Text *text = d->texts[slot];
+        int64_t room = limit[slot] - 1 - complete[slot], at = slot * width;
+        slots[i] = slot, most[i] = room < m ? room : m;
+        eos[i] = draft_one(d, text, most[i], worth, masks + at, probabilities + at, num_masks[slot], from_text,
+                           ends + i * (m + 1));
+        counts[i] = text->drafts;
+        for (int64_t j = 0; j < text->drafts; j++) tokens[i * m + j] = text->chain[j].token;
         for (int64_t j = 0; j < m; j++) {
             cells[i * m + j] = places[0] + slot * step[0] + complete[slot] + j;
             of_chains[i * m + j] = places[1] + slot * step[1] + j;
         }
         counted[i] = places[2] + slot * step[2], counted[n + i] = places[3] + slot * step[3];
+        i++;
     }
     memcpy(values, tokens, n * m * sizeof *values);
     memcpy(values + n * m, tokens, n * m * sizeof *values);

@@ -89,21 +89,15 @@ class Masks(NamedTuple):
         self.counts[slots] = (token[:, :reach] >= 0).cumprod(1).sum(1)
 
 
-class Drafted(NamedTuple):
-    """What was drafted for sequences; m is `Drafter.most`."""
-
-    tokens: Ints  # [n, m]
-    counts: Ints  # [n] drafts
-    ends: NDArray[np.float64]  # [n, m + 1] probability that the accepted part of the chain ends at each depth
-    expects_eos: Ints  # [n] 1 if an end-of-text was proposed after the chain
-
-
 class Due(NamedTuple):
-    """What was drafted for the sequences that were due."""
+    """What was drafted for the sequences that were due; m is `Drafter.most`."""
 
     slots: Ints  # [n]
     room: Ints  # [n] the most drafts that each chain may have
-    drafted: Drafted
+    counts: Ints  # [n] drafts
+    expects_eos: Ints  # [n] 1 if an end-of-text was proposed after the chain
+    tokens: Ints  # [n, m]
+    ends: NDArray[np.float64]  # [n, m + 1] probability that the accepted part of the chain ends at each depth
     change: Ints  # [2, c] of `State.longs` (`chain_change`)
 
 
@@ -254,26 +248,20 @@ class Drafter:
             due: ``[S]`` bool.
             host: of all slots.
             places: `State.chain_places`.
-            worth, masks, from_text: as in `draft_all`.
+            worth, from_text: as in `draft`.
+            masks: of all slots.
         """
         slots = (due & (host.done == 0)).nonzero()[0]
-        complete = host.complete[slots]
+        complete, count = host.complete[slots], len(slots)
         room = np.minimum(self.most, host.limit[slots] - 1 - complete)
-        drafted = self.draft_all(slots, room, worth, masks, from_text)
-        change = change_of(places, slots, complete, drafted.tokens, drafted.counts, drafted.expects_eos)
-        return Due(slots, room, drafted, change)
-
-    def draft_all(self, slots: Ints, most: Ints, worth: float, masks: Masks, from_text: bool = True) -> Drafted:
-        """Return chains for the sequences in `slots`; the arguments are as in `draft`, but `masks` are of all slots."""
-        count = len(slots)
         tokens, ends = np.zeros((count, self.most), np.int64), np.zeros((count, self.most + 1))
         counts, eos = np.zeros((2, count), np.int64)
         for number, slot in enumerate(slots.tolist()):
-            text = self.draft(slot, int(most[number]), worth, masks.of(slot), from_text)
+            text = self.draft(slot, int(room[number]), worth, masks.of(slot), from_text)
             counts[number], eos[number] = len(text.chain), text.expects_eos
             tokens[number, : len(text.chain)] = [draft.token for draft in text.chain]
             ends[number, : len(text.ends)] = text.ends
-        return Drafted(tokens, counts, ends, eos)
+        return Due(slots, room, counts, eos, tokens, ends, change_of(places, slots, complete, tokens, counts, eos))
 
     def draft(
         self, slot: int, most: int, worth: float, masks: Sequence[tuple[int, float]] = (), from_text: bool = True

@@ -32,6 +32,7 @@ from lopa_dist.engine.drafter import (
 from lopa_dist.engine.ngrams import COUNT, NGrams
 from lopa_dist.engine.work import Work
 from lopa_dist.models.transformer import Transformer
+from lopa_dist.ragged import Ints
 from tests.engine.test_causal import causal
 
 pytestmark = pytest.mark.skipif(c_drafter.fault() is not None, reason=f"no C here: {c_drafter.fault()}")
@@ -40,6 +41,12 @@ pytestmark = pytest.mark.skipif(c_drafter.fault() is not None, reason=f"no C her
 SLOTS = 10
 OF_MASK_VOTER = MASK_VOTER, VOTERS + MASK_VOTER  # its weights
 NOBODY = 9  # a slot without a text, which takes part in steps as an idle one does
+
+
+def known(**fields: Ints) -> HostState:
+    """What the host knows; what is not given is 0."""
+    nothing = np.zeros_like(next(iter(fields.values())))
+    return HostState(**dict.fromkeys(HostState._fields, nothing) | fields)
 
 
 class Both:
@@ -75,8 +82,7 @@ class Both:
         done[[slot for slot in self.works if slot not in chosen]] = self.random.randint(0, 1)
         complete = np.array([self.random.randint(0, 9) for _ in range(SLOTS)])
         limit = complete + np.array([self.random.randint(1, self.most + 4) for _ in range(SLOTS)])
-        nothing = dict.fromkeys(HostState._fields, np.zeros(SLOTS, np.int64))
-        return due, HostState(**nothing | {"done": done, "complete": complete, "limit": limit})
+        return due, known(done=done, complete=complete, limit=limit)
 
     def step(self) -> None:
         """Draft for some sequences, write what was drafted in part, and learn from it."""
@@ -88,16 +94,11 @@ class Both:
         chances = np.array([[self.random.random() for _ in range(wide)] for _ in slots], np.float32)
         worth, from_text = self.random.choice([0.0, 0.1, 0.4]), self.random.random() < 0.9
         places = np.array([[7, 900, 2000, 3000], [40, 3 * wide, 1, 1]])
-        first_due, second_due = (
+        first, second = (
             d.draft_due(due, host, places, worth, masks, from_text)
             for d, masks in zip((self.one, self.other), self.masks, strict=True)
         )
-        first = first_due.drafted
-        all_of = [(*one.drafted, one.slots, one.room, one.change) for one in (first_due, second_due)]
-        for mine, theirs in zip(*all_of, strict=True):
-            assert np.array_equal(mine, theirs)
-        again = self.other.draft_all(slots, first_due.room, worth, self.masks[1], from_text)
-        for mine, theirs in zip(first, again, strict=True):
+        for mine, theirs in zip(first, second, strict=True):
             assert np.array_equal(mine, theirs)
         for slot in slots.tolist():
             assert self.one.chain_of(slot) == self.other.chain_of(slot)
@@ -153,21 +154,21 @@ def test_it_does_what_the_one_in_python_does(seed: int, most: int, masks: bool, 
 
 def test_a_table_is_inherited() -> None:
     """And how sure texts are; what was counted of masks is forgotten."""
-    found = []
+    found, nowhere = [], np.zeros((2, 4), np.int64)
     for kind in (Drafter, CDrafter):
         old, new, fresh = kind([0], 4, True), kind([0], 4, True), kind([0], 4, True)
         old.remember([1, 2, 3, 4])
         old.admit(0, [1], Work())
         masks, bits = Masks(np.array([[2]]), np.array([[0.9]]), np.array([1])), np.array([[0x3F666666]])  # of 0.9
         for token in (2, 3, 5, 2, 3):
-            old.draft_all(np.array([0]), np.array([2]), 0.0, masks)
+            old.draft_due(np.array([True]), known(limit=np.array([3])), nowhere, 0.0, masks, True)
             old.hear(np.array([0]), np.array([[token]]), np.array([1]), masks, masks.token, bits)
             old.learn(Work())
         new.inherit(old)
         new.clear()
         new.admit(1, [1, 2], Work())
         none = Masks(np.zeros((2, 1), np.int64), np.zeros((2, 1)), np.zeros(2, np.int64))
-        drafted = new.draft_all(np.array([1]), np.array([4]), 0.0, none)
+        drafted = new.draft_due(np.array([False, True]), known(limit=np.array([5, 5])), nowhere, 0.0, none, True)
         mine, begun = new.mixer, fresh.mixer
         found.append([*(x.tolist() for x in drafted), list(mine.chance), [list(x) for x in mine.weights]])
         assert np.array_equal(mine.chance[OF_MASKS:], begun.chance[OF_MASKS:])
