@@ -194,9 +194,8 @@ class State:
         The columns are first those of `HostState`, then those of `key`, `settling`, `paths` and `edit_position`.
         """
         parts: list[Ints] = []
-        for tensor, dimension in (
-            (self.integers, 1), (self.key, 0), (self.settling, 0), (self.paths, 1), (self.edit_position, 0)
-        ):  # fmt: skip
+        named = [(getattr(self, name), SLOT_DIMENSIONS[name]) for name in ("integers", "key", "settling", "paths")]
+        for tensor, dimension in [*named, (self.edit_position, SLOT_DIMENSIONS["edits"] - 1)]:
             first = tensor.narrow(dimension, 0, 1)
             numbers = np.indices(first.shape).reshape(first.dim(), -1)
             places: Ints = np.array(first.stride()) @ numbers + int(first.storage_offset())

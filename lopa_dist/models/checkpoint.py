@@ -74,9 +74,10 @@ def load_model(
     comm = tensor or Solo()
     tensor_parallel.split(model, comm)
     check(model, quantization, device)
+    later: set[str] = set()
     if quantization != "none":
         allocate_experts(model, quantization)
-    later = quantized_parameters(model) if quantization != "none" else set()
+        later = quantized_parameters(model)
     weights = rank_weights(stored, ours, wanted, config, adapter, comm, device, later)
     assign(model, weights, wanted, dtype, quantization, later)
     if config.tied:
@@ -149,8 +150,9 @@ def assign(
                     loaded[parameter] = torch.empty(sizes[parameter], dtype=part.dtype, device=part.device)
                 loaded[parameter][place.part] = part
         else:
-            wide = own.endswith("expert_bias")
-            loaded[place.parameter] = weight if own in later else weight.to(torch.float32 if wide else dtype)
+            if own not in later:
+                weight = weight.to(torch.float32 if own.endswith("expert_bias") else dtype)
+            loaded[place.parameter] = weight
     model.load_state_dict(loaded, strict=False, assign=True)
 
 

@@ -240,8 +240,9 @@ def figures(
     `break_even_answers` is how many more answers pay for the learning, by the seconds per answer before and after, each
     at its fastest number of drafts; None if answers do not get faster.
     """
-    fastest = [min(entry["seconds"] for entry in by_drafts.values()) for by_drafts in (before, after) if by_drafts]
-    saved = fastest[0] - fastest[-1]
+    saved = 0.0
+    if after:
+        saved = min(entry["seconds"] for entry in before.values()) - min(entry["seconds"] for entry in after.values())
 
     def both(figure: str, digits: int) -> dict[str, dict[str, float | None]]:
         return {
@@ -275,9 +276,9 @@ def figures(
 def in_words(learned: dict[str, Any], drafts: Path) -> str:
     """Return the outcome in words, and the settings that draft with it."""
     held_out, speed = learned["held_out"], learned["tokens_a_forward"]
-    stopped = any(figure["after"] is None for figure in speed.values())
+    stopped = unmeasured(learned)
     by_drafts = ", ".join(
-        f"{n}: {shown(speed[n]['before'], '.2f')} -> {shown(speed[n]['after'], '.2f')}" for n in speed if n != "0"
+        f"{n}: {figure['before']:.2f} -> {shown(figure['after'], '.2f')}" for n, figure in speed.items() if n != "0"
     )
     pays = learned["break_even_answers"]
     few = ", too few to tell" if held_out["answers"] < FEW else ""
@@ -300,6 +301,11 @@ def in_words(learned: dict[str, Any], drafts: Path) -> str:
     )
 
 
+def unmeasured(learned: dict[str, Any]) -> bool:
+    """Return whether the lesson was told to stop before it could measure what it brought."""
+    return any(figure["after"] is None for figure in learned["tokens_a_forward"].values())
+
+
 def shown(figure: float | None, form: str) -> str:
     """Return a figure in a format; a dash if it was not measured."""
     return "-" if figure is None else f"{figure:{form}}"
@@ -313,7 +319,7 @@ def write_learn_page(file: Path, model: str, learned: dict[str, Any]) -> None:
         "learn.html",
         title=f"drafts that {model} has learned",
         learned=learned,
-        stopped=any(figure["after"] is None for figure in learned["tokens_a_forward"].values()),
+        stopped=unmeasured(learned),
         charts=[
             bars("before", "draft of a chain", depths, held_out["acceptance_before"], ".0%"),
             bars("after", "draft of a chain", depths, held_out["acceptance"], ".0%"),
@@ -321,10 +327,7 @@ def write_learn_page(file: Path, model: str, learned: dict[str, Any]) -> None:
         rows=[
             (
                 n, *(shown(speed[when], ".2f") for when in ("before", "after")),
-                *(
-                    shown(seconds and 1000 * seconds, ".1f")
-                    for seconds in (learned["seconds_an_answer"][n][when] for when in ("before", "after"))
-                ),
+                *(shown(seconds and 1000 * seconds, ".1f") for seconds in learned["seconds_an_answer"][n].values()),
             )
             for n, speed in learned["tokens_a_forward"].items()
         ],

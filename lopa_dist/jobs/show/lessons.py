@@ -9,17 +9,15 @@ def lesson_sentence(lesson: dict[str, Any]) -> str:
     """Return in words what came of a job's lesson, which is an entry of its report."""
     if not lesson["steps"]:
         return f"Drafts could not be learned: {lesson['problem']}."
-    outcome = (
-        f"The job went on with them, expected to be {lesson['gain']:.2f} times as fast."
-        if lesson["taken"]
-        else ""
-        if lesson["problem"]
-        else "That would not have paid, so the job went on without them."
-    )
-    problem = f"But {lesson['problem']}." if lesson["problem"] else ""
-    end = " ".join(filter(None, (outcome, problem)))
+    said = []
+    if lesson["taken"]:
+        said.append(f"The job went on with them, expected to be {lesson['gain']:.2f} times as fast.")
+    elif not lesson["problem"]:
+        said.append("That would not have paid, so the job went on without them.")
+    if lesson["problem"]:
+        said.append(f"But {lesson['problem']}.")
     return (
         f"In {lesson['seconds']:.0f} s, masks learned to draft from {lesson['answers']} answers: of a chain, "
         f"{lesson['accepted']:.2f} drafts would be accepted in held-out answers, instead of "
-        f"{lesson['accepted_before']:.2f}. {end}"
+        f"{lesson['accepted_before']:.2f}. {' '.join(said)}"
     )
