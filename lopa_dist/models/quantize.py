@@ -56,16 +56,12 @@ class QuantizedLinear(nn.Module):
 
         Args:
             kind: how its weight is stored.
-            linear: the layer.
+            linear: the layer; it moves, too.
             device: where it goes before it is quantised; None: where it is.
             dtype: in which it is quantised; None: that of its weight.
         """
-        weight, bias = (
-            None if x is None else x.data.to(device or x.device).to(dtype or x.dtype)
-            for x in (linear.weight, linear.bias)
-        )
-        assert weight is not None
-        quantized = cls(kind, *QUANTIZERS[kind](weight), bias)
+        linear = linear.to(device=device, dtype=dtype)
+        quantized = cls(kind, *QUANTIZERS[kind](linear.weight.data), None if linear.bias is None else linear.bias.data)
         quantized._forward_pre_hooks, quantized._forward_hooks = linear._forward_pre_hooks, linear._forward_hooks
         quantized.adapter = adapter_of(linear)
         return quantized
