@@ -78,12 +78,13 @@ def merge(options: argparse.Namespace) -> None:
     from lopa_dist.jobs.folder.batch_output import NAME
     from lopa_dist.jobs.folder.results import ERRORS
     from lopa_dist.jobs.show.compare import compare
+    from lopa_dist.jobs.show.where_it_began import where_it_began
 
     merged = merge_shards(options.folder)
     errors = f", {merged['errors']:,} with errors ({options.folder / ERRORS})" if merged["errors"] else ""
     print(f"{merged['shards']} shards, {merged['requests']:,} requests{errors}: {options.folder / 'results.jsonl'}")
-    if merged["task"].get("output"):
-        print(f"task.output: {merged['task']['output']}")
+    if out := merged["task"].get("output"):
+        print(f"task.output: {where_it_began(options.folder, out)}")
     if (options.folder / NAME).exists():
         print(f"in OpenAI's form: {options.folder / NAME}")
     compare(options.folder)

@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from lopa_dist.checks import UserError
 from lopa_dist.config import Config, as_hydra_reads, check_files, check_keys, composed, keys_in, omegaconf_message
 from lopa_dist.jobs.folder.sweep_points import points_of
-from lopa_dist.jobs.run.output import check_output
+from lopa_dist.jobs.run.apart import check_apart
 from lopa_dist.jobs.setup.resolve import resolve_decode
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.config_file import read_config
@@ -43,7 +43,7 @@ def checked_job(overrides: Sequence[str], ranks: int | None = None) -> Config:
     check_decoding(config, keys_in(overrides))
     check_files(config)
     if config.task.input:
-        check_output(config.task)
+        check_apart(config.task)
         check(config.task.input)
         if reason := unusable(config.task):
             raise ValueError(f"task.input={config.task.input}: none of its first lines can be used. {reason}")

@@ -168,7 +168,7 @@ def mpi_groups(mesh: Mesh, rank: int) -> tuple[Any, Any]:
 def source() -> str:
     """Return this package's version and a hash of its source, since two checkouts of one version may differ."""
     root, digest = Path(__file__).parents[1], hashlib.sha256()
-    for file in sorted(root.rglob("*.py")):
+    for file in sorted([*root.rglob("*.py"), *root.rglob("*.c")]):
         digest.update(f"{file.relative_to(root)} ".encode() + file.read_bytes())
     return f"{__version__} ({digest.hexdigest()[:12]})"
 

@@ -214,11 +214,12 @@ class Batch:
         names = [origin.custom_id, *(item.custom_id for item in items)]
         taken = next((name for name in names if name in seen), None)
         if taken is not None:
+            nameless = ", which has no name of its own" * (taken == f"line-{seen[taken]}")
             reason = items[0].error or (
-                f"line {number}: {self.fields.id or 'custom_id'} {taken!r} was used in line {seen[taken]}; make it "
-                "unique"
+                f"line {number}: {self.fields.id or 'custom_id'} {taken!r} was used in line {seen[taken]}{nameless}; "
+                "make it unique"
             )
-            custom_id = f"line-{number}"
+            custom_id = f"line-{number}+"  # not the name of a line without one, which a later line may have
             while custom_id in seen:
                 custom_id += "+"
             first = items[0]

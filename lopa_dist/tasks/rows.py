@@ -41,6 +41,7 @@ HUB = "hf://"
 LINES = ("", ".jsonl", ".ndjson")
 TABLES = (".csv", ".tsv", ".parquet")
 GZIP = b"\x1f\x8b"  # how a gzipped file begins
+DEEPEST = 100  # how deep lists and objects in a line may be nested: what handles them later calls itself for each level
 RUN_LOCK = "job.lock"  # a file that each run folder has
 READING = (OSError, EOFError, zlib.error)  # what reading a damaged or missing file raises
 
@@ -131,18 +132,41 @@ def files_of(source: str, key: str = "task.input") -> list[Path]:
 
 def data_in(folder: Path) -> list[Path]:
     """Return the files at any depth of a folder that may be data: neither hidden, nor of a run that is below it."""
-    runs = {lock.parent for lock in folder.rglob(RUN_LOCK)} - {folder}
-    files = (file for file in folder.rglob("*") if file.is_file() and not hidden(file.relative_to(folder)))
+    inside = list(files_below(folder))
+    runs = {file.parent for file in inside if file.name == RUN_LOCK} - {folder}
+    files = (file for file in inside if file.is_file() and not hidden(file.relative_to(folder)))
     return [file for file in files if runs.isdisjoint(file.parents)]
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    """Yield the files at any depth of a folder, also behind links to folders; each folder is entered once."""
+    entered = set[tuple[int, int]]()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        folders.sort()
+        found = os.stat(place)
+        if (found.st_dev, found.st_ino) in entered:
+            folders.clear()
+            continue
+        entered.add((found.st_dev, found.st_ino))
+        yield from (Path(place, name) for name in names)
+
+
+def local_files(source: str | None) -> list[Path]:
+    """Return the files of a source as absolute paths without links; none if it is not on this machine, or is gone."""
+    source = (source or "-").removeprefix("file://")
+    if source == "-" or is_dataset(source) or is_remote(source):
+        return []
+    try:
+        return [file.resolve() for file in files_of(source)]
+    except (OSError, ValueError):
+        return []
 
 
 def signature(source: str | None) -> list[tuple[str, int, int]]:
     """Return the name, size and modification time (ns) of each file of a source; none if it is not on this machine."""
-    if not source or source == "-" or is_dataset(source) or is_remote(source):
-        return []
     try:
-        stats = [(str(file), file.stat()) for file in files_of(source)]
-    except (OSError, ValueError):  # it is gone
+        stats = [(str(file), file.stat()) for file in local_files(source)]
+    except OSError:  # it is gone
         return []
     return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
 
@@ -175,7 +199,7 @@ def not_read(source: str) -> list[str]:
         return []
     files, notes = files_of(source), []
     if path.is_dir() and ending(files[0]) != ".json":
-        others = sorted(str(file.relative_to(path)) for file in data_in(path) if file.suffix == ".json")
+        others = sorted(str(file.relative_to(path)) for file in data_in(path) if ending(file) == ".json")
         if others:
             names = ", ".join(others[:3]) + (f" and {len(others) - 3:,} more" if len(others) > 3 else "")
             notes.append(f".json files beside others are not read: {names}; to read them, name '{path / '*.json'}'")
@@ -222,7 +246,8 @@ def file_rows(source: str, key: str) -> Iterator[Row]:
             refuse_utf_16(file, key)
     if path.is_dir() and ending(files[0]) == ".json":
         for number, file in enumerate(files, 1):
-            yield parse(file.read_text(encoding="utf-8", errors="surrogateescape"), number)
+            with open_lines(str(file)) as opened:
+                yield parse(opened.read(), number)
     elif len(files) > 1 or (files and files[0] != path):
         yield from rows_of_all(files, key)
     elif kind == ".parquet":
@@ -289,7 +314,20 @@ def parse(text: str, number: int) -> Row:
         return Row(number, error=f"line {number}: not JSON ({error}); write one JSON object a line")
     if not isinstance(value, dict):
         return Row(number, error=f'line {number}: not a JSON object; write {{"prompt": "..."}}')
+    if text.count("[") + text.count("{") > DEEPEST and is_deeper(value, DEEPEST):
+        deep = [key for key, entry in value.items() if is_deeper(entry, DEEPEST - 1)]
+        readable = {key: entry for key, entry in value.items() if key not in deep}
+        return Row(number, readable, f"line {number}: {deep[0]} is nested more than {DEEPEST} deep; make it flatter")
     return Row(number, value)
+
+
+def is_deeper(value: Any, levels: int) -> bool:
+    """Return whether lists and objects are nested in a JSON value more than `levels` deep."""
+    inside = [value]
+    for _ in range(levels):
+        parts = (one.values() if isinstance(one, dict) else one for one in inside if isinstance(one, dict | list))
+        inside = list(chain.from_iterable(parts))
+    return any(isinstance(one, dict | list) for one in inside)
 
 
 def json_rows(source: str) -> Iterator[Row]:
@@ -313,19 +351,20 @@ def csv_rows(source: str, key: str) -> Iterator[Row]:
     """
     csv.field_size_limit(2**31 - 1)  # the default is 128 KiB
     with open_lines(source, newline="") as file:
-        head = file.readline()
+        head, before = file.readline(), 0  # the first line that is not empty, and how many are before it
         told = head.strip()[4:] if head.lower().startswith("sep=") else ""  # as spreadsheets begin a table
-        head = file.readline() if told else head
+        while head and (head.strip() == "" or (told and not before)):
+            head, before = file.readline(), before + 1
         usual = "\t" if ending(Path(source)) == ".tsv" else "," if "," in head or ";" not in head else ";"
         delimiter = told if len(told) == 1 else usual
         lines = csv.reader(chain([head], file), delimiter=delimiter, strict=True)
-        begin = 1  # the line where the next row begins; a row may have several
+        begin = before + 1  # the line where the next row begins; a row may have several
         try:
             names = next(lines, [])
             begin += lines.line_num
             refuse_twice(names, source, key)
             for number, cells in enumerate(filter(None, lines), 1):
-                begin = lines.line_num + 1
+                begin = before + lines.line_num + 1
                 yield csv_row(names, cells, number)
         except csv.Error as error:
             reason = "a quote is not closed" if "end of data" in str(error) else error

@@ -129,14 +129,23 @@ def test_each_line_stands_alone(tmp_path: Path) -> None:
         openai(CHAT), openai({**CHAT, "n": 2}), {"custom_id": "a#1", "prompt": "x"}, {"prompt": "last"},
     )  # fmt: skip
     assert [item.custom_id for item in items] == [
-        "line-5", "a#0", "a#1", "line-4", "line-5+", "line-6", "line-7", "line-8", "line-9"
+        "line-5", "a#0", "a#1", "line-4", "line-5+", "line-6+", "line-7+", "line-8+", "line-9"
     ]  # fmt: skip
     errors = {item.custom_id: item.error for item in items if item.error}
-    assert set(errors) == {"line-4", "line-5+", "line-6", "line-7", "line-8"}
+    assert set(errors) == {"line-4", "line-5+", "line-6+", "line-7+", "line-8+"}
     assert "line 5: custom_id 'line-5' was used in line 1; make it unique" in errors.values()
     assert "line 7: custom_id 'a' was used in line 3; make it unique" in errors.values()
     assert "line 8: custom_id 'a#1' was used in line 3; make it unique" in errors.values()
     assert len(read(tmp_path, *[{"prompt": "x", "n": 2}] * 5, limit=2)) == 4
+
+
+def test_the_name_of_a_bad_line_is_nobody_else_s(tmp_path: Path) -> None:
+    lines = [{"prompt": "x", "id": name} for name in ("x", "x", "line-2")]
+    items = read(tmp_path, *lines, {"prompt": "x"}, {"prompt": "x", "id": "line-4"})
+    assert [item.custom_id for item in items] == ["x", "line-2+", "line-2", "line-4", "line-5+"]
+    assert items[1].error == "line 2: custom_id 'x' was used in line 1; make it unique"
+    wanted = "line 5: custom_id 'line-4' was used in line 4, which has no name of its own; make it unique"
+    assert items[4].error == wanted
 
 
 @pytest.mark.parametrize(("first", "second"), [(1, 2), (2, 1), (2, 2), (1, 1), (2, 3)])
@@ -148,7 +157,7 @@ def test_an_id_is_used_once_however_many_samples(tmp_path: Path, first: int, sec
         f"line {number}: custom_id 'a' was used in line 1; make it unique" for number in (2, 3)
     ]
     named = [item.origin.custom_id for item in items if item.origin]
-    assert named == [*["a"] * first, "line-2", "line-3"], "an error does not take an answer's place"
+    assert named == [*["a"] * first, "line-2+", "line-3+"], "an error does not take an answer's place"
 
 
 def test_a_line_may_not_be_called_like_a_sample(tmp_path: Path) -> None:
@@ -502,7 +511,7 @@ def test_every_column_of_a_table_passes_through(tmp_path: Path, caplog: pytest.L
         first, second = Batch(str(tmp_path / "t.parquet")).items()
     assert first.metadata == {"id": 4, "temperature": 0.5, "seed": 1, "note": None}
     assert second.metadata == {"id": 4, "temperature": None, "seed": 2, "note": None}
-    assert (second.custom_id, first.sampling) == ("line-2", RequestSampling(0.5, None, None, 1))
+    assert (second.custom_id, first.sampling) == ("line-2+", RequestSampling(0.5, None, None, 1))
     told = "temperature (1 lines, the first with 0.5), seed (2 lines, the first with 1)"
     assert f"options of a line: {told}" in caplog.text
     bad = b"id,prompt,day\na,x,Monday,more\nb,y\nc,caf\xe9,Friday\n"

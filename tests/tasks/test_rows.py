@@ -134,6 +134,37 @@ def test_answers_of_runs_below_a_folder_are_not_prompts(tmp_path: Path) -> None:
     assert run / "results.jsonl" in files_of(str(run)), "unless the run is named"
 
 
+def test_a_folder_has_what_its_links_lead_to(tmp_path: Path) -> None:
+    """Once, also where a link leads back to the folder."""
+    for name in ("in/own", "elsewhere/deep"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "x.jsonl").write_text(json.dumps({"prompt": name}) + "\n")
+    (tmp_path / "in" / "linked").symlink_to("../elsewhere")
+    (tmp_path / "elsewhere" / "back").symlink_to("../in")
+    (tmp_path / "in" / "same").symlink_to("own")
+    found = [row.value for row in rows(str(tmp_path / "in"))]
+    assert found == [{"prompt": "elsewhere/deep"}, {"prompt": "in/own"}]
+
+
+@pytest.mark.parametrize("name", ["x.json", "x.json.gz"])
+def test_a_folder_of_objects_may_be_gzipped_or_have_marks(tmp_path: Path, name: str) -> None:
+    content = b'\xef\xbb\xbf{"prompt": "x"}'
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    assert [(row.value, row.error) for row in rows(str(tmp_path))] == [({"prompt": "x"}, None)]
+
+
+@pytest.mark.parametrize("nested", ["[" * 550 + "]" * 550, '{"a":' * 400 + "1" + "}" * 400])
+def test_a_line_that_is_nested_too_deeply_is_an_error_of_its_own(tmp_path: Path, nested: str) -> None:
+    wide = json.dumps({"id": "wide", "prompt": "x", "y": [[]] * 1000, "z": 0})
+    deep = f'{{"id": "deep", "prompt": "x", "y": {nested}}}'
+    (tmp_path / "x.jsonl").write_text("\n".join([wide, deep, wide.replace("0", "[" * 99 + "]" * 99)]))
+    first, second, third = rows(str(tmp_path / "x.jsonl"))
+    assert first.error is None
+    assert third.error is None
+    assert second.error == "line 2: y is nested more than 100 deep; make it flatter"
+    assert second.value == {"id": "deep", "prompt": "x"}
+
+
 def test_a_pipe_is_refused_before_it_is_read(tmp_path: Path) -> None:
     """Its first lines, read to see what they are, would be missing."""
     os.mkfifo(tmp_path / "x.jsonl")
@@ -222,6 +253,16 @@ def test_rows_of_a_table_that_cannot_be_used(tmp_path: Path) -> None:
                 list(rows(str(tmp_path / name)))
     (tmp_path / "empty.csv").write_text("")
     assert list(rows(str(tmp_path / "empty.csv"))) == []
+
+
+@pytest.mark.parametrize("before", ["\n", " \n\n", "sep=;\n\n"])
+def test_empty_lines_before_the_names_of_columns(tmp_path: Path, before: str) -> None:
+    (tmp_path / "x.csv").write_text(before + 'id;prompt\n1;a\n2;"b')
+    read = rows(str(tmp_path / "x.csv"))
+    assert next(read).value == {"id": "1", "prompt": "a"}
+    place = before.count("\n") + 3
+    with pytest.raises(ValueError, match=rf"x\.csv, line {place}: cannot be read \(a quote is not closed\)"):
+        next(read)
 
 
 @pytest.mark.parametrize("head", ["prompt,prompt", "prompt,note,note"])

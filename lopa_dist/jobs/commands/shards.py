@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from array import array
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from lopa_dist.atomic import write_lines
 from lopa_dist.jobs.commands.status import settings, shards_in_words
 from lopa_dist.jobs.folder.batch_output import Line, read_batch_lines, write_batch_output
 from lopa_dist.jobs.folder.journal import Merged, difference
+from lopa_dist.jobs.folder.part_names import in_parts, is_missing
 from lopa_dist.jobs.folder.results import AGAIN, FIGURES, result_lines, results, write_errors
 from lopa_dist.jobs.folder.shard_figures import read_figures
 from lopa_dist.jobs.run.output import write_output
@@ -24,9 +26,12 @@ from lopa_dist.jobs.show.made_on import made_together
 from lopa_dist.jobs.show.metrics import counted, failures
 from lopa_dist.jobs.show.report import config_of, read_report, write_report
 from lopa_dist.jobs.show.run_state import runs_below
+from lopa_dist.jobs.show.where_it_began import where_it_began
+from lopa_dist.remote import is_remote
 from lopa_dist.tasks.registry import make_task
 from lopa_dist.tasks.task import TotallingTask
 
+log = logging.getLogger("lopa_dist")
 AT_ONCE = 1.25  # an array whose shards ran at once may take this many times as long as its longest shard
 MOST_NAMED = 8  # the most shards named in a line
 CLOCK_S = 2.0  # seconds by which clocks of nodes, and starts of an array's jobs, may differ
@@ -69,6 +74,7 @@ def merge_shards(folder: Path) -> dict[str, Any]:
             raise ValueError(f"{part}: {count} result lines of {report['requests']}; run it again to finish it")
         if not (part / FIGURES).exists():
             raise ValueError(f"{part}: no {FIGURES}, which earlier versions did not write; {AGAIN}")
+    anew = not (folder / "report.json").exists()  # nothing was merged here before
     places = {part: array("q") for part in reports}  # of finished requests, in the whole input
     # each shard's lines are in order
     write_lines(folder / "results.jsonl", (line for _, line in merge(*(numbered(*shard) for shard in places.items()))))
@@ -85,7 +91,11 @@ def merge_shards(folder: Path) -> dict[str, Any]:
         assert isinstance(task, TotallingTask)
         report["metrics"] = task.totals(results(folder))
     write_report(folder, report)
-    write_output(folder, report)
+    if out := report["task"].get("output"):
+        place = where_it_began(folder, out)
+        if anew and not is_remote(place) and not in_parts(place) and not is_missing(place):
+            log.warning("WARNING: task.output=%s was there already; the merged results replace it", place)
+        write_output(folder, report | {"task": report["task"] | {"output": place}})
     return report
 
 

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from lopa_dist.config import typed
-from lopa_dist.jobs.commands.go_on import go_on, shards_again, spans
+from lopa_dist.jobs.commands.go_on import go_on, shards_again, spans, words
 from lopa_dist.jobs.folder.journal import difference
 from lopa_dist.jobs.folder.sweep_points import without_run
 from lopa_dist.jobs.show.report import duration, read_report
@@ -90,7 +90,9 @@ def runs_in_words(runs: Sequence[RunState]) -> list[str]:
     lines = [f"{complete} of {len(runs)} runs are complete"] if len(runs) > 1 else []
     for run in stopped:
         ends = f"the log of {run.folder} ends with: {last}\n" if (last := last_line(run.folder)) else ""
-        lines.append(f"{ends}{run.folder} goes on{unless_queued([run])} with:\n{go_on(run)}{not_repeated([run])}")
+        lines.append(
+            f"{ends}{run.folder} goes on{unless_queued([run])} with:\n{go_on(run)}{not_repeated([run])}{piped(run)}"
+        )
     lines += [
         f"{run.folder} is complete, but task.output={run.unwritten} is not there; this writes it:\n"
         f"{output_again(run.folder, run.unwritten)}"
@@ -122,6 +124,11 @@ def not_repeated(runs: Sequence[RunState]) -> str:
         "\n(with the job's time, cores, memory, partition, account and QOS; add what else sbatch was given, such as "
         "--exclusive, --constraint or %8, and the environment, such as RESTARTS, SCRATCH or OMP_NUM_THREADS)"
     )
+
+
+def piped(run: RunState) -> str:
+    """Return a note that a run reads standard input; empty for others."""
+    return "\n(pipe the same text into it again)" if "task.input=-" in words(run) else ""
 
 
 def unless_queued(runs: Sequence[RunState]) -> str:

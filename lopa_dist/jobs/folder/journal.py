@@ -300,6 +300,8 @@ def merge(
         # the first entry counts, unless a later one is better: an answer is better than an error, one with its format
         # better than one without (of these, one with more tries), and one with a verdict better than one without
         kind = FAILED if "figures" not in entry else UNJUDGED if "unjudged" in entry else JUDGED
+        if kind == FAILED and rejected(index):
+            continue  # it was set aside later, and counts as that
         if kind != FAILED and entry.get("judged_by") != judged_by(index):
             kind = STALE
         good = (-1 if kind == FAILED else entry.get(TRIED, ENOUGH), kind)

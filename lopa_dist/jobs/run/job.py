@@ -29,12 +29,13 @@ from lopa_dist.jobs.folder.part_names import in_parts
 from lopa_dist.jobs.folder.results import results, write_errors
 from lopa_dist.jobs.folder.shard_figures import write_figures
 from lopa_dist.jobs.run.answers import NOT_NUMBERS, Pieces, answer_of, error_line, generation_line
+from lopa_dist.jobs.run.apart import check_apart
 from lopa_dist.jobs.run.attempt import Attempt, begin_attempt, tries_of
 from lopa_dist.jobs.run.crashes import Begun
 from lopa_dist.jobs.run.job_input import JobInput, request_id
 from lopa_dist.jobs.run.judging import Answer, Judges, Verdict
 from lopa_dist.jobs.run.lessons import Lessons
-from lopa_dist.jobs.run.output import check_output, check_parts, warnings_of, write_output
+from lopa_dist.jobs.run.output import check_parts, warnings_of, write_output
 from lopa_dist.jobs.run.parts import Parts
 from lopa_dist.jobs.run.prompts import Encoder, wraps
 from lopa_dist.jobs.run.recall import recall
@@ -90,7 +91,7 @@ def run(
             raise ValueError(
                 f"task.input=- with {world.size} ranks: standard input reaches one rank only; write a file"
             )
-        check_output(config.task)
+        check_apart(config.task, folder)
         task = make_task(config.task)
         whole_input = HashedItems(task.items())
         items = islice(whole_input, config.task.shard, None, config.task.shards)
@@ -115,6 +116,8 @@ def run(
                 config = resolve(config, builder.shape, device, given)
                 encoder = Encoder(config, builder.shape, builder.tokenizer)
                 job_input = JobInput(encoder, group.store.between(chain(first, items)), named=world.rank == 0)
+                if not len(job_input) and config.task.shards == 1:  # results of an earlier input stay
+                    raise UserError(f"nothing to run: task.input={config.task.input} has no lines")
                 if world.rank == 0:
                     job_input.warnings += warnings_of(config.task, not (folder / "journal").exists())
                     job_input.warnings += idle_in_scoring(task, given or ())
@@ -224,7 +227,8 @@ class Job:
         if wandb_log is not None:
             wandb_log.finish(engine, stopped, report)
         # all leave together: a launcher ends the others when one rank leaves a job that is not complete
-        complete = group.store.broadcast("complete", "yes" if report.get("requests") == len(self.input) else "no")
+        whole = report.get("requests") == len(self.input) and not report.get("open")
+        complete = group.store.broadcast("complete", "yes" if whole else "no")
         if self.is_rank_0 and complete == "yes":
             self.write_output(report)
         if stopped and complete != "yes":
@@ -242,9 +246,10 @@ class Job:
         if not self.requests and not self.attempt.rejudged and file.exists():
             with suppress(ValueError):  # a damaged one is made anew
                 report = read_report(file)
-        if not report or report.get("unjudged") or report["requests"] != len(self.input):
+        if not report or report.get("unjudged") or report.get("open") or report["requests"] != len(self.input):
             return {}
-        if report.get("input") != self.digest():
+        # another attempt may have been killed since
+        if report.get("input") != self.digest() or report.get("attempts") != self.attempt.number - 1:
             return {}
         self.merge()
         write_errors(self.folder, report["errors"])
@@ -263,11 +268,14 @@ class Job:
                 "%d of them are not of their format, which is no error: more task.tries, at a temperature, generate "
                 "them again", invalid,
             )  # fmt: skip
-        if unusable := sum(self.input.rejected):
+        aside = len(self.input.aside)
+        if unusable := sum(self.input.rejected) - aside:
             log.info(
                 "%d of them are errors that no other attempt mends: their lines cannot be used, as errors.jsonl says; "
                 "correct them and give the same command", unusable,
             )  # fmt: skip
+        if aside:
+            log.info("%d of them were set aside, as errors.jsonl says; job.retry=errors runs them again", aside)
         return report
 
     def make_parts(self) -> Parts | None:
@@ -446,6 +454,8 @@ class Job:
             "made": self.made,
             "chat_template": wraps(self.builder.tokenizer, config.model.chat_template),
         }
+        if stopped and (left := self.left()):
+            report["open"] = left
         if own := {key: value for key, value in self.attempt.settings.items() if key.startswith(SOURCE_OF)}:
             report["own_code"] = own
         if in_vain := statistics.in_vain():
@@ -463,6 +473,11 @@ class Job:
             report["metrics"] = self.task.totals(results(folder))
         write_report(folder, report)  # last, because a job that finds it has nothing more to do
         return report
+
+    def left(self) -> int:
+        """Return how many of this attempt's requests have not ended, also those that it was to run again."""
+        ended = self.group.progress.add()["done"] - sum(self.input.rejected) - sum(self.attempt.done)
+        return len(self.requests) - ended
 
     def merge(self) -> Merged:
         """Write `results.jsonl` from what all attempts have finished, and return their figures."""

@@ -82,9 +82,11 @@ class JobInput:
         counts = np.array(crashes, int)
         for index in np.flatnonzero(counts >= (most or 256)).tolist():
             self.rejected[index] = 1
+            times = f"{counts[index]} times" if counts[index] > 1 else "once"
+            alone = ", the last time with no other beside it" if counts[index] > 1 else ""
             self.aside[index] = (
-                f"the process ended {counts[index]} times while this request ran, the last time with no other beside "
-                "it; it was set aside. job.retry=errors runs it again: give it more memory, or a shorter prompt"
+                f"the process ended {times} while this request ran{alone}; it was set aside. job.retry=errors runs it "
+                "again: give it more memory, or a shorter prompt"
             )
         return int((counts > 0).sum()) - len(self.aside)
 

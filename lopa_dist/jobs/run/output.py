@@ -12,30 +12,12 @@ from lopa_dist.checks import UserError
 from lopa_dist.config import TaskConfig
 from lopa_dist.jobs.folder.open_files import lines_of
 from lopa_dist.jobs.folder.own_parts import keep_parts, note_parts, parts_written
-from lopa_dist.jobs.folder.part_names import in_parts, is_missing, part_name, parts_of, parts_there, place_of
+from lopa_dist.jobs.folder.part_names import in_parts, is_missing, parts_of, parts_there
 from lopa_dist.jobs.show.table import mixed_types, output_again, to_be_written, write_table
 from lopa_dist.remote import is_remote
-from lopa_dist.tasks.rows import takes
 
 log = logging.getLogger("lopa_dist")
 KEY = "task.output"
-
-
-def check_output(task: TaskConfig) -> None:
-    """Raise a UserError if `task.output` would replace the prompts, or be read as prompts by the next job."""
-    if task.output and task.input and place_of(task.output) == place_of(task.input):
-        raise UserError(
-            f"task.output={task.output} is task.input: the results would replace the prompts. Name another file"
-        )
-    if task.output and task.input and takes(task.input, part_name(task.output, 0)):
-        raise UserError(
-            f"task.output={task.output} is one of the files that task.input={task.input} names: the results would "
-            "replace prompts, or be read as prompts by the next job. Name another file or folder"
-        )
-    if task.output and task.input and Path(place_of(task.input)) in Path(place_of(task.output)).parents:
-        raise UserError(
-            f"task.output={task.output} is in the folder task.input: the next job would read it. Name another folder"
-        )
 
 
 def warnings_of(task: TaskConfig, begins: bool) -> list[str]:
@@ -49,7 +31,10 @@ def warnings_of(task: TaskConfig, begins: bool) -> list[str]:
 
 
 def check_parts(folder: Path, out: str, answers: int, begins: bool) -> None:
-    """Raise a UserError if there are parts that are not this job's: they would be read together with its own.
+    """Raise a UserError if there are parts that are not this job's: they would be replaced, or read with its own.
+
+    A run with a journal knows which parts it has written on this machine. Elsewhere, parts count as its own if it has
+    begun and has as many.
 
     Args:
         folder: of the run.
@@ -58,7 +43,8 @@ def check_parts(folder: Path, out: str, answers: int, begins: bool) -> None:
         begins: whether nothing of the job is done yet.
     """
     most, own = len(parts_of(out, answers)), parts_written(folder, out)
-    foreign = [name for number, name in parts_there(out, KEY).items() if number >= own and (begins or number >= most)]
+    known = begins or (not is_remote(out) and (folder / "journal").is_dir())
+    foreign = [name for number, name in parts_there(out, KEY).items() if number >= own and (known or number >= most)]
     if foreign:
         names = f"{foreign[0]} to {foreign[-1]}" if len(foreign) > 1 else foreign[0]
         raise UserError(f"{KEY}={out}: {names} there is not of this job; remove it, or name another folder")

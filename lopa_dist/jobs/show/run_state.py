@@ -113,7 +113,8 @@ def state_of(folder: Path) -> RunState:
         invalid += record.invalid
     # the report of an earlier attempt is not about today's input
     if report and not busy and (record is None or report.get("attempts") == record.number or done == expected):
-        expected, done, errors = report.get("expected", expected), report["requests"], report["errors"]
+        expected, errors = report.get("expected", expected), report["errors"]
+        done = report["requests"] - report.get("open", 0)  # of those that a stopped attempt was to run again
         invalid = report.get("tries", {}).get("invalid", 0)
     complete = bool(report) and done == expected
     if complete and not busy:
@@ -141,6 +142,8 @@ def finished_since(journal: Journal, attempt: int) -> tuple[float, float, float,
     last = journal.next_attempt() - 1
     tokens, seconds, own, done, errors, invalid = 0, 0.0, 0, 0, 0, 0
     for entry, where in journal.entries(min(attempt, last)):
+        if "attempt" in entry:
+            continue  # a new verdict of an answer that an earlier attempt has finished
         number = attempt_of(where.part)
         if "id" in entry and number >= attempt:
             done += 1

@@ -13,13 +13,27 @@ from lopa_dist.tasks.rows import files_of, is_dataset
 
 def report_where_it_began(folder: Path) -> dict[str, Any]:
     """Return a run's report; a relative input that is not here is also looked for in the folder the job began in."""
-    report, record = read_report(folder / "report.json"), AttemptRecord.last(folder / "journal")
+    report, record = read_report(folder / "report.json"), record_of(folder)
     source = report["task"]["input"]
     if record and source and not is_remote(source) and not is_dataset(source) and not files_there(source):
         begun = str(Path(record.folder, source))
         if files_there(begun):
             report["task"] |= {"input": begun}
     return report
+
+
+def where_it_began(folder: Path, path: str) -> str:
+    """Return where a file of a run's settings is: a relative path begins in the folder that the job was started in."""
+    record = record_of(folder)
+    if record is None or is_remote(path) or Path(record.folder) == Path.cwd():
+        return path
+    return str(Path(record.folder, Path(path).expanduser()))
+
+
+def record_of(folder: Path) -> AttemptRecord | None:
+    """Return the record of a run's last attempt, or of one of the shards that were merged into a folder."""
+    journals = [folder / "journal", *sorted(folder.glob("*/journal"))]
+    return next(filter(None, map(AttemptRecord.last, journals)), None)
 
 
 def files_there(source: str) -> bool:

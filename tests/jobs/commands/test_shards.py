@@ -56,6 +56,34 @@ def test_merged_is_what_one_job_gives(folder: Path) -> None:
     assert trace(folder / "array", "5").custom_id == lines(folder / "whole")[5]["custom_id"]  # of shard 2
 
 
+@pytest.mark.parametrize("ending", ["jsonl", "csv"])
+def test_relative_paths_begin_where_the_shards_were_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, ending: str
+) -> None:
+    """Not where they are merged, where a file of the same name may be."""
+    out = f"out/answers.{ending}"
+    for place in ("began", "elsewhere"):
+        (tmp_path / place / "out").mkdir(parents=True)
+    (tmp_path / "elsewhere" / out).write_text("mine")
+    monkeypatch.chdir(tmp_path / "began")
+    Path("prompts.jsonl").write_text('{"prompt": "Ann has 2 books .", "max_tokens": 4}\n' * 2)
+    for shard in range(2):
+        task = TaskConfig("batch", None, "prompts.jsonl", output=out, shard=shard, shards=2)
+        run(config(task), Path(f"array/shard-{shard}").absolute(), World("python"))
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for _ in range(2):
+        merge_shards(Path("../began/array"))
+    assert Path(out).read_text() == "mine"
+    written = (tmp_path / "began" / out).read_text()
+    assert written.count("\n") == 2 + (ending == "csv")
+    assert "Ann has" in written or ending == "jsonl"
+    assert "was there already" not in caplog.text  # the second time they are its own
+
+    (tmp_path / "began" / "array" / "report.json").unlink()
+    merge_shards(tmp_path / "began" / "array")
+    assert f"task.output={tmp_path}/began/{out} was there already; the merged results replace it" in caplog.text
+
+
 def test_shards_that_did_not_run_at_once_are_told(folder: Path) -> None:
     """For tokens per second are as if they had."""
     reports = [json.loads(file.read_text()) for file in sorted((folder / "array").glob("?/report.json"))]

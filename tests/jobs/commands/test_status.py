@@ -16,7 +16,8 @@ import pytest
 from rich.console import Console
 
 from lopa_dist.commands import perform
-from lopa_dist.config import composed
+from lopa_dist.config import Config, TaskConfig, composed
+from lopa_dist.engine.config import EngineConfig
 from lopa_dist.jobs.commands.go_on import spans
 from lopa_dist.jobs.commands.shards import merge_shards
 from lopa_dist.jobs.commands.status import runs_in_words, status
@@ -27,6 +28,7 @@ from lopa_dist.jobs.show.report import duration
 from lopa_dist.jobs.show.run_state import state_of
 from lopa_dist.parallel.launcher import Start, World
 from tests.jobs.folder.test_one_job import other
+from tests.jobs.run.test_job import config
 from tests.jobs.test_resumed_figures import Killed, killed_after
 
 ROOT = Path(__file__).parents[3]
@@ -206,6 +208,35 @@ def test_a_whole_run_that_was_stopped_goes_on_by_its_command(array: Path, tmp_pa
     (folder / "journal" / "001.json").unlink()  # by a version that wrote none
     assert cells(said(folder))[0][1:4] == ["stopped", "1", "?"]
     assert said(folder).endswith(f"the same command again, with hydra.run.dir={folder}\n")
+
+
+def test_a_run_that_read_standard_input_needs_the_same_again(array: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(array / "shard-1", folder)
+    settings = json.loads((folder / "journal" / "settings.json").read_text())
+    (folder / "journal" / "settings.json").write_text(json.dumps(settings | {"shard": "0 of 1"}))
+    record = json.loads((folder / "journal" / "001.json").read_text())
+    words = [word.replace("prompts.jsonl", "-") for word in TYPED]
+    (folder / "journal" / "001.json").write_text(json.dumps(record | {"words": words}))
+    assert said(folder).endswith("\n(pipe the same text into it again)\n")
+
+
+def test_answers_that_were_judged_again_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"prompt": f"Ann has {n} books .", "max_tokens": 4, "reference": "x"} for n in range(2, 10)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "judge.py").write_text("def right(text, fields):\n    return True\n")
+
+    def job(score: str) -> Config:
+        return config(TaskConfig("batch", None, str(tmp_path / "in.jsonl"), score=score))
+
+    for score, entries in (("exact", 3), (f"{tmp_path}/judge.py:right", 5)):  # in the second, three have new verdicts
+        made = replace(job(score), engine=EngineConfig(max_sequences=1))
+        with monkeypatch.context() as patch:
+            patch.setattr("lopa_dist.jobs.folder.journal.Writer.write", killed_after(entries))
+            with pytest.raises(Killed):
+                run(made, tmp_path / "run", World("python"))
+    found = state_of(tmp_path / "run")
+    assert (found.state, found.done, found.open) == ("stopped", 5, 3)
 
 
 def test_a_complete_run_whose_output_is_not_there_says_so(array: Path, tmp_path: Path) -> None:

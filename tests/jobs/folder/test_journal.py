@@ -45,7 +45,8 @@ def test_lines_come_in_input_order_with_rejected_ones_between(tmp_path: Path) ->
     failed = {name: content for name, content in entry("d").items() if name != "figures"}
     append(tmp_path, 1, 0, entry("c"), failed, entry("a"))
     append(tmp_path, 1, 1, entry("b"), {"statistics": {}, "replica": 1, "at": 2.0})
-    merged = merge(journal, tmp_path, ids_of("a", None, "b", "c", "d"), lambda i: {"custom_id": "bad"}, range(4, 14, 2))
+    bad = {1: {"custom_id": "bad"}}
+    merged = merge(journal, tmp_path, ids_of("a", None, "b", "c", "d"), bad.get, range(4, 14, 2))
     assert [(r["custom_id"], r["index"]) for r in results(tmp_path)] == [
         ("a", 4), ("bad", 6), ("b", 8), ("c", 10), ("d", 12),
     ]  # fmt: skip

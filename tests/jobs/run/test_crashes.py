@@ -14,13 +14,16 @@ from lopa_dist.config import Config, JobConfig, TaskConfig
 from lopa_dist.decode import FAILED
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.running_batch import RunningBatch
+from lopa_dist.jobs.folder.journal import Writer
 from lopa_dist.jobs.run.answers import NOT_NUMBERS
 from lopa_dist.jobs.run.crashes import Begun, crashes
 from lopa_dist.jobs.run.job import run
+from lopa_dist.jobs.show.run_state import state_of
 from lopa_dist.parallel.launcher import RankError, World
-from lopa_dist.parallel.stop import Stopped
+from lopa_dist.parallel.stop import Stop, Stopped
 from tests.jobs.folder.test_packed import ids_of
 from tests.jobs.run.test_job import config, lines
+from tests.jobs.test_resumed_figures import Killed, killed_after
 
 POISON = 4
 
@@ -90,6 +93,74 @@ def test_a_crash_is_never_blamed_where_nobody_wants_it(tmp_path: Path, monkeypat
     for _ in range(4):
         with pytest.raises(Crash):
             run(job(crashes=None), tmp_path, World("python"))
+
+
+def test_a_request_that_failed_before_it_was_set_aside_counts_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: list[dict[str, Any]]
+) -> None:
+    generation = RunningBatch.generation
+
+    def failing(self: RunningBatch, slot: int, *rest: Any) -> Any:
+        if self.running[slot].request.index == POISON:
+            self.host.done[slot] = FAILED
+        return generation(self, slot, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunningBatch, "generation", failing)
+        assert run(job(), tmp_path, World("python"))["errors"] == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(RunningBatch, "schedule", crashing([]))
+        with pytest.raises(Crash):
+            run(job(retry="errors"), tmp_path, World("python"))
+    # what a launcher starts again
+    monkeypatch.setattr("lopa_dist.parallel.launcher.Start.again", lambda *_: True)
+    report = run(job(retry="errors", crashes=1), tmp_path, World("python"))
+    assert (report["requests"], report["errors"]) == (9, 1)
+    found = lines(tmp_path)
+    assert "the process ended once while this request ran; it was set aside" in found[POISON]["error"]
+    assert same(found[:POISON] + found[POISON + 1 :], undisturbed[:POISON] + undisturbed[POISON + 1 :])
+
+
+def test_a_retry_that_was_stopped_or_killed_is_not_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: list[dict[str, Any]]
+) -> None:
+    generation = RunningBatch.generation
+
+    def failing(self: RunningBatch, slot: int, *rest: Any) -> Any:
+        self.host.done[slot] = FAILED
+        return generation(self, slot, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunningBatch, "generation", failing)
+        assert run(job(), tmp_path, World("python"))["errors"] == 9
+    write = Writer.write
+
+    def stopping(self: Writer, *entries: dict[str, Any]) -> None:
+        write(self, *entries)
+        stop.ask("SIGTERM")
+
+    stop = Stop(grace_s=60.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Writer, "write", stopping)
+        with pytest.raises(Stopped, match="the results so far are kept"):
+            run(job(retry="errors"), tmp_path, World("python"), stop)
+    found = state_of(tmp_path)
+    done = sum(line["finish_reason"] != "error" for line in lines(tmp_path))
+    assert 0 < done < 9
+    assert (found.state, found.done, found.open) == ("stopped", done, 9 - done)
+
+    monkeypatch.setattr("lopa_dist.parallel.launcher.Start.again", lambda *_: True)
+    with monkeypatch.context() as patch:
+        patch.setattr(Writer, "write", killed_after(1))
+        with pytest.raises(Killed):
+            run(job(retry="errors"), tmp_path, World("python"))
+    report = run(job(), tmp_path, World("python"))  # errors are results: nothing is left to run
+    found_lines = lines(tmp_path)
+    assert report["errors"] == sum(line["finish_reason"] == "error" for line in found_lines) == 9 - done - 1
+    assert state_of(tmp_path).state == "complete"
+    assert run(job(), tmp_path, World("python")) == report
+    assert run(job(retry="errors"), tmp_path, World("python"))["errors"] == 0
+    assert same(lines(tmp_path), undisturbed)
 
 
 def test_errors_alone_run_again(

@@ -141,3 +141,29 @@ def test_a_job_of_errors_alone_has_parts(tmp_path: Path) -> None:
     run(config(task(tmp_path, [{"review": ""}])), tmp_path / "run", World("python"))
     assert read_report(tmp_path / "run" / "report.json")["errors"] == 1
     assert [len(part) for part in read(tmp_path)] == [1]
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_parts_of_another_job_that_runs_meanwhile_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, early: bool
+) -> None:
+    """Whichever has written a part first, the one that ends later notices."""
+    (tmp_path / "other").mkdir()
+    mine, other = config(task(tmp_path)), config(task(tmp_path / "other", ROWS[::-1]))
+    other.task.output = mine.task.output
+    write_output = job.write_output
+
+    def end(folder: Path, report: dict[str, Any]) -> None:
+        if folder.name == "mine":
+            run(other, tmp_path / "others", World("python"))
+        write_output(folder, report)
+
+    monkeypatch.setattr(job, "write_output", end)
+    if not early:
+        monkeypatch.setattr(parts.Parts, "__call__", lambda *_: None)
+    with pytest.raises(UserError, match=r"there is not of this job; remove it, or name another folder"):
+        run(mine, tmp_path / "mine", World("python"))
+    if not early:
+        assert [row["text"] for part in read(tmp_path) for row in part] == [
+            line["text"] for line in lines(tmp_path / "others")
+        ]

@@ -199,6 +199,7 @@ def test_a_schema_that_takes_too_long_costs_its_own_answers(tmp_path: Path, monk
     ids=str,
 )
 def test_a_schema_that_is_none_is_that_line_s_error(tmp_path: Path, schema: Any) -> None:
+    reason = "response_format is nested more than" if schema == "deep" else "json_schema"
     if schema == "deep":
         schema = {}
         for _ in range(400):
@@ -208,4 +209,4 @@ def test_a_schema_that_is_none_is_that_line_s_error(tmp_path: Path, schema: Any)
     first, second = lines(tmp_path / "run")
     assert first["finish_reason"] in ("stop", "length")
     assert second["finish_reason"] == "error"
-    assert "json_schema" in second["error"]
+    assert reason in second["error"]

@@ -15,8 +15,9 @@ import pytest
 from lopa_dist.checks import UserError
 from lopa_dist.config import TaskConfig, check_files
 from lopa_dist.jobs.commands.trace import trace
+from lopa_dist.jobs.run.apart import check_apart
 from lopa_dist.jobs.run.job import run
-from lopa_dist.jobs.run.output import check_output, warnings_of, write_output
+from lopa_dist.jobs.run.output import warnings_of, write_output
 from lopa_dist.jobs.show.run_page import questions_again
 from lopa_dist.jobs.show.table import input_names, write_table
 from lopa_dist.parallel.launcher import World
@@ -263,7 +264,7 @@ def test_columns_of_a_parquet_input_keep_their_types(tmp_path: Path) -> None:
     assert [row["input.forwards"] for row in rows[:2]] == ["x", "x"]
     assert type(rows[0]["forwards"]) is int
     with pytest.raises(UserError, match=r"is in the folder task\.input"):
-        check_output(TaskConfig("batch", None, str(tmp_path / "in"), output=str(tmp_path / "in" / "a.parquet")))
+        check_apart(TaskConfig("batch", None, str(tmp_path / "in"), output=str(tmp_path / "in" / "a.parquet")))
 
 
 def test_integers_and_fractions_of_lines_are_fractions(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -285,8 +286,8 @@ def test_integers_and_fractions_of_lines_are_fractions(tmp_path: Path, caplog: p
 @pytest.mark.parametrize("out", ["in/part-1.jsonl", "in/part-9.jsonl", "in/part-*.jsonl"])
 def test_results_do_not_go_where_the_next_job_reads_prompts(tmp_path: Path, source: str, out: str) -> None:
     with pytest.raises(UserError, match=r"is (one of the files that )?task\.input.*: the results would replace"):
-        check_output(TaskConfig("batch", None, str(tmp_path / source), output=str(tmp_path / out)))
-    check_output(TaskConfig("batch", None, str(tmp_path / source), output=str(tmp_path / "answers.parquet")))
+        check_apart(TaskConfig("batch", None, str(tmp_path / source), output=str(tmp_path / out)))
+    check_apart(TaskConfig("batch", None, str(tmp_path / source), output=str(tmp_path / "answers.parquet")))
 
 
 def test_columns_with_several_types_lose_no_value(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
