@@ -53,12 +53,13 @@ def decode_configs(draw: st.DrawFn) -> DecodeConfig:
     eighths = st.integers(0, 8).map(lambda n: n / 8)
     context = draw(st.sampled_from(CONTEXTS))
     tau_edit = draw(st.sampled_from([None, 0.0, 0.25, 0.75])) if context == "blocks" else None
+    size = draw(st.sampled_from([1, 3, 4, 8, 32]))
     return DecodeConfig(
         **draw(verification()),
         tau_edit=tau_edit,
         tau_entropy=draw(st.sampled_from([None, None, 0.0, 0.125, 0.5])),
-        block_size=draw(st.sampled_from([4, 8, 32])),
-        sub_block_size=draw(st.sampled_from([None, None, 2, 4])),
+        block_size=size,
+        sub_block_size=draw(st.sampled_from([None, None, *(part for part in (1, 2, 4) if size % part == 0)])),
         max_new_tokens=draw(st.integers(1, 70)),
         max_active_blocks=draw(st.sampled_from([None, 1, 2])) if tau_edit is None else 1,
         tau_add=draw(eighths),
@@ -73,12 +74,12 @@ def decode_configs(draw: st.DrawFn) -> DecodeConfig:
 @st.composite
 def engine_configs(draw: st.DrawFn, base: DecodeConfig) -> DecodeConfig:
     """Variants of `base` for short answers of a small random model."""
-    size = draw(st.sampled_from([4, 4, 8, 32]))
+    size = draw(st.sampled_from([1, 3, 4, 4, 8, 32]))
     return replace(
         base,
         **draw(verification()),
         block_size=size,
-        sub_block_size=draw(st.sampled_from([None, None, 2])),
+        sub_block_size=draw(st.sampled_from([None, None, 2 if size % 2 == 0 else size])),
         max_active_blocks=draw(st.sampled_from([None, None, 1])),
         tau_conf=draw(st.sampled_from([0.02, 0.1, 0.3, 0.6, 0.95])),
         tau_add=draw(st.sampled_from([0.02, 0.25, 0.95])),

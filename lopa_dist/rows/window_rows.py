@@ -260,5 +260,6 @@ def shapes(config: DecodeConfig, host: HostState) -> Iterator[tuple[int, ...]]:
         strict=True,
     ):
         begin = complete - complete % config.block_size  # see `block_begins`
-        known = committed > 0, committed - begin, complete - begin, end - begin, suffix
+        # a prompt that waits has -1: in blocks of one token, its distance to the window is that of a committed block
+        known = committed < 0, committed > 0, committed - begin, complete - begin, end - begin, suffix
         yield (branches, drafts, wanted, first, *known) if branches else ()
