@@ -454,8 +454,8 @@ class Job:
             "made": self.made,
             "chat_template": wraps(self.builder.tokenizer, config.model.chat_template),
         }
-        if stopped and (left := self.left()):
-            report["open"] = left
+        if stopped and lines == len(self.input) and (left := self.left()):
+            report["open"] = left  # they have results, which this attempt was to replace
         if own := {key: value for key, value in self.attempt.settings.items() if key.startswith(SOURCE_OF)}:
             report["own_code"] = own
         if in_vain := statistics.in_vain():
@@ -475,7 +475,7 @@ class Job:
         return report
 
     def left(self) -> int:
-        """Return how many of this attempt's requests have not ended, also those that it was to run again."""
+        """Return how many of this attempt's requests have not ended."""
         ended = self.group.progress.add()["done"] - sum(self.input.rejected) - sum(self.attempt.done)
         return len(self.requests) - ended
 

@@ -121,6 +121,22 @@ def test_a_request_that_failed_before_it_was_set_aside_counts_once(
     assert same(found[:POISON] + found[POISON + 1 :], undisturbed[:POISON] + undisturbed[POISON + 1 :])
 
 
+def test_what_a_stop_leaves_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, stop = Writer.write, Stop(grace_s=60.0)
+
+    def stopping(self: Writer, *entries: dict[str, Any]) -> None:
+        write(self, *entries)
+        stop.ask("SIGTERM")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Writer, "write", stopping)
+        with pytest.raises(Stopped, match="the results so far are kept"):
+            run(job(), tmp_path, World("python"), stop)
+    found, done = state_of(tmp_path), len(lines(tmp_path))
+    assert 0 < done < 9
+    assert (found.state, found.done, found.open) == ("stopped", done, 9 - done)
+
+
 def test_a_retry_that_was_stopped_or_killed_is_not_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: list[dict[str, Any]]
 ) -> None:
