@@ -111,6 +111,8 @@ def job(raw: DictConfig) -> Any:
     except Stopped as error:
         go_on = f"; go on with {again}" if world.rank == 0 else ""
         into_log(f"{error}{go_on}")
+        if error.alone:
+            die(f"lopa-dist: {error}{go_on}", STOPPED)
         tell(f"lopa-dist: {error}{go_on}")
         sys.exit(STOPPED)
     except (RankError, UserError) as error:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import logging
 import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from difflib import get_close_matches
+from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal
@@ -27,11 +30,14 @@ from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.setup.device import choose_device
 from lopa_dist.jobs.setup.resolve import resolve, resolve_decode
 from lopa_dist.jobs.show.progress import ProgressDisplay
-from lopa_dist.parallel.failures import announce_before_joining
+from lopa_dist.parallel.failures import announce_before_joining, announce_end
 from lopa_dist.parallel.group import Group
-from lopa_dist.parallel.launcher import LaunchError, RankError, detect
+from lopa_dist.parallel.heartbeat import Heartbeat
+from lopa_dist.parallel.launcher import JOIN, LaunchError, RankError, World, detect, names_of
 from lopa_dist.parallel.mesh import choose_mesh
-from lopa_dist.parallel.stop import SIGNALS, Stop, Stopped
+from lopa_dist.parallel.rendezvous import rendezvous
+from lopa_dist.parallel.stop import SIGNALS, Stop, Stopped, bound_end
+from lopa_dist.parallel.store_keys import JOINED
 from lopa_dist.tasks.batch_line import BadLine, bad_line, read_request
 from lopa_dist.tasks.response_format import TRIES
 from lopa_dist.tasks.task import Continuation, Item, Origin
@@ -44,6 +50,8 @@ Prompt = str | Sequence[Mapping[str, Any]]
 SECTIONS = ("model", "decode", "engine", "parallel", "seed")
 AT_ONCE = 64  # the most continuations that a rank scores together
 SAME_CALL = "Every rank makes the same calls, with the same arguments"
+SILENT_S = JOIN.total_seconds()  # after which a rank that gives no sign of life between two calls counts as lost
+BETWEEN = -1  # in place of a meeting's number, for what ranks tell each other between meetings
 MEETINGS = count()  # numbers this process's meetings with the other ranks, those of all `LLM` objects together
 
 
@@ -124,6 +132,8 @@ class LLM:
 
     def __init__(self, model: str = "embedded", *settings: str) -> None:
         self.named = model, *settings
+        if wrong := [setting for setting in settings if not isinstance(setting, str)]:
+            raise ValueError(f"{wrong[0]!r}: give settings as texts, such as 'decode.drafts=4'")
         self.settings = [*model_settings(model), *settings]
         check_keys(self.settings)
         for setting in settings:
@@ -135,6 +145,9 @@ class LLM:
         self.warned: set[str] = set()  # warnings that were logged; once is enough
         self.engine: Engine | None = None  # of the last call that generated
         self.builder = EngineBuilder(self.config.model, choose_device(self.config, self.world))
+        self.heart: Heartbeat | None = None
+        if self.world.size > 1:  # before loading, which may take some ranks much longer
+            self.heart = meet(self.world, self.config.parallel.timeout_s)
         if self.config.parallel.tensor in ("auto", 1):  # else this rank's share is known when the ranks have met
             self.builder.load(warn=self.world.rank == 0)
 
@@ -207,12 +220,13 @@ class LLM:
             Stopped: SIGTERM, SIGUSR1 or SIGHUP came meanwhile.
         """
         with self.refusing():
+            prefixes = listed(prefixes, "prefixes")
             if isinstance(suffixes, str) or len(suffixes) != len(prefixes):
                 raise ValueError("suffixes: give a list with one text for each prefix")
             for number, suffix in enumerate(suffixes):
                 check_text(suffix, f"suffixes[{number}]")
             limits = for_each(max_tokens, len(prefixes), "max_tokens", "prefixes")
-            params = for_each(sampling or SamplingParams(), len(prefixes), "sampling parameters", "prefixes")
+            params = params_for(sampling, len(prefixes), "prefixes")
             limited = [replace(one, max_tokens=limit) for one, limit in zip(params, limits, strict=True)]
             items = items_of(prefixes, limited)
             items = [replace(item, suffix=suffixes[item.origin.line - 1]) for item in items if item.origin]
@@ -241,6 +255,8 @@ class LLM:
             if not items:
                 return list(refused.values())
             requests = encoded(encoder, items)
+            longest = max(request.max_new_tokens for request in requests)  # as far as the model's positions reach
+            config = replace(config, decode=replace(config.decode, max_new_tokens=longest))
         self.warn(encoder)
         with self.joined(config, len(items), config.decode.max_branches) as group:
             config = resolve(config, builder.shape, builder.device)
@@ -288,6 +304,8 @@ class LLM:
         with self.refusing():
             config = self.configured(decode, overrides)
             config = replace(config, decode=resolve_decode(config.decode, builder.pattern))
+            if isinstance(samples, bool) or not isinstance(samples, int):
+                raise ValueError(f"samples={samples!r}: must be an integer of at least 1")
             if top_logprobs is not None:
                 check_top(top_logprobs, config)
             items = items_of(prompts, None)
@@ -342,13 +360,27 @@ class LLM:
         with handlers_kept():
             device = self.builder.device
             try:
-                group = Group(world, mesh, parallel.backend, parallel.timeout_s, device, stop, next(MEETINGS))
+                group = Group(
+                    world, mesh, parallel.backend, parallel.timeout_s, device, stop, next(MEETINGS), self.check_alive
+                )
             except LaunchError as error:
                 if isinstance(error.__cause__, RankError):
                     raise error.__cause__ from error
                 raise
-            with group.failures.guard():
-                yield group
+            try:
+                with group.failures.guard():
+                    yield group
+            except RankError:  # perhaps of a rank that hangs, for which MPI's own end would wait
+                atexit.register(bound_end, parallel.timeout_s)
+                raise
+
+    def check_alive(self) -> None:
+        """Raise a RankError if a rank that is awaited is lost; it may be busy with the program's own work."""
+        if self.heart and (lost := self.heart.overdue):
+            names, verb = names_of(lost, self.world.size), "does" if len(lost) == 1 else "do"
+            raise RankError(
+                f"{names} {verb} not answer: killed, hanging or unreachable (no sign of life for {SILENT_S:g} s)"
+            )
 
     def configured(self, decode: str | DecodeConfig | None, overrides: Mapping[str, Any]) -> Config:
         """Return this object's settings with the decode options of a call."""
@@ -433,6 +465,34 @@ class LLM:
         )
 
 
+@cache
+def meet(world: World, timeout_s: float) -> Heartbeat:
+    """Connect the ranks, and return the signs of life that they give until their programs end, also between calls.
+
+    When a program ends, it tells the others, which may wait for its next call. After an error it ends within two
+    timeouts, because MPI's own end waits for all ranks.
+
+    Args:
+        timeout_s: `parallel.timeout_s`.
+
+    Raises:
+        LaunchError: they do not find each other.
+    """
+    store = rendezvous(world, meeting=BETWEEN)
+    store.add(JOINED, 1)
+    heart = Heartbeat(store, world.rank, world.size, SILENT_S, lambda: None)
+
+    def at_end() -> None:
+        error = getattr(sys, "last_value", None)  # with which the program ends
+        if error is not None:
+            bound_end(timeout_s)
+        heart.close()
+        announce_end(world, error, next(MEETINGS))
+
+    atexit.register(at_end)
+    return heart
+
+
 def hash_of(requests: Sequence[Request], items: Sequence[Item]) -> str:
     """Return a hash of a call's requests and of the formats that its items ask for."""
     asked = [
@@ -445,7 +505,11 @@ def hash_of(requests: Sequence[Request], items: Sequence[Item]) -> str:
 
 def model_settings(model: str) -> list[str]:
     """Return the overrides that choose a model: a preset if there is one of this name, else a checkpoint."""
-    if model != "local" and (CONF / "model" / f"{model}.yaml").exists():
+    if not isinstance(model, str):
+        raise ValueError(f"model is of type {type(model).__name__}: give the name of a preset, a folder, or a hub id")
+    if model == "local":
+        raise ValueError("model 'local': give the checkpoint's folder in its place")
+    if (CONF / "model" / f"{model}.yaml").exists():
         return [f"model={model}"]
     near = get_close_matches(model.lower(), [file.stem for file in (CONF / "model").glob("*.yaml")], 1, 0.8)
     if near and not Path(model).exists():  # ids of the hub have a slash
@@ -487,14 +551,8 @@ def items_of(
 
     With `keep_bad`, a prompt that cannot be used becomes an item with an error.
     """
-    if isinstance(prompts, str):
-        raise ValueError("prompts is one text: give a list, also of a single prompt")
-    if not isinstance(prompts, Iterable):
-        raise ValueError(f"prompts is of type {type(prompts).__name__}: give a list of texts or chats")
-    prompts = list(prompts)
-    params = for_each(sampling or SamplingParams(), len(prompts), "sampling parameters", "prompts")
-    if not all(isinstance(one, SamplingParams) for one in params):
-        raise ValueError("sampling: give SamplingParams(temperature=..., ...), or a list with one for each prompt")
+    prompts = listed(prompts, "prompts")
+    params = params_for(sampling, len(prompts), "prompts")
     items = []
     for index, (prompt, asked) in enumerate(zip(prompts, params, strict=True)):
         name = f"prompts[{index}]"
@@ -520,6 +578,8 @@ def items_of_one(prompt: Prompt, asked: SamplingParams, index: int) -> list[Item
     given["stop"] = list(asked.stop) if isinstance(asked.stop, tuple) else asked.stop
     given |= {"prompt": prompt} if isinstance(prompt, str) else {"messages": [dict(turn) for turn in prompt]}
     request = read_request(given)
+    if isinstance(asked.tries, bool) or not isinstance(asked.tries, int) or asked.tries < 1:
+        raise BadLine(f"tries={asked.tries!r} must be an integer of at least 1")
     if request["response_format"] is not None:
         request["response_format"] = replace(request["response_format"], tries=asked.tries)
     line, count = f"line-{index + 1}", request.pop("samples")
@@ -527,6 +587,23 @@ def items_of_one(prompt: Prompt, asked: SamplingParams, index: int) -> list[Item
         Item(line if count == 1 else f"{line}#{sample}", origin=Origin(index + 1, line, sample=sample), **request)
         for sample in range(count)
     ]
+
+
+def listed(prompts: Iterable[Prompt], name: str) -> list[Prompt]:
+    """Return prompts as a list; raise a ValueError that calls them `name` if they are a single one or none at all."""
+    if isinstance(prompts, str):
+        raise ValueError(f"{name} is one text: give a list, also of a single prompt")
+    if not isinstance(prompts, Iterable):
+        raise ValueError(f"{name} is of type {type(prompts).__name__}: give a list of texts or chats")
+    return list(prompts)
+
+
+def params_for(given: SamplingParams | Sequence[SamplingParams] | None, number: int, prompts: str) -> Any:
+    """Return the sampling parameters of each of `number` prompts; raise a ValueError if they are something else."""
+    params = for_each(SamplingParams() if given is None else given, number, "sampling parameters", prompts)
+    if not all(isinstance(one, SamplingParams) for one in params):
+        raise ValueError("sampling: give SamplingParams(temperature=..., ...), or a list with one for each prompt")
+    return params
 
 
 def for_each(given: Any, number: int, name: str, prompts: str) -> Sequence[Any]:

@@ -7,11 +7,14 @@ all-gathers inside the forward (`models.tensor_parallel`).
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from lopa_dist.parallel.launcher import LaunchError
 
 
 class Communicator(Protocol):
@@ -108,6 +111,34 @@ class TorchCommunicator:
         total = values.to("cpu" if self.by_host else values.device, copy=True)
         dist.all_reduce(total, group=self.group)
         return total.to(values.device)
+
+
+made_here: Any = None  # torch's default process group, if it was made here
+
+
+def make_default_group(backend: str, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+    """Make torch's default process group, after the end of that of an earlier meeting that ended with an error."""
+    global made_here
+    end_default_group()
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+    made_here = dist.group.WORLD
+
+
+def end_default_group() -> None:
+    """End torch's default process group and all of its parts, if it was made here."""
+    global made_here
+    if made_here is not None and dist.is_initialized() and dist.group.WORLD is made_here:
+        dist.destroy_process_group()
+    made_here = None
+
+
+def refuse_other_group() -> None:
+    """Raise a LaunchError if the program has a default process group of its own: there can be only one."""
+    if dist.is_initialized() and dist.group.WORLD is not made_here:
+        raise LaunchError(
+            "this program has a default process group of torch.distributed, and ranks can be joined by only one: call "
+            "torch.distributed.destroy_process_group() first"
+        )
 
 
 class MpiCommunicator:

@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import Store
 
 from lopa_dist.checks import UserError
 from lopa_dist.parallel import store_keys as keys
-from lopa_dist.parallel.communicator import PeerFailure
+from lopa_dist.parallel.communicator import PeerFailure, end_default_group
 from lopa_dist.parallel.heartbeat import PATIENCE_S, Heartbeat
 from lopa_dist.parallel.launcher import RankError, World, die, into_log, names_of
 from lopa_dist.parallel.mesh import Mesh
@@ -119,7 +119,7 @@ class Failures:
                 never_again(self.store, str(error))
                 if not self.stop.begun:
                     self.store.set(keys.EARLY, str(error))
-                self._leave()
+                error.alone = not self._leave()
             raise
         finally:
             self.close()
@@ -195,8 +195,12 @@ class Failures:
             return f"a collective failed although all ranks are alive ({first_line(error)})"
         return self._announce(verdict)
 
-    def _leave(self) -> None:
-        """Leave together: no rank closes the store or a connection that another rank still needs."""
+    def _leave(self) -> bool:
+        """Leave together: no rank closes the store or a connection that another rank still needs.
+
+        Returns:
+            On rank 0 whether all ranks left in time; True on the others, which do not wait.
+        """
         self.leaving = True
         left = self.store.add(keys.LEFT, 1)
         if self.world.rank == 0:
@@ -204,8 +208,8 @@ class Failures:
             while left < self.world.size and time.monotonic() < end:
                 time.sleep(0.02)
                 left = self.store.add(keys.LEFT, 0)
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        end_default_group()
+        return self.world.rank > 0 or left >= self.world.size
 
     def _verdict(self, why: str) -> str | None:
         """Return what a rank announced before it left, else who has fallen silent; None if all ranks are well.
@@ -254,9 +258,12 @@ class Failures:
 
     def _cut_off(self) -> None:
         """End this process, whatever it waits for, since the store's host does not answer. Called by `Heartbeat`."""
+        who, host = f"rank 0 of {self.world.size}", "its host"
+        if self.world.launcher == "torchrun":
+            who, host = "torchrun's process", "it was suspended, or its host"
         verdict = (
-            f"rank 0 of {self.world.size} does not answer: its host, which keeps the rendezvous, hangs or is "
-            f"unreachable (timeout {self.timeout_s:g} s; seen by rank {self.world.rank})"
+            f"{who}, which keeps the rendezvous, does not answer: {host} hangs or is unreachable "
+            f"(timeout {self.timeout_s:g} s; seen by rank {self.world.rank})"
         )
         into_log(verdict)
         die(f"lopa-dist: {verdict}")
@@ -320,7 +327,17 @@ def announce_first(store: Store, message: str) -> None:
 
 def in_words(error: BaseException) -> str:
     """Return an error's type and message; of a `UserError`, the message alone."""
-    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+    if isinstance(error, KeyboardInterrupt):
+        return "it was interrupted"
+    message, kind = str(error), type(error).__name__
+    return message if isinstance(error, UserError) else f"{kind}: {message}" if message else kind
+
+
+def announce_end(world: World, error: BaseException | None, meeting: int) -> None:
+    """Tell ranks that wait for this one in another call of `LLM` that its program ends, and with which error."""
+    why = "its program has ended" if error is None else in_words(error)
+    with contextlib.suppress(Exception):  # the store's host may be gone
+        announce_first(rendezvous(world, meeting=meeting), f"rank {world.rank}: {why}")
 
 
 def announce_before_joining(world: World, error: Exception, limit_s: float, meeting: int = 0) -> None:

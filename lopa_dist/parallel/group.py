@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import math
+from collections.abc import Callable
 from datetime import timedelta
 from functools import cache, partial
 from pathlib import Path
@@ -15,10 +17,17 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from lopa_dist import __version__
 from lopa_dist.parallel import store_keys as keys
-from lopa_dist.parallel.communicator import Communicator, MpiCommunicator, Solo, TorchCommunicator
+from lopa_dist.parallel.communicator import (
+    Communicator,
+    MpiCommunicator,
+    Solo,
+    TorchCommunicator,
+    make_default_group,
+    refuse_other_group,
+)
 from lopa_dist.parallel.counters import ProgressCounters, WorkQueue
 from lopa_dist.parallel.failures import Failures, first_line
-from lopa_dist.parallel.launcher import LaunchError, World, mpi
+from lopa_dist.parallel.launcher import JOIN, LaunchError, World, mpi
 from lopa_dist.parallel.mesh import Mesh
 from lopa_dist.parallel.rendezvous import all_are_here, rendezvous
 from lopa_dist.parallel.shared_store import SharedStore
@@ -33,6 +42,8 @@ class Group:
     Args:
         timeout_s: seconds that a collective may take before a rank counts as lost.
         meeting: number of earlier groups of these processes; it keeps their keys in the store apart.
+        check_alive: called while others are awaited, for as long as they take; it may raise a RankError. None: ranks
+            that do not come in the time for a start are missing.
 
     Attributes:
         comm: the communicator of the branch group.
@@ -53,11 +64,14 @@ class Group:
         device: torch.device,
         stop: Stop,
         meeting: int = 0,
+        check_alive: Callable[[], None] | None = None,
     ) -> None:
         self.world, self.mesh, self.stop = world, mesh, stop
         self.data_rank, self.branch_rank, self.tensor_rank = mesh.coordinates(world.rank)
         self.is_leader = self.branch_rank == self.tensor_rank == 0
         self.backend = choose_backend(world, backend, device)
+        if self.backend in ("gloo", "nccl"):
+            refuse_other_group()
         self.comm: Communicator = Solo()
         self.tensor: Communicator = Solo()
         self.everyone: Communicator = Solo()
@@ -66,7 +80,7 @@ class Group:
             self.failures = Failures(store, world, mesh, self.backend, timeout_s, stop)
             self.store = SharedStore(store, world, self.failures)
             with self.failures.announcing():
-                self.store.join()
+                self.store.join(math.inf if check_alive else JOIN.total_seconds(), check_alive)
                 all_are_here(world)
                 self._agree()
                 with self.failures.watched(False):  # MPI has no timeout
@@ -102,12 +116,8 @@ class Group:
             if mesh.tensor > 1:
                 self.tensor = MpiCommunicator(tensors, timeout_s)
         elif world.size > 1:
-            if dist.is_initialized():  # of an earlier meeting, which ended with an error
-                dist.destroy_process_group()
             timeout = timedelta(seconds=timeout_s + NCCL_GRACE_S * (self.backend == "nccl"))
-            dist.init_process_group(
-                self.backend, store=self.failures.store, rank=world.rank, world_size=world.size, timeout=timeout
-            )
+            make_default_group(self.backend, self.failures.store, world.rank, world.size, timeout)
             kind = "cpu" if self.backend == "gloo" else device.type  # for Gloo, tensors on a GPU go through the host
             axes = init_device_mesh(
                 kind, (mesh.data, mesh.branch, mesh.tensor), mesh_dim_names=("data", "branch", "tensor")

@@ -9,6 +9,7 @@ have ended.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import select
 import signal
@@ -104,7 +105,8 @@ def wait_until(
             raise LaunchError(f"{state()}, after {limit_s:.0f} s")
         if now - said > WORD_S and world.local_rank == 0:
             said = now
-            log.warning("%s, after %.0f s; they are waited for up to %.0f s", state(), now - began, limit_s)
+            bound = f" up to {limit_s:.0f} s" if limit_s < math.inf else ""
+            log.warning("%s, after %.0f s; they are waited for%s", state(), now - began, bound)
         time.sleep(pause_s(world.size))
 
 

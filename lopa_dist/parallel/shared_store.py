@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from torch._C._distributed_c10d import Store
@@ -32,10 +32,11 @@ class SharedStore:
     def __init__(self, store: Store, world: World, failures: Failures) -> None:
         self.store, self.world, self.failures = store, world, failures
 
-    def join(self, limit_s: float = JOIN.total_seconds()) -> None:
+    def join(self, limit_s: float = JOIN.total_seconds(), check_alive: Callable[[], None] | None = None) -> None:
         """Wait until all processes have started, and log now and then who is awaited.
 
-        Silence is not a failure yet: a process may still be importing torch.
+        Silence is not a failure yet: a process may still be importing torch. But `check_alive`, which is called
+        meanwhile, may know better, and raise an error.
 
         Raises:
             LaunchError: that takes longer than `limit_s`.
@@ -46,6 +47,8 @@ class SharedStore:
 
         def all_joined() -> bool:
             self.failures.check_announced()
+            if check_alive:
+                check_alive()
             return self.store.add(keys.JOINED, 0) >= self.world.size
 
         wait_until(all_joined, self.world, self.joined, limit_s)

@@ -42,18 +42,24 @@ def bounded_end(world: World, timeout_s: float) -> Iterator[None]:
     """Return a context for a command: an error that leaves it ends this process within two timeouts.
 
     Otherwise MPI's end could wait for ever, because it waits for the other ranks, in C, where Python answers no signal.
-    Until then they can notice the error and name it. One process has nobody to wait for.
+    Until then they can notice the error and name it. A stop and an interrupt are bounded, too, since a rank that hangs
+    answers neither. One process has nobody to wait for.
 
     Args:
         timeout_s: seconds after which a rank that does not answer counts as lost.
     """
     try:
         yield
-    except Exception:
+    except BaseException:
         if world.size > 1:
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.setitimer(signal.ITIMER_REAL, 2 * timeout_s)
+            bound_end(timeout_s)
         raise
+
+
+def bound_end(timeout_s: float) -> None:
+    """Have this process end within two timeouts from now, whatever it waits for."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, 2 * timeout_s)
 
 
 def answered() -> list[signal.Signals]:
@@ -75,7 +81,12 @@ class Stopped(BaseException):
 
     Like KeyboardInterrupt it is not an Exception: a signal may raise it anywhere, even where the errors of one request
     are caught.
+
+    Attributes:
+        alone: whether other ranks did not leave in time: MPI's own end would wait for them.
     """
+
+    alone = False
 
 
 class Stop:

@@ -44,6 +44,40 @@ def test_the_first_error_is_announced(store: HashStore, failures: Failures) -> N
         failures.check()
 
 
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(KeyboardInterrupt(), b"rank 1: it was interrupted"), (AssertionError(), b"rank 1: AssertionError")],
+)
+def test_an_error_without_a_message_is_announced(
+    store: HashStore, failures: Failures, error: BaseException, said: bytes
+) -> None:
+    with pytest.raises(type(error)), failures.guard():
+        raise error
+    assert store.get(keys.FAILED) == said
+
+
+def test_who_keeps_the_rendezvous_is_blamed_for_its_silence(
+    failures: Failures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(failures_file, "die", said.append)
+    failures._cut_off()
+    failures.world = World("srun", 1, 2)
+    failures._cut_off()
+    assert said[0].startswith("lopa-dist: torchrun's process, which keeps the rendezvous, does not answer: it was susp")
+    assert said[1].startswith("lopa-dist: rank 0 of 2, which keeps the rendezvous, does not answer: its host hangs")
+
+
+def test_a_rank_that_stops_knows_whether_it_is_alone(store: HashStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit_s, here, alone in ((0.1, 0, True), (60.0, 1, False)):
+        store.set(keys.LEFT, f"{here}")
+        made = Failures(store, World("mpirun", 0, 2), Mesh(2, 1), "mpi", limit_s, Stop(5.0))
+        monkeypatch.setattr(made.stop, "install", lambda before: None)
+        with pytest.raises(Stopped) as error, made.guard():
+            raise Stopped("stopped by SIGUSR1")
+        assert error.value.alone is alone
+
+
 def test_a_message_for_people_is_announced_without_its_class(store: HashStore, failures: Failures) -> None:
     with pytest.raises(UserError), failures.guard():
         raise UserError("the disk of /results is full")
