@@ -93,7 +93,7 @@ def require_count(key: str, value: Any, least: int = 1, auto: bool = False) -> N
     """Raise a ValueError unless `value` is an integer of at least `least` (or ``auto``)."""
     if auto and value == "auto":
         return
-    if not isinstance(value, int) or value < least:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
         allowed = f"an integer of at least {least}" + (" or 'auto'" if auto else "")
         raise ValueError(f"{key}={value!r}: must be {allowed}")
 

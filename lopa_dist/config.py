@@ -340,6 +340,7 @@ class LoggingConfig:
 
     def __post_init__(self) -> None:
         check_options("logging", self)
+        require_seconds("logging.every_s", self.every_s)
 
 
 @dataclass

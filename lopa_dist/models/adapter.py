@@ -44,7 +44,7 @@ class Adapter:
     folder: Path
     base: str | None  # the model that it was trained on, as in its config
     scale: float
-    targets: tuple[str, ...]  # how the names of its target modules end; empty: unknown
+    targets: tuple[str, ...] | str  # how the names of its target modules end, or a pattern of them; empty: unknown
     pairs: dict[str, tuple[Tensor, Tensor]]  # weight -> A [r, in], B [out, r]
     saved: dict[str, Tensor]  # tensors that replace the base model's (modules_to_save)
     rows: str = "all"  # or "masks"
@@ -71,13 +71,19 @@ class Adapter:
         if wrong:
             raise CheckpointError(f"{self.folder}: {len(wrong)} modules of another shape: {', '.join(wrong[:8])}")
         modules = [name.removesuffix(".weight") for name in shapes if name.endswith(".weight")]
-        targeted = [module for module in modules if any(f".{module}".endswith(f".{end}") for end in self.targets)]
+        targeted = [module for module in modules if self.is_target(module)]
         absent = [module for module in targeted if f"{module}.weight" not in self.pairs]
         if absent:
             raise CheckpointError(
                 f"{self.folder}: target_modules names {len(targeted)} modules of the base model, the adapter has "
                 f"{len(targeted) - len(absent)}; absent: {', '.join(absent[:8])}"
             )
+
+    def is_target(self, module: str) -> bool:
+        """Return whether the adapter has to have a pair for `module` of the base model."""
+        if isinstance(self.targets, str):
+            return re.fullmatch(self.targets, module) is not None
+        return any(f".{module}".endswith(f".{end}") for end in self.targets)
 
     def changes(self, name: str) -> bool:
         """Return whether the weight `name` is merged with the adapter."""
@@ -125,9 +131,11 @@ def load_adapter(folder: Path, rows: str = "all") -> Adapter:
         rank, alpha = raw["r"], raw["lora_alpha"]
     except KeyError as error:
         raise CheckpointError(f"{config_file}: no {error.args[0]!r} in it") from error
-    if not (isinstance(rank, int) and isinstance(alpha, int | float) and rank > 0):
+    if not (isinstance(rank, int) and isinstance(alpha, int | float) and rank > 0 and math.isfinite(alpha)):
         raise CheckpointError(f"{config_file}: r={rank!r} and lora_alpha={alpha!r} must be numbers, r above 0")
-    pairs, saved, mask = read_tensors(file, tuple(raw.get("modules_to_save") or ()))
+    pairs, saved, mask = read_tensors(file, to_save := tuple(raw.get("modules_to_save") or ()))
+    if absent := [module for module in to_save if not any(f".{name}".endswith(f".{module}.weight") for name in saved)]:
+        raise CheckpointError(f"{file}: modules_to_save names {', '.join(absent)}, which is not in it")
     check_finite(file, pairs, saved, mask)
     mask_id = trained_token(raw, config_file)
     if (mask_id is None) != (mask is None) or (mask_id is not None and rows == "all"):
@@ -144,7 +152,7 @@ def load_adapter(folder: Path, rows: str = "all") -> Adapter:
         folder,
         raw.get("base_model_name_or_path") or None,
         alpha / (math.sqrt(rank) if raw.get("use_rslora") else rank),
-        tuple(targets) if isinstance(targets, list) and not selected else (),
+        () if selected or targets == "all-linear" else tuple(targets) if isinstance(targets, list) else targets or "",
         pairs,
         saved,
         rows,

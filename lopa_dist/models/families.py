@@ -291,7 +291,10 @@ def model_config(
     sizes = {ours: raw[family.keys.get(key, key)] for ours, key in HF_KEYS.items()}
     sizes["kv_heads"] = sizes["kv_heads"] or sizes["heads"]  # null: as many
     # how positions become angles: older files have `rope_scaling` and `rope_theta`
-    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    rope, older = raw.get("rope_parameters") or {}, raw.get("rope_scaling") or {}
+    if rope and older and named(rope) != named(older):
+        raise ValueError("rope_parameters and rope_scaling differ, and programs differ in which they take: remove one")
+    rope = rope or older
     eos = eos_ids(raw, generation, special, family.eos_id)
     head_dim = raw.get("head_dim") or sizes["hidden_size"] // sizes["heads"]
     rotated = int(head_dim * raw.get("partial_rotary_factor", 1.0))
@@ -315,6 +318,11 @@ def model_config(
         experts=experts(family, raw),
         block_size=block_size(family, raw, name),
     )
+
+
+def named(rope: dict[str, Any]) -> dict[str, Any]:
+    """Return a scaling of positions by its newer names, without the base, which older files have elsewhere."""
+    return {"rope_type" if key == "type" else key: value for key, value in rope.items() if key != "rope_theta"}
 
 
 def block_size(family: Family, raw: dict[str, Any], name: str) -> int:

@@ -6,6 +6,7 @@ import logging
 import re
 from array import array
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime, timedelta
 from heapq import merge
 from itertools import chain, zip_longest
@@ -19,7 +20,7 @@ from lopa_dist.jobs.commands.status import settings, shards_in_words
 from lopa_dist.jobs.folder.batch_output import Line, read_batch_lines, write_batch_output
 from lopa_dist.jobs.folder.journal import Merged, difference
 from lopa_dist.jobs.folder.part_names import in_parts, is_missing
-from lopa_dist.jobs.folder.results import AGAIN, FIGURES, result_lines, results, write_errors
+from lopa_dist.jobs.folder.results import AGAIN, FIGURES, PromptCount, Prompts, result_lines, results, write_errors
 from lopa_dist.jobs.folder.shard_figures import read_figures
 from lopa_dist.jobs.run.output import write_output
 from lopa_dist.jobs.show.made_on import made_together
@@ -76,14 +77,16 @@ def merge_shards(folder: Path) -> dict[str, Any]:
             raise ValueError(f"{part}: no {FIGURES}, which earlier versions did not write; {AGAIN}")
     anew = not (folder / "report.json").exists()  # nothing was merged here before
     places = {part: array("q") for part in reports}  # of finished requests, in the whole input
+    prompts = Prompts(PromptCount(), PromptCount())
     # each shard's lines are in order
-    write_lines(folder / "results.jsonl", (line for _, line in merge(*(numbered(*shard) for shard in places.items()))))
+    merged_lines = merge(*(numbered(*shard, prompts) for shard in places.items()))
+    write_lines(folder / "results.jsonl", (line for _, line in merged_lines))
     errors = sum(report["errors"] for report in reports.values())
     write_errors(folder, errors)
     shards = [parts[shard] for shard in range(total)]
     write_batch_output(folder, lambda: in_turn(shards), first["model"]["path"])
     merged = read_figures((part, np.array(found, dtype=np.int64)) for part, found in places.items())
-    report = report_of(list(reports.values()), merged, errors)
+    report = report_of(list(reports.values()), replace(merged, prompts=prompts), errors)
     if errors:
         report["failures"] = failures(results(folder))
     if any("metrics" in one for one in reports.values()):
@@ -99,12 +102,16 @@ def merge_shards(folder: Path) -> dict[str, Any]:
     return report
 
 
-def numbered(part: Path, finished: array[int]) -> Iterator[tuple[int, str]]:
-    """Yield a shard's result lines, each with its place in the whole input; add the places of answers to `finished`."""
+def numbered(part: Path, finished: array[int], prompts: Prompts) -> Iterator[tuple[int, str]]:
+    """Yield a shard's result lines, each with its place in the whole input.
+
+    The places of answers are added to `finished`, and the prompts to `prompts`.
+    """
     for text, line in result_lines(part / "results.jsonl"):
         place = int(line["index"])
         if line["finish_reason"] != "error":
             finished.append(place)
+        prompts.add(line)
         yield place, text
 
 

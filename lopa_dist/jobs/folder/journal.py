@@ -14,7 +14,7 @@ import os
 import re
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import count, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from lopa_dist.engine.work import Work
 from lopa_dist.jobs.folder.batch_output import LINES, NAME
 from lopa_dist.jobs.folder.open_files import mapped_files
 from lopa_dist.jobs.folder.packed import Columns, RequestIds
-from lopa_dist.jobs.folder.results import ERRORS, FIGURES
+from lopa_dist.jobs.folder.results import ERRORS, FIGURES, PromptCount, Prompts
 from lopa_dist.parallel.launcher import Start
 
 RESULTS = ("report.json", "report.html", "results.jsonl", ERRORS, FIGURES, NAME, LINES)
@@ -263,6 +263,7 @@ class Merged:
     unjudged: int  # requests whose answers could not be judged
     replicas: list[dict[str, Any]]  # the entry that each replica wrote at its end
     generated: int | None = None  # tokens of all answers, also of those that others replaced; None: not known
+    prompts: Prompts = field(default_factory=lambda: Prompts(PromptCount(), PromptCount()))  # of the result lines
 
 
 def merge(
@@ -310,7 +311,7 @@ def merge(
             if good != BEST:
                 weak[index] = good
             part_of[index], offset[index], length[index] = part_numbers[where.part], where.offset, where.length
-    figures, work = Columns(), Work()
+    figures, work, prompts = Columns(), Work(), Prompts(PromptCount(), PromptCount())
     mapped = mapped_files()
 
     def lines() -> Iterator[str]:
@@ -325,12 +326,14 @@ def merge(
                     figures.append(entry["figures"] | {"attempt": attempt, "at": entry["at"]})
             elif (line := rejected(index)) is None:
                 continue
-            yield json_line(line_of(line, carried(index), numbers[index]))
+            made = line_of(line, carried(index), numbers[index])
+            prompts.add(made)
+            yield json_line(made)
 
     write_lines(folder / "results.jsonl", lines())
     kinds = [kind for _, kind in weak.values()]
     unjudged, failed = sum(kind in (STALE, UNJUDGED) for kind in kinds), kinds.count(FAILED)
-    return Merged(figures, work, failed, unjudged, replicas, generated)
+    return Merged(figures, work, failed, unjudged, replicas, generated, prompts)
 
 
 def line_of(line: dict[str, Any], carried: dict[str, Any], number: int) -> dict[str, Any]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lopa_dist.atomic import write_lines
 from lopa_dist.jobs.folder.open_files import lines_of
@@ -35,6 +35,42 @@ def results(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the lines of a run's `results.jsonl`, as `result_lines` reads them; none if only the report was kept."""
     if (folder / "results.jsonl").exists():
         yield from (line for _, line in result_lines(folder / "results.jsonl"))
+
+
+def prompt_of(line: Mapping[str, Any]) -> str:
+    """Return the name of the prompt that a result line answers: its samples have it in common."""
+    name = str(line["custom_id"])
+    return name.removesuffix(f"#{line['sample']}") if "sample" in line else name
+
+
+class PromptCount:
+    """Counts the prompts that result lines answer; names are held of those alone that have several samples."""
+
+    def __init__(self) -> None:
+        self.alone, self.sampled = 0, set[str]()
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Count the prompt of a line, unless another sample of it was counted."""
+        if "sample" in line:
+            self.sampled.add(prompt_of(line))
+        else:
+            self.alone += 1
+
+    def __len__(self) -> int:
+        return self.alone + len(self.sampled)
+
+
+class Prompts(NamedTuple):
+    """Counts of prompts: all, and those with an answer that was judged, which are problems."""
+
+    all: PromptCount
+    judged: PromptCount
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Count the prompt of a line."""
+        self.all.add(line)
+        if line.get("correct") is not None:
+            self.judged.add(line)
 
 
 def write_errors(folder: Path, count: int) -> None:

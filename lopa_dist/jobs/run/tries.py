@@ -47,6 +47,10 @@ class Tries:
         text = answer_of(self.tokenizer, generation, item.stop)[2]
         return wanted.failure(text) if wanted.schema is None else self.failure_of_schema(wanted.schema, text)
 
+    def without_rest(self, generation: Generation) -> Generation:
+        """Return an answer that is thrown away as if it had ended at its first stop string; the rest is by chance."""
+        return answer_of(self.tokenizer, generation, self.items[generation.request.index].stop)[0]
+
     def failure_of_schema(self, schema: str, text: str) -> str:
         """Return why a text does not match a schema; empty if it does.
 
@@ -91,7 +95,7 @@ class Tries:
                     if not failure or self.is_last(answer):
                         yield replace(answer, invalid=failure)
                         continue
-                    tried[latest.request.index] = answer
+                    tried[latest.request.index] = self.without_rest(answer)
                     source.again.append(of_try(answer.request, answer.tries + 1))
                 if self.engine.lockstep.level != StopLevel.RUN or not (source.again or source.next_suspect()):
                     return

@@ -26,7 +26,7 @@ from lopa_dist.jobs.show.notes import notes_of
 from lopa_dist.jobs.show.page import Point, Scatter, write_page
 from lopa_dist.jobs.show.paired import Paired
 from lopa_dist.jobs.show.paper_table import latex, markdown
-from lopa_dist.jobs.show.report import accuracy_interval, judged, read_report, samples_of, typed_words
+from lopa_dist.jobs.show.report import accuracy_interval, has_samples, judged, prompts, read_report, typed_words
 from lopa_dist.jobs.show.run_page import command, questions_again, write_run_page
 from lopa_dist.jobs.show.run_state import is_run, last_line, state_of
 from lopa_dist.jobs.show.seed_groups import (
@@ -261,7 +261,7 @@ class Comparison:
                 f"; differences are from {self.names[self.base]} on the same problems, with the intervals of Agresti "
                 "and Min (2005), and p is that of "
             )
-            samples = any(samples_of(report) > 1 for report in self.reports)
+            samples = any(map(has_samples, self.reports))
             means = " and ".join(["seeds"] * seeds + ["samples"] * samples)
             words += f"the sign test of the problems' means over {means}" if means else "McNemar's exact test"
         return f"{words}."
@@ -399,9 +399,9 @@ def cells_of(name: str, group: SeedGroup, pair: Paired | None, same: EqualTexts 
     if "accuracy" in report and judged(report) != report["requests"]:
         requests += f" ({judged(report)} judged)"
     numbers = {"requests": report["requests"], "status": "finished"}
-    if samples_of(report) > 1:
-        requests += f" ({report['requests'] // samples_of(report)} prompts)"
-        numbers["samples"] = samples_of(report)
+    if has_samples(report):
+        requests += f" ({prompts(report)} prompts)"
+        numbers["prompts"] = prompts(report)
     cells["requests"] = requests, numbers
     return cells
 

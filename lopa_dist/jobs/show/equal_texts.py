@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lopa_dist.jobs.folder.results import results
 from lopa_dist.jobs.show.report import read_report
@@ -25,13 +25,18 @@ def equal_texts(runs: Sequence[Path], baseline: Sequence[Path]) -> EqualTexts | 
     equal = requests = 0
     for folder in runs:
         for other in counterparts(folder, baseline):
-            texts = {line["custom_id"]: line.get("text") for line in results(other)}
+            texts = {line["custom_id"]: text_of(line) for line in results(other)}
             for line in results(folder):
-                name, text = line["custom_id"], line.get("text")
+                name, text = line["custom_id"], text_of(line)
                 if name in texts and (text, texts[name]) != (None, None):
                     requests += 1
                     equal += text == texts[name]
     return EqualTexts(equal, requests) if requests else None
+
+
+def text_of(line: Mapping[str, Any]) -> str | None:
+    """Return the text of a result line; None if its request ended with an error, or was scored."""
+    return None if line["finish_reason"] == "error" else line.get("text")
 
 
 def seeds_of(folder: Path) -> tuple[int, int]:

@@ -114,15 +114,17 @@ def counted(config: Config, merged: Merged, errors: int, decode_s: float, wall_s
     later = seconds - figures["first_step_seconds"]
     rates = tokens / np.maximum(seconds, 1e-9)
     report: dict[str, Any] = {"schema": 1, "requests": len(figures) + errors, "errors": errors}
+    if len(merged.prompts.all) < report["requests"]:
+        report["prompts"] = len(merged.prompts.all)
     if merged.unjudged:
         report["unjudged"] = merged.unjudged
     correct = figures.known("correct")
     if len(correct):
-        report |= {"accuracy": mean(correct), "judged": len(correct)}
+        report |= {"accuracy": mean(correct), "judged": len(correct), "problems": len(merged.prompts.judged)}
     for name in sorted(name for name in figures.columns if name.startswith(ALSO)):
         report[f"accuracy_{name.removeprefix(ALSO)}"] = mean(figures.known(name))
     if len(correct):
-        report["accuracy_95"] = [*wilson(mean(correct), num_problems(len(correct), config.task.samples))]
+        report["accuracy_95"] = [*wilson(mean(correct), report["problems"])]
     if len(cut := figures.known("cut")):
         report["cut"] = int(cut.sum())
     if groups := reliability(figures):
@@ -196,11 +198,6 @@ def generation_s(merged: Merged) -> float:
     attempts = np.append(figures["attempt"], [replica["attempt"] for replica in replicas])
     seconds = np.append(figures["at"], [replica["at"] for replica in replicas])
     return sum(float(seconds[attempts == attempt].max()) for attempt in set(attempts.tolist()))
-
-
-def num_problems(answers: int, samples: int) -> int:
-    """Return how many problems `answers` belong to: several samples of a prompt are one problem."""
-    return max(1, answers // samples)
 
 
 def wilson(share: float, count: int) -> tuple[float, float]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from lopa_dist.jobs.setup.other_programs import KEPT_BUSY
 from lopa_dist.jobs.show.paired import Paired
-from lopa_dist.jobs.show.report import judged, problems, samples_of
+from lopa_dist.jobs.show.report import has_samples, judged, problems
 from lopa_dist.jobs.show.run_page import stopped
 from lopa_dist.jobs.show.seed_groups import SeedGroup, inputs_of
 from lopa_dist.own_code import SOURCE_OF
@@ -39,7 +39,7 @@ def notes_of(groups: Sequence[SeedGroup], pairs: Sequence[Paired | None], called
     if counts and len({*counts.values(), *(problems(r) for _, r in numbered if "accuracy" in r)}) > 1:
         words = ", ".join(f"run {number}: {count}" for number, count in counts.items())
         notes.append(f"Differences are over the problems that both have judged ({words}).")
-    if any(samples_of(report) > 1 and "accuracy" in report for _, report in numbered):
+    if any(has_samples(report) and "accuracy" in report for _, report in numbered):
         notes.append("Several samples of a prompt count as one problem, right to the share of them that are right.")
     if any(report.get("seeds", 1) > 1 and "accuracy" in report for _, report in numbered):
         words = " p is that of the sign test of the problems' means over seeds." if counts else ""

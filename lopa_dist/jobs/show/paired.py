@@ -9,7 +9,7 @@ from math import comb, sqrt
 from pathlib import Path
 from statistics import fmean, pstdev
 
-from lopa_dist.jobs.folder.results import results
+from lopa_dist.jobs.folder.results import prompt_of, results
 
 Verdicts = Mapping[str, float]
 """By problem, 1 for a right answer and 0 for a wrong one; for several answers, the mean."""
@@ -28,14 +28,13 @@ class Paired:
     problems: int
 
 
-def verdicts(folders: Sequence[Path], samples: int = 1) -> Verdicts:
+def verdicts(folders: Sequence[Path]) -> Verdicts:
     """Return the verdicts of runs that differ only in their seed; each is the mean over runs and a prompt's samples."""
     judged = defaultdict(list)
     for folder in folders:
         for line in results(folder):
             if line.get("correct") is not None:
-                problem = line["custom_id"].rpartition("#")[0] if samples > 1 else line["custom_id"]
-                judged[problem].append(float(line["correct"]))
+                judged[prompt_of(line)].append(float(line["correct"]))
     return {problem: fmean(values) for problem, values in judged.items()}
 
 

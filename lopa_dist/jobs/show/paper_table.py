@@ -15,11 +15,11 @@ def latex(
 
     The caption is `title` and how the figures are worked out (`methods`); `notes` become comments.
     """
-    lines = [" & ".join(map(escaped, row)) + r" \\" for row in (head, *rows)]
+    lines = [" & ".join(escaped(one_line(cell)) for cell in row) + r" \\" for row in (head, *rows)]
     caption = escaped(f"{title}. {methods}" if methods else title).replace(r" \%", r"\,\%")
     return "\n".join(
         [
-            *(f"% {note}" for note in notes),
+            *(f"% {one_line(note)}" for note in notes),
             r"\begin{table}",
             r"\centering",
             rf"\caption{{{caption}}}",
@@ -35,6 +35,11 @@ def latex(
     )
 
 
+def one_line(text: str) -> str:
+    """Return a text without line breaks, which names of folders may have."""
+    return " ".join(text.splitlines())
+
+
 def escaped(text: str) -> str:
     """Return a text escaped for LaTeX; a hyphen between two numbers becomes a dash, and one before a number a minus."""
     text = re.sub(r"[&%$#_{}\\~^]", lambda found: SPECIAL.get(found[0], f"\\{found[0]}"), text)
@@ -47,7 +52,7 @@ def markdown(
     title: str, head: Sequence[str], rows: Sequence[Sequence[str]], methods: str = "", notes: Sequence[str] = ()
 ) -> str:
     """Return a Markdown table below its title, followed by how the figures are worked out (`methods`) and `notes`."""
-    lines = ["| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in (head, *rows)]
+    lines = ["| " + " | ".join(one_line(cell).replace("|", r"\|") for cell in row) + " |" for row in (head, *rows)]
     return "\n".join(
         [f"**{title}**", "", lines[0], "|---|" + "---:|" * (len(head) - 1), *lines[1:], ""]
         + [f"{note}\n" for note in (methods, *notes) if note]

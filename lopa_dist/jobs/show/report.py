@@ -15,7 +15,7 @@ from lopa_dist.config import Config, ModelOptions, TaskConfig
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.jobs.folder.attempt_record import AttemptRecord
-from lopa_dist.jobs.show.metrics import num_problems, wilson
+from lopa_dist.jobs.show.metrics import wilson
 
 UNCONFINED = "The model's programs were run unconfined, with limits alone (task.allow_code_execution=unconfined)."
 
@@ -154,12 +154,19 @@ def judged(report: dict[str, Any]) -> int:
 
 def problems(report: dict[str, Any]) -> int:
     """Return on how many problems a run was judged: several samples of a prompt are one problem."""
-    return num_problems(judged(report), samples_of(report))
+    older = max(1, judged(report) // int(report.get("task", {}).get("samples", 1)))
+    return int(report.get("problems", older))
 
 
-def samples_of(report: dict[str, Any]) -> int:
-    """Return how many answers each prompt got; 1 where an older report does not say."""
-    return int(report.get("task", {}).get("samples", 1))
+def prompts(report: dict[str, Any]) -> int:
+    """Return how many prompts a run has answered: fewer than its requests where some got several samples."""
+    older = report["requests"] // int(report.get("task", {}).get("samples", 1))
+    return int(report.get("prompts", older if "problems" not in report else report["requests"]))
+
+
+def has_samples(report: dict[str, Any]) -> bool:
+    """Return whether some prompts got several answers."""
+    return prompts(report) < report["requests"]
 
 
 def accuracy_interval(report: dict[str, Any]) -> tuple[float, float]:

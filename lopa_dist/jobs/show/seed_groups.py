@@ -16,7 +16,7 @@ from lopa_dist.jobs.setup.settings import shown
 from lopa_dist.jobs.show.equal_texts import EqualTexts, equal_texts
 from lopa_dist.jobs.show.made_on import made_together
 from lopa_dist.jobs.show.paired import Paired, Verdicts, compared, verdicts
-from lopa_dist.jobs.show.report import judged, read_report, samples_of, typed_words, why_no_results
+from lopa_dist.jobs.show.report import judged, problems, prompts, read_report, typed_words, why_no_results
 
 log = logging.getLogger("lopa_dist")
 SEEDS = ("seed", "task.problem_seed")  # runs that differ in these only are one point
@@ -178,6 +178,7 @@ def pooled_report(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
         )
         pooled |= {"tpf": tokens / forwards, "rows_per_token": rows / tokens}
     pooled |= {key: sum(runs[0][key] for runs in streams.values()) for key in ("requests", "errors") if key in first}
+    pooled["prompts"] = sum(prompts(runs[0]) for runs in streams.values())
     if all(report.get("cut") is not None for report in reports):
         pooled["cut"] = sum(fmean(report["cut"] for report in runs) for runs in streams.values())
     speeds = [report["tokens_per_s"]["job"] for report in reports]
@@ -205,7 +206,7 @@ def pooled_report(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if all("accuracy" in report for report in reports):
         counts = [judged(runs[0]) for runs in streams.values()]
         means = [fmean(report["accuracy"] for report in runs) for runs in streams.values()]
-        pooled["judged"] = sum(counts)
+        pooled |= {"judged": sum(counts), "problems": sum(problems(runs[0]) for runs in streams.values())}
         pooled["accuracy"] = sum(mean * n for mean, n in zip(means, counts, strict=True)) / max(1, sum(counts))
         if every and len(by_seed) > 1:
             pooled["accuracy_sd"] = stdev(
@@ -325,9 +326,8 @@ def streams_of(group: SeedGroup) -> dict[str, list[Path]]:
 
 def verdicts_of(group: SeedGroup) -> Verdicts:
     """Return a point's verdicts by stream and problem, since problems of different streams have the same names."""
-    samples = samples_of(group.report)
     return {
         f"{stream}/{name}": right
         for stream, runs in streams_of(group).items()
-        for name, right in verdicts(runs, samples).items()
+        for name, right in verdicts(runs).items()
     }

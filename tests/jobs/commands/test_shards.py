@@ -17,6 +17,8 @@ from lopa_dist.jobs.commands.status import array_in_words
 from lopa_dist.jobs.commands.trace import trace
 from lopa_dist.jobs.folder.results import FIGURES
 from lopa_dist.jobs.run.job import run
+from lopa_dist.jobs.show.metrics import wilson
+from lopa_dist.jobs.show.paired import verdicts
 from lopa_dist.jobs.show.report import figures
 from lopa_dist.jobs.show.run_page import job_s
 from lopa_dist.jobs.show.run_state import runs_below
@@ -104,6 +106,34 @@ def test_shards_of_different_code_are_told(folder: Path, tmp_path: Path) -> None
     report["made"]["code"] = "another"
     file.write_text(json.dumps(report))
     assert merge_shards(tmp_path / "array")["warnings"][0].startswith("the shards were made by different code")
+
+
+def test_samples_of_a_prompt_are_one_problem_however_they_are_asked_for(tmp_path: Path) -> None:
+    """By each line's n or by task.samples, in one job or in shards, which have some samples of each prompt."""
+    prompts = [{"prompt": f"Ann has {n} books .", "max_tokens": 4, "temperature": 1.0} for n in range(2, 7)]
+    (tmp_path / "judge.py").write_text("def right(text, fields):\n    return len(text) % 2 == 0\n")
+
+    def job(name: str, lines: list[dict[str, Any]], **options: Any) -> dict[str, Any]:
+        source = tmp_path / f"{name.split('/')[0]}.jsonl"
+        source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        task = TaskConfig("batch", None, str(source), score=f"{tmp_path}/judge.py:right", **options)
+        return run(config(task), tmp_path / name, World("python"))
+
+    own = job("own", [line | {"n": 3} for line in prompts])
+    by_setting = job("setting", prompts, samples=3)
+    some = [line | {"n": n} for line, n in zip(prompts, (1, 1, 4, 1, 1), strict=True)]
+    mixed = job("mixed", some, samples=2)
+    one = job("one", prompts)
+    found = [(r["requests"], r["judged"], r["problems"], r.get("prompts")) for r in (own, by_setting, mixed, one)]
+    assert found == [(15, 15, 5, 5), (15, 15, 5, 5), (8, 8, 5, 5), (5, 5, 5, None)]
+    assert own["accuracy_95"] == by_setting["accuracy_95"] == [*wilson(own["accuracy"], 5)]
+    assert [len(verdicts([tmp_path / name])) for name in ("own", "setting", "mixed", "one")] == [5] * 4
+
+    for shard in range(2):
+        job(f"array/{shard}", some, samples=2, shard=shard, shards=2)
+    merged = merge_shards(tmp_path / "array")
+    assert (merged["judged"], merged["problems"], merged["prompts"]) == (8, 5, 5)
+    assert merged["accuracy_95"] == mixed["accuracy_95"]
 
 
 def test_a_folder_of_another_shard_is_refused(folder: Path) -> None:

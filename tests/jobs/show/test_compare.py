@@ -51,6 +51,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     report = run(config(TaskConfig(limit=2)), tmp_path_factory.mktemp("run"), World("python"))
     report["made"]["load"] = 0.0
     report["made"].pop("others", None)
+    del report["problems"]  # tests change the numbers that it follows from
     return report
 
 
@@ -411,6 +412,7 @@ def test_samples_of_a_prompt_are_one_problem(tmp_path: Path, report: dict[str, A
         made = [
             {
                 "custom_id": f"p{i // 2}#{i % 2}",
+                "sample": i % 2,
                 "index": i,
                 "finish_reason": "stop",
                 "correct": bool(x),
@@ -420,7 +422,7 @@ def test_samples_of_a_prompt_are_one_problem(tmp_path: Path, report: dict[str, A
             for i, x in enumerate(right)
         ]
         (tmp_path / name / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in made))
-    assert verdicts([tmp_path / "a"], 2) == {"p0": 1.0, "p1": 0.0}
+    assert verdicts([tmp_path / "a"]) == {"p0": 1.0, "p1": 0.0}
     assert accuracy_interval(json.loads((tmp_path / "a" / "report.json").read_text())) == wilson(0.5, 2)
     console = Console(record=True, width=200)
     compare(tmp_path, console)
