@@ -273,6 +273,11 @@ def test_no_prompts_give_no_outputs(llm: LLM) -> None:
         (["x", ["y"]], {}, r"prompts\[1\]: the prompt is of type list: a prompt is a text, or a chat"),
         (["x"], {"sampling": {"temperature": 1.0}}, "sampling: give SamplingParams"),
         (["x"], {"sampling": 1.0}, "sampling: give SamplingParams"),
+        (["x"], {"sampling": []}, "0 sampling parameters for 1 prompts"),
+        (["x"], {"sampling": SamplingParams(tries=0)}, r"prompts\[0\]: tries=0 must be an integer of at least 1"),
+        (["x"], {"sampling": SamplingParams(tries=math.nan)}, "tries=nan must be"),  # type: ignore[arg-type]
+        (["x"], {"sampling": SamplingParams(tries="3")}, "tries='3' must be"),  # type: ignore[arg-type]
+        (["x"], {"drafts": True}, r"decode\.drafts=True: must be an integer"),
         (["x"], {"tau_conf": "high"}, "decode.tau_conf: Value 'high'"),
         (["x"], {"tau_conf": 2}, r"decode.tau_conf=2.*between 0 and 1"),
         (["x", "\ud800"], {}, r"prompts\[1\]: the prompt has half of a surrogate pair"),
@@ -291,6 +296,26 @@ def test_no_prompts_give_no_outputs(llm: LLM) -> None:
 def test_what_is_wrong_with_a_call_is_said(llm: LLM, prompts: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         llm.generate(prompts, **options)
+
+
+def test_what_is_wrong_with_infilling_or_scoring_is_said(llm: LLM) -> None:
+    with pytest.raises(ValueError, match="sampling: give SamplingParams"):
+        llm.infill(["a"], [" b"], 4, sampling=[None])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="prefixes is one text: give a list"):
+        llm.infill("a", [" b"], 4)
+    assert len(llm.infill(iter(PROBLEMS[:1]), [" b"], 4)) == 1  # type: ignore[arg-type]
+    for samples in ("3", True, 2.5):
+        with pytest.raises(ValueError, match=rf"samples={samples!r}: must be an integer of at least 1"):
+            llm.score(["a"], [" b"], samples=samples)  # type: ignore[arg-type]
+
+
+def test_an_answer_reaches_as_far_as_the_model(llm: LLM) -> None:
+    """A limit beyond that makes no room for more."""
+    [far] = llm.generate(PROBLEMS[:1], sampling=SamplingParams(max_tokens=10**30))
+    [near] = llm.generate(PROBLEMS[:1], sampling=SamplingParams(max_tokens=64))
+    assert far.tokens == near.tokens
+    assert llm.engine is not None
+    assert llm.engine.config.max_new_tokens == 64
 
 
 def test_prompts_may_come_one_by_one(llm: LLM) -> None:
@@ -314,6 +339,9 @@ def test_the_callers_answers_to_signals_stay(llm: LLM, monkeypatch: pytest.Monke
         (["embedded", "engine.max_sequence=3"], "did you mean engine.max_sequences"),
         (["embedded", "decode=embeded"], "decode=embeded: no such preset; did you mean embedded? There are causal, "),
         (["./nowhere"], r"model.path=./nowhere: no such folder"),
+        (["local"], "model 'local': give the checkpoint's folder in its place"),
+        ([None], "model is of type NoneType: give the name of a preset, a folder, or a hub id"),
+        (["embedded", 3], "3: give settings as texts, such as 'decode.drafts=4'"),
         (["embeded"], "model 'embeded': neither a preset nor a folder; did you mean embedded?"),
         (["./no where=b"], r"model.path=./no where=b: no such folder"),
         (["./o'brien/model"], r"model.path=./o'brien/model: no such folder"),

@@ -120,6 +120,28 @@ def test_saved_modules_replace_the_base(tmp_path: Path) -> None:
     assert torch.equal(model.head_weight, head)
 
 
+def test_saved_modules_must_be_there(tmp_path: Path) -> None:
+    tensors = adapter_for(base_of("dream", torch.float32), ["q_proj"])
+    folder = write_adapter(tmp_path / "adapter", tensors, target_modules=["q_proj"], modules_to_save=["lm_head"])
+    with pytest.raises(CheckpointError, match="modules_to_save names lm_head, which is not in it"):
+        load_adapter(folder)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_modules_that_a_pattern_names_must_be_there(tmp_path: Path, whole: bool) -> None:
+    weights = base_of("dream", torch.float32)
+    tensors = adapter_for(weights, ["q_proj", "k_proj"])
+    if not whole:
+        tensors = {key: tensor for key, tensor in tensors.items() if "layers.1.self_attn.k_proj" not in key}
+    adapter = load_adapter(write_adapter(tmp_path / "adapter", tensors, target_modules=r".*\.(q|k)_proj"))
+    base = write(tmp_path / "base", KINDS["dream"], weights)
+    if whole:
+        load_model(base, torch.float32, CPU, adapter)
+        return
+    with pytest.raises(CheckpointError, match=r"absent: model\.layers\.1\.self_attn\.k_proj"):
+        load_model(base, torch.float32, CPU, adapter)
+
+
 def test_saved_modules_need_an_untied_head(tmp_path: Path) -> None:
     weights = base_of("illada", torch.float32)
     tensors = adapter_for(weights, ["q_proj"])

@@ -303,6 +303,11 @@ def yarn(**changes: Any) -> dict[str, Any]:
         ("sdar", {"attention_bias": True}, "attention_bias=True"),
         ("i_dlm", {"rope_scaling": {"rope_type": "yarn", "factor": 4}}, "rope_scaling of type 'yarn' is not supported"),
         ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 4}}, "rope_scaling of type 'linear'"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"rope_type": "llama3", "factor": 4}},
+            "rope_parameters and rope_scaling differ",
+        ),
         ("llama", {"attention_bias": True}, "attention_bias=True"),
         ("llama", {"mlp_bias": True}, "mlp_bias=True"),
         ("llama", {"hidden_act": "gelu"}, "hidden_act='gelu'"),

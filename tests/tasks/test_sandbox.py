@@ -102,6 +102,27 @@ except OSError:
 
 
 @BOTH
+def test_processes_that_fork_all_the_time_are_ended(confined: bool) -> None:
+    """Also if each has a session of its own."""
+    program = """
+import os, time
+end = time.monotonic() + 20
+while time.monotonic() < end:
+    try:
+        if os.fork() == 0:
+            os.setsid()
+    except OSError:
+        pass
+os._exit(0)
+"""
+    before, began = set(os.listdir("/proc")), time.monotonic()
+    outcome = run_tests(program, "", Limits(wall_s=2), confined)
+    assert outcome.reason == "TimeoutError: no result within 2 s"
+    assert time.monotonic() - began < 15
+    assert not left_since(before)
+
+
+@BOTH
 def test_memory_is_limited(confined: bool) -> None:
     limits = Limits(wall_s=5, memory_bytes=1 << 29)
     assert run_tests("x = bytearray(1 << 30)", "", limits, confined).reason == "MemoryError: "

@@ -137,6 +137,17 @@ def test_the_same_in_other_batches_shards_and_from_python(tmp_path: Path) -> Non
     assert [(one.tries, one.failed_tokens) for one in found] == counted
 
 
+def test_tokens_of_thrown_away_answers_end_at_their_stop_string() -> None:
+    """What was generated behind it depends on the drafts."""
+    llm = LLM("causal", "parallel.threads=1")
+    asked = SamplingParams(1.5, seed=5, stop=".", response_format={"type": "json_object"}, tries=2)
+    question = "Sam has 12 candles . Sam gives 6 away . How many candles does Sam have now ?"
+    for _ in range(2):
+        found = [llm.generate([question], sampling=asked, drafts=drafts)[0] for drafts in (0, 1, 8)]
+        assert len({(one.text, one.tries, one.failed_tokens) for one in found}) == 1
+    assert found[0].tries == 2
+
+
 def test_with_more_tries_an_attempt_generates_again_what_is_not_of_its_format_and_nothing_else(tmp_path: Path) -> None:
     def texts(folder: Path) -> list[Any]:
         return [(line["text"], line["usage"], line["finish_reason"]) for line in lines(folder)]

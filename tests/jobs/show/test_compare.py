@@ -495,7 +495,9 @@ def test_equal_texts_are_counted_seed_by_seed(tmp_path: Path, report: dict[str, 
         )
     for name in ("base,seed=1", "other,seed=1"):  # a request that failed in both has no text
         with (tmp_path / name / "results.jsonl").open("a") as file:
-            file.write(json.dumps({"custom_id": "bad", "index": 3, "finish_reason": "error", "error": "x"}) + "\n")
+            file.write(
+                json.dumps({"custom_id": "bad", "index": 3, "finish_reason": "error", "error": "x", "text": ""}) + "\n"
+            )
     console = Console(record=True, width=200)
     compare(tmp_path, console, baseline="base")
     assert "equal texts" in (said := console.export_text())
