@@ -8,7 +8,7 @@ import json
 import logging
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from difflib import get_close_matches
@@ -28,7 +28,7 @@ from lopa_dist.jobs.run.prompts import Encoder, Rejection
 from lopa_dist.jobs.run.session import Session
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.setup.device import choose_device
-from lopa_dist.jobs.setup.resolve import resolve, resolve_decode
+from lopa_dist.jobs.setup.resolve import check_decided, resolve, resolve_decode
 from lopa_dist.jobs.show.progress import ProgressDisplay
 from lopa_dist.parallel.failures import announce_before_joining, announce_end
 from lopa_dist.parallel.group import Group
@@ -190,7 +190,7 @@ class LLM:
                 raise ValueError(f"errors={errors!r}: must be raise or return")
             items = items_of(prompts, sampling, errors == "return")
             config = self.configured(decode, overrides)
-        return self.answered(items, config, progress, errors == "return")
+        return self.answered(items, config, progress, overrides, errors == "return")
 
     def infill(
         self,
@@ -231,12 +231,20 @@ class LLM:
             items = items_of(prefixes, limited)
             items = [replace(item, suffix=suffixes[item.origin.line - 1]) for item in items if item.origin]
             config = self.configured(decode, overrides)
-        return self.answered(items, config, progress)
+        return self.answered(items, config, progress, overrides)
 
     def answered(
-        self, items: Sequence[Item], config: Config, progress: bool, return_errors: bool = False
+        self,
+        items: Sequence[Item],
+        config: Config,
+        progress: bool,
+        overrides: Collection[str],
+        return_errors: bool = False,
     ) -> list[Output]:
-        """Return an output for each item, in their order; with `return_errors`, also for items that are refused."""
+        """Return an output for each item, in their order; with `return_errors`, also for items that are refused.
+
+        An option in `overrides` that has no effect is refused.
+        """
         if not items:
             return []
         most = config.decode.max_new_tokens
@@ -246,6 +254,7 @@ class LLM:
         builder = self.builder
         with self.refusing():
             resolved = replace(config, decode=resolve_decode(config.decode, builder.pattern))
+            check_decided(resolved.decode, [f"decode.{key}" for key in overrides])
             encoder = Encoder(resolved, builder.shape, builder.tokenizer)
             refused: dict[int, Output] = {}
             if return_errors:

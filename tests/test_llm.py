@@ -277,6 +277,7 @@ def test_no_prompts_give_no_outputs(llm: LLM) -> None:
         (["x"], {"sampling": SamplingParams(tries=0)}, r"prompts\[0\]: tries=0 must be an integer of at least 1"),
         (["x"], {"sampling": SamplingParams(tries=math.nan)}, "tries=nan must be"),  # type: ignore[arg-type]
         (["x"], {"sampling": SamplingParams(tries="3")}, "tries='3' must be"),  # type: ignore[arg-type]
+        (["x"], {"decode": "vanilla", "tau_add": 0.5}, "decode.tau_add=0.5: has no effect here, for decode.max_active"),
         (["x"], {"drafts": True}, r"decode\.drafts=True: must be an integer"),
         (["x"], {"tau_conf": "high"}, "decode.tau_conf: Value 'high'"),
         (["x"], {"tau_conf": 2}, r"decode.tau_conf=2.*between 0 and 1"),
