@@ -28,11 +28,15 @@ TEMPLATES = Environment(
 )
 
 
+PICTURES = {127: 0x2421} | {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n\r"}
+"""Control characters, which HTML must not have, and the characters that show them."""
+
+
 def write_page(file: Path, template: str, **data: Any) -> Path:
     """Fill in a template of the folder `pages` with `data`, write it to `file`, and return that."""
     text = TEMPLATES.get_template(template).render(data)
     with naming(file):
-        file.write_text(encodable(text), encoding="utf-8")
+        file.write_text(encodable(text).translate(PICTURES), encoding="utf-8")
     return file
 
 

@@ -1,11 +1,15 @@
-"""Where things stand in charts."""
+"""Where things stand in charts, and what pages show of texts."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jinja2 import DictLoader, Environment
 
+from lopa_dist.jobs.show import page
 from lopa_dist.jobs.show.page import Point, Scatter, bars, front, histogram, overlap, place_labels
 
 
@@ -66,3 +70,9 @@ def test_labels_of_a_crowded_sweep_do_not_cover_each_other() -> None:
     boxes = [(x, y, 15.0, 8.0) for x, y in places]
     covered = sum(overlap(a, b) for i, a in enumerate(boxes) for b in boxes[:i])
     assert covered < 0.1 * sum(width * height for _, _, width, height in boxes)
+
+
+def test_control_characters_of_texts_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "TEMPLATES", Environment(loader=DictLoader({"x": "{{ text }}"}), autoescape=True))
+    page.write_page(tmp_path / "x.html", "x", text="a\x00b\x1b[1m\x7f\t<\n")
+    assert (tmp_path / "x.html").read_text() == "a\u2400b\u241b[1m\u2421\t&lt;\n"
