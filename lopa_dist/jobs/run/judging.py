@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue
 from threading import Event
 
 from lopa_dist.engine.request import Generation
@@ -56,7 +56,8 @@ class Judges(contextlib.AbstractContextManager["Judges"]):
         self.ending = Event()
         self.pool = ThreadPoolExecutor(at_once, "judge")  # starts no thread before it has work
         self.open = set[Future[Verdict]]()  # answers without a verdict, or whose verdict is not collected yet
-        self.finished: SimpleQueue[Future[Verdict]] = SimpleQueue()
+        # no SimpleQueue: in Python 3.10, one that is empty may wait for ever in spite of a timeout
+        self.finished: Queue[Future[Verdict]] = Queue()
 
     def __exit__(self, *_: object) -> None:
         self.ending.set()

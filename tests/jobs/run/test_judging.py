@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.request import Generation, Request
 from lopa_dist.jobs.run import judging
 from lopa_dist.jobs.run.job import run
-from lopa_dist.jobs.run.judging import Answer, Judges
+from lopa_dist.jobs.run.judging import Answer, Judges, Verdict
 from lopa_dist.jobs.show.report import accuracy_interval
 from lopa_dist.parallel.launcher import World
 from lopa_dist.parallel.stop import SIGNALS, Stopped
@@ -87,6 +88,18 @@ def test_quick_tasks_are_judged_at_once_in_the_caller_s_thread() -> None:
             expected = text, Score(text == "right", threading.current_thread().name)
             assert (verdict.answer.text, verdict.score) == expected
     assert not judges.open
+
+
+def test_nothing_is_waited_for_where_no_verdict_is_new() -> None:
+    """A queue of Python 3.10's may wait for ever after some thousands of turns, in spite of its timeout."""
+    judged, right = Future[Verdict](), Verdict(answer("right"), None)
+    judged.set_result(right)
+    with Judges(Quick(), 2) as judges:
+        for _ in range(20_000):
+            judges.open.add(judged)
+            judges.finished.put(judged)
+            assert list(judges.verdicts()) == [right]
+            assert list(judges.verdicts()) == []
 
 
 def test_slow_tasks_are_judged_beside() -> None:
