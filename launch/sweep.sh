@@ -36,17 +36,20 @@ case " $* " in
 esac
 dry=0 overrides=()
 for argument; do if [ "$argument" = --dry-run ]; then dry=1; else overrides+=("$argument"); fi; done
-command=("$BIN/lopa-dist" --multirun "${launcher[@]}" "hydra.sweep.dir=$FOLDER" "${overrides[@]}")
+place=$FOLDER
+[[ $place =~ ^[A-Za-z0-9_./:@%+~-]*$ ]] || place="'${FOLDER//\'/\\\'}'" # in quotes, which Hydra needs
+command=("$BIN/lopa-dist" --multirun "${launcher[@]}" "hydra.sweep.dir=$place" "${overrides[@]}")
 if [ "$dry" = 1 ]; then
     printf '%q ' "${command[@]}"
     printf '&& %q report %q\n' "$BIN/lopa-dist" "$FOLDER"
     exit
 fi
+[ -x "$BIN/lopa-dist" ] || { echo "$BIN/lopa-dist not found: run 'make install', or set BIN to your environment's bin" >&2; exit 1; }
 # Points that a sweep has given to Slurm go on when it is interrupted: submitted again, they would run twice.
 if [ -d "$FOLDER/.submitit" ] && command -v squeue >/dev/null; then
     for job in $(squeue --noheader --me --array --format %A 2>/dev/null || true); do
         case $(scontrol --oneliner show job "$job" 2>/dev/null) in
-            *"StdOut=$(cd "$FOLDER" && pwd)/.submitit/"*)
+            *"StdOut=$(cd "$FOLDER" && pwd -P)/.submitit/"*)
                 echo "jobs of this sweep run or wait in Slurm's queue (job $job): let them end, or scancel them; then again" >&2
                 exit 2
                 ;;

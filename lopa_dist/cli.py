@@ -245,6 +245,8 @@ def main() -> None:
         check_keys([a for a in arguments if not a.startswith("-")])
         sys.argv[1:] = as_hydra_reads(arguments)
         if {*SWEEP} & {*arguments}:
+            if own := next((a for a in arguments if a.startswith("hydra.run.dir=")), None):
+                raise UserError(f"{own}: is for a single job; hydra.sweep.dir= names the folder of a sweep")
             check_points(sys.argv[1:])
         os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach us as they are; we shorten them below
         if detect().rank:  # only rank 0 has a run folder
@@ -275,7 +277,8 @@ def main() -> None:
         key = "hydra.sweep.dir" if {"-m", "--multirun"} & {*arguments} else "hydra.run.dir"
         sys.exit(f"lopa-dist: the run folder cannot be written ({cause}); give another {key}")
     except RuntimeError as error:
-        if type(error).__name__ != "FailedJobError":  # submitit's, which takes a second to import
+        kinds = {kind.__name__ for kind in type(error).__mro__}
+        if "UncompletedJobError" not in kinds:  # submitit's, which takes a second to import
             raise
         sys.exit(
             f"lopa-dist: the sweep's jobs could not be submitted, or failed: {str(error).strip()}{hint(arguments)}"

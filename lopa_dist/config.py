@@ -467,7 +467,7 @@ def is_setting(override: Override) -> bool:
 
 def quoted(text: str) -> str:
     """Return a text as a value that Hydra reads back unchanged: in quotes, unless it is a plain word."""
-    if re.fullmatch(r"[\w./:@%+~-]+", text):
+    if re.fullmatch(r"[\w./:@%+~-]+", text, re.ASCII):
         return text
     escaped = re.sub(r"(\\+)(?='|$)", r"\1\1", text).replace("'", "\\'")  # a backslash is special only before a quote
     return f"'{escaped}'"

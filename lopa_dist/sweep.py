@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lopa_dist.checks import UserError
 from lopa_dist.config import Config, as_hydra_reads, check_files, check_keys, composed, keys_in, omegaconf_message
-from lopa_dist.jobs.folder.sweep_points import points_of
+from lopa_dist.jobs.folder.sweep_points import points_of, shared_folder
 from lopa_dist.jobs.run.apart import check_apart
 from lopa_dist.jobs.setup.resolve import resolve_decode
 from lopa_dist.models.config import ModelConfig
@@ -124,11 +124,19 @@ def check_points(arguments: Sequence[str]) -> None:
     for point in points:
         try:
             config = checked_job(point)
+            if config.task.input == "-" and len(points) > 1:
+                raise ValueError("task.input=-: only one point can read standard input; write a file")
             if "seed" in swept:
                 check_seed(config)
         except ValueError as error:
             refused.append(f"{' '.join(o for o in point if o.split('=')[0] in swept)}: {error}")
     if not refused:
+        named = any(argument.lstrip("+").startswith(("hydra.sweep.subdir", "hydra.job.")) for argument in arguments)
+        if not named and (folder := shared_folder(points)):
+            raise UserError(
+                f"several points of this sweep would have one folder, {folder}, and replace each other's results; "
+                "hydra.sweep.subdir='${hydra.job.num}' numbers the folders"
+            )
         if "hydra/launcher=submitit_local" in arguments and len(points) > 1:
             logs = "DIR/.submitit/*/*_log.out of the sweep's folder DIR"
             print(

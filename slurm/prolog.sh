@@ -103,8 +103,10 @@ place() {
         for argument in "${WORK[@]}"; do
             case $argument in hydra.run.dir=* | task.shards=* | +hydra.run.dir=* | ++hydra.run.dir=*) ;; *) others+=("$argument") ;; esac
         done
-        # a folder of its own for each, also in a folder that the user names
-        WORK=("${others[@]}" "task.shard=$SHARD" "task.shards=$SHARDS" "hydra.run.dir=${own:-$folder}/shard-$SHARD")
+        # a folder of its own for each, also in a folder that the user names, in quotes if it needs them
+        folder=${own:-$folder}/shard-$SHARD
+        [[ $folder =~ ^[A-Za-z0-9_./:@%+~-]*$ || $folder == *'${'* ]] || folder="'$folder'"
+        WORK=("${others[@]}" "task.shard=$SHARD" "task.shards=$SHARDS" "hydra.run.dir=$folder")
     elif [ -n "${SLURM_JOB_ID:-}" ] && [ -z "$own" ]; then
         own_folder
     fi
@@ -353,7 +355,11 @@ lopa_launch() {
     had=$(finished) ASKED=0 INTERRUPTS=0 CHILD= REPEATER=
     trap on_signal USR1 TERM
     trap on_interrupt INT
-    "${COMMAND[@]}" &
+    if [ "$(value_of task.input "${WORK[@]}")" = - ]; then
+        "${COMMAND[@]}" <&0 & # otherwise a background command has no standard input
+    else
+        "${COMMAND[@]}" &
+    fi
     CHILD=$!
     [ "$ASKED" = 0 ] || on_signal
     before=-1

@@ -645,7 +645,17 @@ def test_a_sweep_that_slurm_refuses_is_one_message(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(
     "value",
-    ["a/b.jsonl", "a b(1).jsonl", "x=1,y=2/c", "multirun/decode.branches=1,seed=2", "o'brien/a", "a\\", "a\\'b c", "'"],
+    [
+        "a/b.jsonl",
+        "a b(1).jsonl",
+        "x=1,y=2/c",
+        "multirun/decode.branches=1,seed=2",
+        "o'brien/a",
+        "a\\",
+        "a\\'b c",
+        "'",
+        "ü/x",
+    ],
 )
 def test_settings_are_shown_as_one_can_type_them(value: str) -> None:
     [typed] = shlex.split(cli.typed("hydra.run.dir", value))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,8 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from lopa_dist import sweep
+from lopa_dist.config import quoted
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = [ROOT / "launch" / f"{name}.sh" for name in ("gsm8k", "job", "batch")]
@@ -507,3 +510,17 @@ def test_a_sweep_goes_through_slurm_where_a_cluster_answers(tmp_path: Path, sinf
     )  # fmt: skip
     assert f"--multirun{launcher}hydra.sweep.dir=" in ran.stdout
     assert ("one after the other" in ran.stderr) == (launcher == " ")
+
+
+@pytest.mark.parametrize("name", ["a b=1, [x] (y)", "it's", "plain/name-1"])
+def test_folders_of_any_name_reach_hydra(tmp_path: Path, name: str) -> None:
+    """As hydra.run.dir of an array's tasks, and as FOLDER of a sweep."""
+    sweep_script = ROOT / "launch" / "sweep.sh"
+    array = dry_run(
+        SCRIPTS[-1], tmp_path, f"hydra.run.dir={quoted(name)}", **task_of("0-3", 2), SLURM_SUBMIT_DIR=str(ROOT)
+    )
+    whole = dry_run(sweep_script, tmp_path, "launcher=local", "seed=1,2", FOLDER=name)
+    for ran, key, wanted in ((array, "hydra.run.dir=", f"{name}/shard-2"), (whole, "hydra.sweep.dir=", name)):
+        assert ran.returncode == 0, ran.stderr
+        [word] = [word for word in shlex.split(ran.stdout.replace("in ", "", 1)) if word.startswith(key)]
+        assert OverridesParser.create().parse_override(word).value() == wanted

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from lopa_dist import cli
 from lopa_dist.checks import UserError
 from lopa_dist.cli import hint
 from lopa_dist.sweep import check_points
@@ -68,3 +69,31 @@ def test_a_seed_that_changes_nothing_is_refused() -> None:
 def test_only_slurm_gets_the_hint_to_do_without_it() -> None:
     assert "launcher=local" in hint(["-m", "launcher=slurm"])
     assert hint(["-m", "hydra/launcher=submitit_local"]) == ""
+
+
+@pytest.mark.parametrize(
+    "values",
+    [["task.input=d/x.jsonl,d_x.jsonl"], ["logging.wandb.mode=disabled,offline"]],
+)
+def test_points_that_would_share_a_folder_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "d").mkdir()
+    for name in ("d/x.jsonl", "d_x.jsonl"):
+        (tmp_path / name).write_text('{"prompt": "x"}\n')
+    given = ["task=batch", "task.input=d_x.jsonl"] if "logging" in values[0] else ["task=batch"]
+    with pytest.raises(UserError, match=r"would have one folder, .*hydra\.sweep\.subdir="):
+        check_points([*given, *values])
+    check_points([*given, *values, "hydra.sweep.subdir=${hydra.job.num}"])
+
+
+def test_standard_input_is_for_one_point() -> None:
+    with pytest.raises(UserError, match=r"task\.input=-: only one point can read standard input"):
+        check_points(["task=batch", "task.input=-", "decode.block_size=8,16"])
+
+
+def test_a_sweep_has_no_run_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["lopa-dist", "-m", "decode.block_size=8,16", "hydra.run.dir=x"])
+    with pytest.raises(SystemExit, match=r"hydra\.run\.dir=x: is for a single job; hydra\.sweep\.dir="):
+        cli.main()

@@ -258,12 +258,13 @@ class Failures:
 
     def _cut_off(self) -> None:
         """End this process, whatever it waits for, since the store's host does not answer. Called by `Heartbeat`."""
-        who, host = f"rank 0 of {self.world.size}", "its host"
-        if self.world.launcher == "torchrun":
-            who, host = "torchrun's process", "it was suspended, or its host"
+        who, host = f"rank 0 of {self.world.size} does not answer", "its host, which keeps the rendezvous,"
+        if self.world.launcher == "torchrun":  # whose process beside rank 0 keeps it
+            others, host = who, "it was suspended, or its host"
+            own = "torchrun's process, which keeps the rendezvous, does not answer"
+            who = f"{others}, or torchrun's process there, which keeps the rendezvous" if self.world.rank else own
         verdict = (
-            f"{who}, which keeps the rendezvous, does not answer: {host} hangs or is unreachable "
-            f"(timeout {self.timeout_s:g} s; seen by rank {self.world.rank})"
+            f"{who}: {host} hangs or is unreachable (timeout {self.timeout_s:g} s; seen by rank {self.world.rank})"
         )
         into_log(verdict)
         die(f"lopa-dist: {verdict}")

@@ -74,7 +74,7 @@ def test_resuming_and_ending_hold_places_not_texts(read: tuple[JobInput, float, 
     tries = [bytes_a_request(lambda ids=ids: journal.done(ids)) for ids in (deepcopy(job_input.ids), job_input.ids)]
     for (done, *_), _, _ in tries:
         assert sum(done) == COUNT
-    assert min(most for *_, most in tries) < 250  # threads of earlier tests may take some meanwhile, too
+    assert min(most for *_, most in tries) < 300  # threads of earlier tests may take some meanwhile, too
     merged, held, most = bytes_a_request(
         lambda: merge(journal, tmp_path, job_input.ids, job_input.rejection, range(COUNT))
     )

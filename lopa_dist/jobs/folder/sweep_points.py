@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from hydra._internal.config_loader_impl import get_overrides_dirname
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -12,7 +14,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from lopa_dist.config import short
+from lopa_dist.config import CONF, short
 
 SWEEP = "multirun.yaml"  # in which Hydra notes what a sweep's command line was
 
@@ -40,8 +42,26 @@ def without_run(folder: Path) -> list[str]:
             return []
         parse = OverridesParser.create().parse_overrides
         points, naming = points_of(parse(list(hydra.overrides.task))), hydra.job.config.override_dirname
+        if hydra.sweep.subdir != OmegaConf.load(CONF / "config.yaml").hydra.sweep.subdir:
+            return []  # folders have other names
     except (OSError, YAMLError, OmegaConfBaseException, UnicodeDecodeError):
         return []
-    left_out = list(naming.exclude_keys)
-    names = [get_overrides_dirname(parse(point), left_out, naming.item_sep, naming.kv_sep) for point in points]
-    return [name for name in names if name and not (folder / short(name)).is_dir()]
+    return [name for name in names_of(points, naming) if name and not (folder / short(name)).is_dir()]
+
+
+def names_of(points: list[list[str]], naming: Any) -> list[str]:
+    """Return the names of a sweep's points, of which `short` makes those of their folders.
+
+    Args:
+        points: from `points_of`.
+        naming: Hydra's setting `hydra.job.config.override_dirname`.
+    """
+    parse, left_out = OverridesParser.create().parse_overrides, list(naming.exclude_keys)
+    separators = naming.get("item_sep", ","), naming.get("kv_sep", "=")
+    return [get_overrides_dirname(parse(point), left_out, *separators) for point in points]
+
+
+def shared_folder(points: list[list[str]]) -> str:
+    """Return the name of a folder that several points of a sweep would have; empty if each has its own."""
+    names = names_of(points, OmegaConf.load(CONF / "config.yaml").hydra.job.config.override_dirname)
+    return next((name for name, times in Counter(map(short, names)).items() if times > 1), "")
