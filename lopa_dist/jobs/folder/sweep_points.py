@@ -42,11 +42,17 @@ def without_run(folder: Path) -> list[str]:
             return []
         parse = OverridesParser.create().parse_overrides
         points, naming = points_of(parse(list(hydra.overrides.task))), hydra.job.config.override_dirname
-        if hydra.sweep.subdir != OmegaConf.load(CONF / "config.yaml").hydra.sweep.subdir:
+        if subdir_of(hydra) != subdir_of(OmegaConf.load(CONF / "config.yaml").hydra):
             return []  # folders have other names
     except (OSError, YAMLError, OmegaConfBaseException, UnicodeDecodeError):
         return []
     return [name for name in names_of(points, naming) if name and not (folder / short(name)).is_dir()]
+
+
+def subdir_of(hydra: Any) -> str:
+    """Return how Hydra's settings name the folders of points, as it is written."""
+    sweep: Any = OmegaConf.to_container(hydra.sweep, resolve=False)
+    return str(sweep.get("subdir"))
 
 
 def names_of(points: list[list[str]], naming: Any) -> list[str]:

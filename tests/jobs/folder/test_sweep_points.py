@@ -40,6 +40,13 @@ def test_points_have_the_folders_that_hydra_gives_them(sweep: Path) -> None:
     assert sweep_in_words(sweep) == ""
 
 
+def test_points_whose_folders_have_other_names_are_not_missed(sweep: Path) -> None:
+    noted = OmegaConf.load(sweep / "multirun.yaml")
+    noted.hydra.sweep.subdir = "${hydra.job.num}"
+    OmegaConf.save(noted, sweep / "multirun.yaml")
+    assert without_run(sweep) == []
+
+
 def test_what_is_no_sweep_of_hydra_s_own_has_no_points(sweep: Path, tmp_path: Path) -> None:
     assert without_run(tmp_path) == []
     text = (sweep / "multirun.yaml").read_text()
