@@ -30,10 +30,10 @@ from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.setup.device import choose_device
 from lopa_dist.jobs.setup.resolve import check_decided, resolve, resolve_decode
 from lopa_dist.jobs.show.progress import ProgressDisplay
-from lopa_dist.parallel.failures import announce_before_joining, announce_end
+from lopa_dist.parallel.failures import announce_before_joining, announce_end, unanswering
 from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.heartbeat import Heartbeat
-from lopa_dist.parallel.launcher import JOIN, LaunchError, RankError, World, detect, names_of
+from lopa_dist.parallel.launcher import JOIN, LaunchError, RankError, World, detect
 from lopa_dist.parallel.mesh import choose_mesh
 from lopa_dist.parallel.rendezvous import rendezvous
 from lopa_dist.parallel.stop import SIGNALS, Stop, Stopped, bound_end
@@ -386,10 +386,7 @@ class LLM:
     def check_alive(self) -> None:
         """Raise a RankError if a rank that is awaited is lost; it may be busy with the program's own work."""
         if self.heart and (lost := self.heart.overdue):
-            names, verb = names_of(lost, self.world.size), "does" if len(lost) == 1 else "do"
-            raise RankError(
-                f"{names} {verb} not answer: killed, hanging or unreachable (no sign of life for {SILENT_S:g} s)"
-            )
+            raise RankError(unanswering(lost, self.world.size, f"no sign of life for {SILENT_S:g} s"))
 
     def configured(self, decode: str | DecodeConfig | None, overrides: Mapping[str, Any]) -> Config:
         """Return this object's settings with the decode options of a call."""

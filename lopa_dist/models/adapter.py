@@ -83,7 +83,7 @@ class Adapter:
         """Return whether the adapter has to have a pair for `module` of the base model."""
         if isinstance(self.targets, str):
             return re.fullmatch(self.targets, module) is not None
-        return any(f".{module}".endswith(f".{end}") for end in self.targets)
+        return any(ends_in(module, end) for end in self.targets)
 
     def changes(self, name: str) -> bool:
         """Return whether the weight `name` is merged with the adapter."""
@@ -106,6 +106,11 @@ class Adapter:
         if self.base is None or Path(self.base).name.lower() == Path(path).name.lower():
             return None
         return f"model.lora={self.folder} was trained on {self.base}, but model.path is {path}: is that the right base?"
+
+
+def ends_in(name: str, end: str) -> bool:
+    """Return whether the last parts of a dotted name are `end`."""
+    return f".{name}".endswith(f".{end}")
 
 
 def load_adapter(folder: Path, rows: str = "all") -> Adapter:
@@ -134,7 +139,7 @@ def load_adapter(folder: Path, rows: str = "all") -> Adapter:
     if not (isinstance(rank, int) and isinstance(alpha, int | float) and rank > 0 and math.isfinite(alpha)):
         raise CheckpointError(f"{config_file}: r={rank!r} and lora_alpha={alpha!r} must be numbers, r above 0")
     pairs, saved, mask = read_tensors(file, to_save := tuple(raw.get("modules_to_save") or ()))
-    if absent := [module for module in to_save if not any(f".{name}".endswith(f".{module}.weight") for name in saved)]:
+    if absent := [module for module in to_save if not any(ends_in(name, f"{module}.weight") for name in saved)]:
         raise CheckpointError(f"{file}: modules_to_save names {', '.join(absent)}, which is not in it")
     check_finite(file, pairs, saved, mask)
     mask_id = trained_token(raw, config_file)
@@ -199,7 +204,7 @@ def read_tensors(
             match = LORA.fullmatch(name)
             if match and key.startswith(PREFIX):
                 halves.setdefault(match["module"] + ".weight", {})[match["part"]] = tensors.get_tensor(key)
-            elif any(f".{name}".endswith(f".{m}.weight") for m in modules_to_save):
+            elif any(ends_in(name, f"{module}.weight") for module in modules_to_save):
                 saved[name] = tensors.get_tensor(key)
             elif key.endswith(TOKENS):
                 mask = tensors.get_tensor(key)[0]

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch.distributed as dist
@@ -235,8 +235,7 @@ class Failures:
         host_of = hosts(self.store)
         where = " and ".join(sorted({host_of[rank] for rank in silent if rank in host_of}))
         where = f" on {where}" if where else ""
-        names, verb = names_of(silent, self.world.size), "does" if len(silent) == 1 else "do"
-        return f"{names} {verb} not answer: killed, hanging or unreachable{where} ({why})"
+        return unanswering(silent, self.world.size, why, where)
 
     def end_if_lost(self) -> None:
         """End this process if another one is lost. Called on SIGTERM.
@@ -258,14 +257,15 @@ class Failures:
 
     def _cut_off(self) -> None:
         """End this process, whatever it waits for, since the store's host does not answer. Called by `Heartbeat`."""
-        who, host = f"rank 0 of {self.world.size} does not answer", "its host, which keeps the rendezvous,"
-        if self.world.launcher == "torchrun":  # whose process beside rank 0 keeps it
-            others, host = who, "it was suspended, or its host"
-            own = "torchrun's process, which keeps the rendezvous, does not answer"
-            who = f"{others}, or torchrun's process there, which keeps the rendezvous" if self.world.rank else own
-        verdict = (
-            f"{who}: {host} hangs or is unreachable (timeout {self.timeout_s:g} s; seen by rank {self.world.rank})"
-        )
+        rank, rank_0 = self.world.rank, f"rank 0 of {self.world.size} does not answer"
+        if self.world.launcher != "torchrun":
+            seen = f"{rank_0}: its host, which keeps the rendezvous,"
+        elif rank == 0:  # beside which torchrun's process keeps it
+            seen = "torchrun's process, which keeps the rendezvous, does not answer: it was suspended, or its host"
+        else:
+            there = "torchrun's process there, which keeps the rendezvous"
+            seen = f"{rank_0}, or {there}: it was suspended, or its host"
+        verdict = f"{seen} hangs or is unreachable (timeout {self.timeout_s:g} s; seen by rank {rank})"
         into_log(verdict)
         die(f"lopa-dist: {verdict}")
 
@@ -312,6 +312,12 @@ class Failures:
         into_log(verdict)
         self._linger()
         die(f"lopa-dist: {verdict}\nthe main thread of rank {self.world.rank} was here:\n{main_thread()}")
+
+
+def unanswering(ranks: Sequence[int], size: int, why: str, where: str = "") -> str:
+    """Return a message that ranks of `size` do not answer; `why` says how that was seen, `where` on which hosts."""
+    verb = "does" if len(ranks) == 1 else "do"
+    return f"{names_of(ranks, size)} {verb} not answer: killed, hanging or unreachable{where} ({why})"
 
 
 def hosts(store: Store) -> dict[int, str]:

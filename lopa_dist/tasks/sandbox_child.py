@@ -211,8 +211,6 @@ def end_all(user: int | None) -> None:
         for pid in new:
             send(pid, signal.SIGSTOP)
         stopped |= new
-    for pid in stopped:
-        send(pid, signal.SIGKILL)
     with contextlib.suppress(OSError):
         while pids := descendants(os.getpid()):
             for pid in pids:

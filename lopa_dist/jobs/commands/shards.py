@@ -20,7 +20,7 @@ from lopa_dist.jobs.commands.status import settings, shards_in_words
 from lopa_dist.jobs.folder.batch_output import Line, read_batch_lines, write_batch_output
 from lopa_dist.jobs.folder.journal import Merged, difference
 from lopa_dist.jobs.folder.part_names import in_parts, is_missing
-from lopa_dist.jobs.folder.results import AGAIN, FIGURES, PromptCount, Prompts, result_lines, results, write_errors
+from lopa_dist.jobs.folder.results import AGAIN, FIGURES, Prompts, result_lines, results, write_errors
 from lopa_dist.jobs.folder.shard_figures import read_figures
 from lopa_dist.jobs.run.output import write_output
 from lopa_dist.jobs.show.made_on import made_together
@@ -77,7 +77,7 @@ def merge_shards(folder: Path) -> dict[str, Any]:
             raise ValueError(f"{part}: no {FIGURES}, which earlier versions did not write; {AGAIN}")
     anew = not (folder / "report.json").exists()  # nothing was merged here before
     places = {part: array("q") for part in reports}  # of finished requests, in the whole input
-    prompts = Prompts(PromptCount(), PromptCount())
+    prompts = Prompts()
     # each shard's lines are in order
     merged_lines = merge(*(numbered(*shard, prompts) for shard in places.items()))
     write_lines(folder / "results.jsonl", (line for _, line in merged_lines))

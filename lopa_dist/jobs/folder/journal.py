@@ -25,7 +25,7 @@ from lopa_dist.engine.work import Work
 from lopa_dist.jobs.folder.batch_output import LINES, NAME
 from lopa_dist.jobs.folder.open_files import mapped_files
 from lopa_dist.jobs.folder.packed import Columns, RequestIds
-from lopa_dist.jobs.folder.results import ERRORS, FIGURES, PromptCount, Prompts
+from lopa_dist.jobs.folder.results import ERRORS, FIGURES, Prompts
 from lopa_dist.parallel.launcher import Start
 
 RESULTS = ("report.json", "report.html", "results.jsonl", ERRORS, FIGURES, NAME, LINES)
@@ -263,7 +263,7 @@ class Merged:
     unjudged: int  # requests whose answers could not be judged
     replicas: list[dict[str, Any]]  # the entry that each replica wrote at its end
     generated: int | None = None  # tokens of all answers, also of those that others replaced; None: not known
-    prompts: Prompts = field(default_factory=lambda: Prompts(PromptCount(), PromptCount()))  # of the result lines
+    prompts: Prompts = field(default_factory=Prompts)  # of the result lines
 
 
 def merge(
@@ -311,7 +311,7 @@ def merge(
             if good != BEST:
                 weak[index] = good
             part_of[index], offset[index], length[index] = part_numbers[where.part], where.offset, where.length
-    figures, work, prompts = Columns(), Work(), Prompts(PromptCount(), PromptCount())
+    figures, work, prompts = Columns(), Work(), Prompts()
     mapped = mapped_files()
 
     def lines() -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from lopa_dist.atomic import write_lines
 from lopa_dist.jobs.folder.open_files import lines_of
@@ -60,11 +60,11 @@ class PromptCount:
         return self.alone + len(self.sampled)
 
 
-class Prompts(NamedTuple):
+class Prompts:
     """Counts of prompts: all, and those with an answer that was judged, which are problems."""
 
-    all: PromptCount
-    judged: PromptCount
+    def __init__(self) -> None:
+        self.all, self.judged = PromptCount(), PromptCount()
 
     def add(self, line: Mapping[str, Any]) -> None:
         """Count the prompt of a line."""

@@ -13,10 +13,10 @@ from lopa_dist.tasks.rows import files_of, is_dataset
 
 def report_where_it_began(folder: Path) -> dict[str, Any]:
     """Return a run's report; a relative input that is not here is also looked for in the folder the job began in."""
-    report, record = read_report(folder / "report.json"), record_of(folder)
+    report = read_report(folder / "report.json")
     source = report["task"]["input"]
-    if record and source and not is_remote(source) and not is_dataset(source) and not files_there(source):
-        begun = str(Path(record.folder, source))
+    if source and not is_remote(source) and not is_dataset(source) and not files_there(source):
+        begun = where_it_began(folder, source)
         if files_there(begun):
             report["task"] |= {"input": begun}
     return report
