@@ -18,8 +18,7 @@ from typing import Any
 
 from benchmarks.answers import PUBLISHED
 from benchmarks.results import Result, show, write
-from lopa_dist import LLM
-from lopa_dist.llm import SamplingParams
+from lopa_dist import LLM, SamplingParams
 from lopa_dist.tasks import list_problems, word_problems
 
 STRETCH = 8  # items in a gap

@@ -14,7 +14,8 @@ from lopa_dist.imports import when_asked
 
 if TYPE_CHECKING:
     from lopa_dist.decode.config import DecodeConfig
-    from lopa_dist.llm import LLM, Output, SamplingParams
+    from lopa_dist.llm import LLM, Output
+    from lopa_dist.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
 # gives a row the same bits in any batch on CPUs without AVX-512, too (`kernels.row_bits`); MKL reads it only once
@@ -23,7 +24,7 @@ __all__ = ["LLM", "DecodeConfig", "Output", "SamplingParams", "__version__"]
 
 # torch comes with them, and the command line's help must not wait
 __getattr__ = when_asked(
-    __name__, {"DecodeConfig": "decode.config", "LLM": "llm", "Output": "llm", "SamplingParams": "llm"}
+    __name__, {"DecodeConfig": "decode.config", "LLM": "llm", "Output": "llm", "SamplingParams": "sampling_params"}
 )
 
 

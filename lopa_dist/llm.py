@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import json
 import logging
-import signal
-import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
-from functools import cache
-from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,54 +25,19 @@ from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.setup.device import choose_device
 from lopa_dist.jobs.setup.resolve import check_decided, resolve, resolve_decode
 from lopa_dist.jobs.show.progress import ProgressDisplay
-from lopa_dist.parallel.failures import announce_before_joining, announce_end, unanswering
+from lopa_dist.parallel.calls import Calls
 from lopa_dist.parallel.group import Group
-from lopa_dist.parallel.heartbeat import Heartbeat
-from lopa_dist.parallel.launcher import JOIN, LaunchError, RankError, World, detect
+from lopa_dist.parallel.launcher import detect
 from lopa_dist.parallel.mesh import choose_mesh
-from lopa_dist.parallel.rendezvous import rendezvous
-from lopa_dist.parallel.stop import SIGNALS, Stop, Stopped, bound_end
-from lopa_dist.parallel.store_keys import JOINED
-from lopa_dist.tasks.batch_line import BadLine, bad_line, read_request
-from lopa_dist.tasks.response_format import TRIES
-from lopa_dist.tasks.task import Continuation, Item, Origin
+from lopa_dist.parallel.stop import Stopped
+from lopa_dist.sampling_params import Prompt, SamplingParams, check_text, for_each, items_of, listed, params_for
+from lopa_dist.tasks.task import Continuation, Item
 
 log = logging.getLogger("lopa_dist")
-
-Prompt = str | Sequence[Mapping[str, Any]]
-"""A text, or the messages of a chat, each with `role` and `content`."""
 
 SECTIONS = ("model", "decode", "engine", "parallel", "seed")
 AT_ONCE = 64  # the most continuations that a rank scores together
 SAME_CALL = "Every rank makes the same calls, with the same arguments"
-SILENT_S = JOIN.total_seconds()  # after which a rank that gives no sign of life between two calls counts as lost
-BETWEEN = -1  # in place of a meeting's number, for what ranks tell each other between meetings
-MEETINGS = count()  # numbers this process's meetings with the other ranks, those of all `LLM` objects together
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """How one request is answered. Where a field is None, the decode options decide."""
-
-    temperature: float | None = None  # 0 is greedy
-    top_p: float | None = None
-    top_k: int | None = None
-    seed: int | None = None  # with it, a prompt gets the same text wherever it stands in the batch
-    max_tokens: int | None = None
-    stop: str | Sequence[str] = ()  # the text ends before the earliest of these
-    n: int = 1  # answers to the prompt, each an output
-    logprobs: bool = False  # whether to return each token's log probability, step and way
-    response_format: Mapping[str, Any] | None = None  # {"type": "json_object"} or a json_schema, as in OpenAI's API
-    tries: int = TRIES  # the most answers to generate until one has this format
-
-    def __new__(cls, *_: Any, **given: Any) -> SamplingParams:
-        """Return a new object; raise a ValueError with the known names for an argument that has another name."""
-        known = [entry.name for entry in fields(cls)]
-        for name in given.keys() - known:
-            near = get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
-            raise ValueError(f"SamplingParams has no {name}: {hint}")
-        return super().__new__(cls)
 
 
 @dataclass(frozen=True)
@@ -145,9 +105,7 @@ class LLM:
         self.warned: set[str] = set()  # warnings that were logged; once is enough
         self.engine: Engine | None = None  # of the last call that generated
         self.builder = EngineBuilder(self.config.model, choose_device(self.config, self.world))
-        self.heart: Heartbeat | None = None
-        if self.world.size > 1:  # before loading, which may take some ranks much longer
-            self.heart = meet(self.world, self.config.parallel.timeout_s)
+        self.calls = Calls(self.world, self.config.parallel.timeout_s)  # some ranks may load for long
         if self.config.parallel.tensor in ("auto", 1):  # else this rank's share is known when the ranks have met
             self.builder.load(warn=self.world.rank == 0)
 
@@ -185,7 +143,7 @@ class LLM:
             RankError: another rank failed or was lost.
             Stopped: SIGTERM, SIGUSR1 or SIGHUP came meanwhile.
         """
-        with self.refusing():
+        with self.calls.refusing():
             if errors not in ("raise", "return"):
                 raise ValueError(f"errors={errors!r}: must be raise or return")
             items = items_of(prompts, sampling, errors == "return")
@@ -219,7 +177,7 @@ class LLM:
             RankError: another rank failed or was lost.
             Stopped: SIGTERM, SIGUSR1 or SIGHUP came meanwhile.
         """
-        with self.refusing():
+        with self.calls.refusing():
             prefixes = listed(prefixes, "prefixes")
             if isinstance(suffixes, str) or len(suffixes) != len(prefixes):
                 raise ValueError("suffixes: give a list with one text for each prefix")
@@ -252,7 +210,7 @@ class LLM:
         limit = max(item.max_new_tokens or most for item in items)
         config = replace(config, decode=replace(config.decode, max_new_tokens=limit))
         builder = self.builder
-        with self.refusing():
+        with self.calls.refusing():
             resolved = replace(config, decode=resolve_decode(config.decode, builder.pattern))
             check_decided(resolved.decode, [f"decode.{key}" for key in overrides])
             encoder = Encoder(resolved, builder.shape, builder.tokenizer)
@@ -310,7 +268,7 @@ class LLM:
             Stopped: SIGTERM, SIGUSR1 or SIGHUP came meanwhile.
         """
         builder, self.engine = self.builder, None  # whose K/V take a GPU's memory
-        with self.refusing():
+        with self.calls.refusing():
             config = self.configured(decode, overrides)
             config = replace(config, decode=resolve_decode(config.decode, builder.pattern))
             if isinstance(samples, bool) or not isinstance(samples, int):
@@ -347,46 +305,12 @@ class LLM:
                 log.warning(warning)
             self.warned.add(warning)
 
-    @contextmanager
-    def refusing(self) -> Iterator[None]:
-        """Tell the other ranks, which wait to be joined, why this one refuses a call, if the context raises an error.
-
-        After a refused call there may be another.
-        """
-        try:
-            yield
-        except Exception as error:
-            announce_before_joining(self.world, error, self.config.parallel.timeout_s, next(MEETINGS))
-            raise
-
-    @contextmanager
-    def joined(self, config: Config, requests: int, branches: int) -> Iterator[Group]:
-        """Yield the joined ranks of a call; any number of calls may follow one another."""
-        parallel, world = config.parallel, self.world
-        with self.refusing():
-            mesh = choose_mesh(parallel.data, parallel.branch, parallel.tensor, world.size, requests, branches)
-        stop = Stop(grace_s=0.0)
-        with handlers_kept():
-            device = self.builder.device
-            try:
-                group = Group(
-                    world, mesh, parallel.backend, parallel.timeout_s, device, stop, next(MEETINGS), self.check_alive
-                )
-            except LaunchError as error:
-                if isinstance(error.__cause__, RankError):
-                    raise error.__cause__ from error
-                raise
-            try:
-                with group.failures.guard():
-                    yield group
-            except RankError:  # perhaps of a rank that hangs, for which MPI's own end would wait
-                atexit.register(bound_end, parallel.timeout_s)
-                raise
-
-    def check_alive(self) -> None:
-        """Raise a RankError if a rank that is awaited is lost; it may be busy with the program's own work."""
-        if self.heart and (lost := self.heart.overdue):
-            raise RankError(unanswering(lost, self.world.size, f"no sign of life for {SILENT_S:g} s"))
+    def joined(self, config: Config, requests: int, branches: int) -> AbstractContextManager[Group]:
+        """Return a context of which the value is the joined ranks of a call with so many requests and branches."""
+        parallel = config.parallel
+        with self.calls.refusing():
+            mesh = choose_mesh(parallel.data, parallel.branch, parallel.tensor, self.world.size, requests, branches)
+        return self.calls.joined(mesh, parallel.backend, self.builder.device)
 
     def configured(self, decode: str | DecodeConfig | None, overrides: Mapping[str, Any]) -> Config:
         """Return this object's settings with the decode options of a call."""
@@ -471,34 +395,6 @@ class LLM:
         )
 
 
-@cache
-def meet(world: World, timeout_s: float) -> Heartbeat:
-    """Connect the ranks, and return the signs of life that they give until their programs end, also between calls.
-
-    When a program ends, it tells the others, which may wait for its next call. After an error it ends within two
-    timeouts, because MPI's own end waits for all ranks.
-
-    Args:
-        timeout_s: `parallel.timeout_s`.
-
-    Raises:
-        LaunchError: they do not find each other.
-    """
-    store = rendezvous(world, meeting=BETWEEN)
-    store.add(JOINED, 1)
-    heart = Heartbeat(store, world.rank, world.size, SILENT_S, lambda: None)
-
-    def at_end() -> None:
-        error = getattr(sys, "last_value", None)  # with which the program ends
-        if error is not None:
-            bound_end(timeout_s)
-        heart.close()
-        announce_end(world, error, next(MEETINGS))
-
-    atexit.register(at_end)
-    return heart
-
-
 def hash_of(requests: Sequence[Request], items: Sequence[Item]) -> str:
     """Return a hash of a call's requests and of the formats that its items ask for."""
     asked = [
@@ -550,82 +446,6 @@ def likelihood_of(values: Sequence[Any]) -> Likelihood:
     return found._replace(tokens=tokens)
 
 
-def items_of(
-    prompts: Sequence[Prompt], sampling: SamplingParams | Sequence[SamplingParams] | None, keep_bad: bool = False
-) -> list[Item]:
-    """Return prompts as a job's items, named like the lines of a file, so that a job would draw the same tokens.
-
-    With `keep_bad`, a prompt that cannot be used becomes an item with an error.
-    """
-    prompts = listed(prompts, "prompts")
-    params = params_for(sampling, len(prompts), "prompts")
-    items = []
-    for index, (prompt, asked) in enumerate(zip(prompts, params, strict=True)):
-        name = f"prompts[{index}]"
-        try:
-            items += items_of_one(prompt, asked, index)
-        except BadLine as error:
-            if not keep_bad:
-                raise ValueError(f"{name}: {error}") from error
-            given = {"prompt": prompt} if isinstance(prompt, str) else {"messages": prompt}  # for the output
-            items.append(replace(bad_line(index + 1, str(error)), **given))
-    return items
-
-
-def items_of_one(prompt: Prompt, asked: SamplingParams, index: int) -> list[Item]:
-    """Return the items of one prompt; raise a BadLine that says what is wrong with it."""
-    if isinstance(prompt, Mapping) and "role" in prompt:
-        raise BadLine("the prompt is a single message: a chat is a list of them, and prompts one of chats")
-    is_chat = isinstance(prompt, Sequence) and all(isinstance(message, Mapping) for message in prompt)
-    if not isinstance(prompt, str) and not is_chat:
-        form = 'a prompt is a text, or a chat as a list of {"role": "...", "content": "..."}'
-        raise BadLine(f"the prompt is of type {type(prompt).__name__}: {form}")
-    given = {key: value for key, value in asdict(asked).items() if value is not None and key != "stop"}
-    given["stop"] = list(asked.stop) if isinstance(asked.stop, tuple) else asked.stop
-    given |= {"prompt": prompt} if isinstance(prompt, str) else {"messages": [dict(turn) for turn in prompt]}
-    request = read_request(given)
-    if isinstance(asked.tries, bool) or not isinstance(asked.tries, int) or asked.tries < 1:
-        raise BadLine(f"tries={asked.tries!r} must be an integer of at least 1")
-    if request["response_format"] is not None:
-        request["response_format"] = replace(request["response_format"], tries=asked.tries)
-    line, count = f"line-{index + 1}", request.pop("samples")
-    return [
-        Item(line if count == 1 else f"{line}#{sample}", origin=Origin(index + 1, line, sample=sample), **request)
-        for sample in range(count)
-    ]
-
-
-def listed(prompts: Iterable[Prompt], name: str) -> list[Prompt]:
-    """Return prompts as a list; raise a ValueError that calls them `name` if they are a single one or none at all."""
-    if isinstance(prompts, str):
-        raise ValueError(f"{name} is one text: give a list, also of a single prompt")
-    if not isinstance(prompts, Iterable):
-        raise ValueError(f"{name} is of type {type(prompts).__name__}: give a list of texts or chats")
-    return list(prompts)
-
-
-def params_for(given: SamplingParams | Sequence[SamplingParams] | None, number: int, prompts: str) -> Any:
-    """Return the sampling parameters of each of `number` prompts; raise a ValueError if they are something else."""
-    params = for_each(SamplingParams() if given is None else given, number, "sampling parameters", prompts)
-    if not all(isinstance(one, SamplingParams) for one in params):
-        raise ValueError("sampling: give SamplingParams(temperature=..., ...), or a list with one for each prompt")
-    return params
-
-
-def for_each(given: Any, number: int, name: str, prompts: str) -> Sequence[Any]:
-    """Return what is given for each of `number` prompts: a sequence has one for each, anything else is for all."""
-    each = given if isinstance(given, Sequence) else [given] * number
-    if len(each) != number:
-        raise ValueError(f"{len(each)} {name} for {number} {prompts}: give one, or one for each")
-    return each
-
-
-def check_text(text: Any, what: str) -> None:
-    """Raise a ValueError that says what was given instead if `text` is not a text."""
-    if not isinstance(text, str):
-        raise ValueError(f"{what}: give a text, not {text!r} ({type(text).__name__})")
-
-
 def rejections(requests: Sequence[Request | Rejection]) -> list[Rejection]:
     """Return those of the requests that the model refuses."""
     return [one for one in requests if isinstance(one, Rejection)]
@@ -652,15 +472,3 @@ def encoded(encoder: Encoder, items: Sequence[Item]) -> list[Request]:
         more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
         raise ValueError(f"prompts[{origin.line - 1}]: {reason}{more}")
     return [one for one in requests if isinstance(one, Request)]
-
-
-@contextmanager
-def handlers_kept() -> Iterator[None]:
-    """Restore the caller's signal handlers at the end."""
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            if signal.getsignal(number) is not handler:  # outside the main thread, none was changed
-                signal.signal(number, handler)

@@ -21,7 +21,7 @@ PROGRAM = """
 import gc, json, os, sys
 import torch
 from lopa_dist import LLM
-from lopa_dist.llm import MEETINGS
+from lopa_dist.parallel.calls import MEETINGS
 from lopa_dist.parallel import group
 from lopa_dist.parallel.mesh import Mesh
 from lopa_dist.parallel.stop import Stop

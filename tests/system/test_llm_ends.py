@@ -16,9 +16,9 @@ TIMEOUT_S, SILENT_S = 5, 12
 PROGRAM = f"""
 import os, signal, sys, threading, time
 import torch.distributed as dist
-import lopa_dist.llm
+import lopa_dist.parallel.calls
 from lopa_dist import LLM
-lopa_dist.llm.SILENT_S = {SILENT_S}
+lopa_dist.parallel.calls.SILENT_S = {SILENT_S}
 how = sys.argv[1]
 if how == "own group":
     dist.init_process_group("gloo")
