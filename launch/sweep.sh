@@ -12,8 +12,9 @@
 # go on with a sweep that was interrupted: what is finished is not run again. What Slurm had of it goes on meanwhile;
 # `scancel --name=lopa-sweep` ends it. Relative paths are relative to the checkout.
 set -euo pipefail
-SCRIPT=$(cd "$(dirname "$0")" && pwd)/$(basename "$0")
+SCRIPT=$(readlink -f "$0") # it may be called by a link
 cd "$(dirname "$SCRIPT")/.."
+[ -f slurm/prolog.sh ] || { echo "$PWD is not a checkout of lopa_dist (no slurm/prolog.sh). Run this script itself, not by sbatch: it gives Slurm a job for each point" >&2; exit 2; }
 BIN=${BIN:-.venv/bin}
 FOLDER=${FOLDER:-multirun/$(date +%Y-%m-%d/%H-%M-%S)}
 for argument; do
@@ -56,8 +57,18 @@ if [ -d "$FOLDER/.submitit" ] && command -v squeue >/dev/null; then
         esac
     done
 fi
-status=0
-trap 'echo "interrupted: what Slurm has of this sweep goes on; scancel --name=lopa-sweep ends it" >&2' INT
-"${command[@]}" || status=$?
+# Ctrl-C reaches the sweep by itself; what `kill` or a closed terminal tells this shell is passed on to it.
+signals=0 sweep=
+goes_on() { signals=$((signals + 1)); echo "$1: what Slurm has of this sweep goes on; scancel --name=lopa-sweep ends it" >&2; }
+pass_on() { goes_on "told to stop"; [ -z "$sweep" ] || kill -TERM "$sweep" 2>/dev/null || true; }
+trap 'goes_on interrupted' INT
+trap pass_on TERM HUP
+(trap - INT; exec "${command[@]}") <&0 & # in the background, for a shell answers no signal while it waits in front
+sweep=$! before=-1
+while [ "$before" != "$signals" ]; do # a signal ends `wait`, not the sweep, whose status is still to come
+    before=$signals status=0
+    wait "$sweep" || status=$?
+done
+trap - INT TERM HUP
 [ ! -d "$FOLDER" ] || "$BIN/lopa-dist" report "$FOLDER" || true # of what is finished, also where one of the jobs failed
 exit "$status"

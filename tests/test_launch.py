@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -497,6 +498,42 @@ def test_a_sweep_of_which_a_job_fails_ends_with_a_table_and_its_status(tmp_path:
         env=OUTSIDE | {"BIN": str(tmp_path), "FOLDER": str(tmp_path)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (ran.returncode, ran.stdout.split()) == (3, ["--multirun", "report"])
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 75), (signal.SIGHUP, 75), (signal.SIGINT, 130)])
+def test_a_signal_ends_a_sweep_too(tmp_path: Path, number: signal.Signals, status: int) -> None:
+    """SIGTERM and SIGHUP are for the script alone, Ctrl-C for all processes of the terminal."""
+    (tmp_path / "lopa-dist").write_text(
+        f"#!{sys.executable}\n"
+        "import signal, sys\n"
+        "if sys.argv[1] == 'report': sys.exit()\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n"
+        "signal.signal(signal.SIGINT, lambda *_: sys.exit(130))\n"
+        "print('begun', flush=True)\n"
+        "signal.pause()\n"
+    )
+    (tmp_path / "lopa-dist").chmod(0o755)
+    (tmp_path / "sweep.sh").symlink_to(ROOT / "launch" / "sweep.sh")
+    with subprocess.Popen(
+        ["bash", str(tmp_path / "sweep.sh"), "launcher=local", "decode.drafts=4,8"], start_new_session=True,
+        env=OUTSIDE | {"BIN": str(tmp_path), "FOLDER": str(tmp_path)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), text=True,
+    ) as ran:  # fmt: skip
+        assert ran.stdout
+        assert ran.stdout.readline() == "begun\n"
+        (os.killpg if number == signal.SIGINT else os.kill)(ran.pid, number)
+        _, err = ran.communicate(timeout=60)
+    assert ran.returncode == status
+    assert "scancel --name=lopa-sweep" in err
+
+
+def test_sbatch_of_the_sweep_script_is_refused(tmp_path: Path) -> None:
+    """Slurm runs a copy of the script that sbatch is given."""
+    (tmp_path / "spool").mkdir()
+    copy = shutil.copy(ROOT / "launch" / "sweep.sh", tmp_path / "spool")
+    ran = subprocess.run(["bash", copy, "seed=1,2"], env=OUTSIDE, capture_output=True, text=True, check=False)
+    assert ran.returncode == 2
+    assert "Run this script itself" in ran.stderr
 
 
 @pytest.mark.parametrize(("sinfo", "launcher"), [("exit 0", " launcher=slurm "), ("exit 1", " ")])
