@@ -240,6 +240,8 @@ def main() -> None:
             with mistakes("give the same command again"):
                 return perform(arguments[0], arguments[1:])
         check_command(arguments)
+        if command := next((a for a in arguments if a in COMMANDS), None):
+            raise UserError(f"{command}: is a command, which comes first and takes no other word before it, also no -m")
         if "--dry-run" in arguments:
             raise UserError("--dry-run is for launch/*.sh; `lopa-dist doctor KEY=VALUE ...` checks a job here")
         check_keys([a for a in arguments if not a.startswith("-")])

@@ -21,6 +21,13 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; {' '.join(self.format_usage().split())}")
 
 
+def path(text: str) -> Path:
+    """Return a path that an argument names; an empty one, as of an unset variable, would be the current folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty; the current folder is .")
+    return Path(text)
+
+
 def report(options: argparse.Namespace) -> None:
     """`lopa-dist report FOLDER...`."""
     from lopa_dist.jobs.show.compare import compare
@@ -80,7 +87,10 @@ def merge(options: argparse.Namespace) -> None:
     from lopa_dist.jobs.show.compare import compare
     from lopa_dist.jobs.show.where_it_began import where_it_began
 
-    merged = merge_shards(options.folder)
+    try:
+        merged = merge_shards(options.folder)
+    except PermissionError as error:
+        raise UserError(f"merge: {error.filename or options.folder} cannot be written ({error.strerror})") from error
     errors = f", {merged['errors']:,} with errors ({options.folder / ERRORS})" if merged["errors"] else ""
     print(f"{merged['shards']} shards, {merged['requests']:,} requests{errors}: {options.folder / 'results.jsonl'}")
     if out := merged["task"].get("output"):
@@ -153,7 +163,7 @@ def argument_parsers() -> dict[str, Parser]:
     )
     parser.add_argument(
         "folders",
-        type=Path,
+        type=path,
         nargs="+",
         metavar="FOLDER",
         help="a run folder, or one that has run folders at any depth; the page of several lies in their common folder",
@@ -168,23 +178,23 @@ def argument_parsers() -> dict[str, Parser]:
     forms.add_argument("--markdown", dest="form", action="store_const", const="markdown", help="print them as Markdown")
 
     parser = command(table, "Write a run's results as a table with plain columns.")
-    parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a run")
+    parser.add_argument("run", type=path, metavar="RUN", help="the folder of a run")
     parser.add_argument("--out", metavar="FILE", help="a .csv or .parquet file, also s3://... (RUN/results.csv)")
 
     parser = command(
         status, "Tell how far runs are, which shards of an array are missing, and what to type for the rest."
     )
     parser.add_argument(
-        "folders", type=Path, nargs="+", metavar="FOLDER", help="a run folder, or one that has run folders at any depth"
+        "folders", type=path, nargs="+", metavar="FOLDER", help="a run folder, or one that has run folders at any depth"
     )
 
     parser = command(merge, "Join the shards of a job array into one result.")
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="the folder that has the runs of the array")
+    parser.add_argument("folder", type=path, metavar="FOLDER", help="the folder that has the runs of the array")
 
     parser = command(trace, "Show how a request was filled, step by step.")
-    parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a finished run")
+    parser.add_argument("run", type=path, metavar="RUN", help="the folder of a finished run")
     parser.add_argument("id", metavar="ID", help="a custom_id of results.jsonl, or an index, which counts from 0")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="also write the trace as a page")
+    parser.add_argument("--html", type=path, metavar="FILE", help="also write the trace as a page")
 
     parser = command(
         explain, "Tell what settings mean, which values they take, what they are, and where a value came from."
@@ -192,7 +202,7 @@ def argument_parsers() -> dict[str, Parser]:
     parser.add_argument("keys", nargs="*", metavar="KEY", help="settings or sections (none: all), and overrides")
 
     parser = command(learn, "Learn to draft from the answers of a run of a causal model; no text depends on it.")
-    parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a finished or stopped run")
+    parser.add_argument("run", type=path, metavar="RUN", help="the folder of a finished or stopped run")
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="learn.minutes=20, learn.rank=64, parallel.*")
 
     command(models, "List the model families, their presets, and what their numbers were compared with.")

@@ -507,7 +507,9 @@ def check_keys(overrides: list[str]) -> None:
     """Raise a UserError that suggests the nearest known keys for a misspelt one, before Hydra composes anything."""
     known = [key for key, *_ in keys_of()]
     for override in overrides:
-        key = override.lstrip("+~").partition("=")[0]
+        key, _, value = override.lstrip("+~").partition("=")
+        if key in groups() and value.startswith("../"):
+            raise UserError(f"{override}: a preset is named without its folder")
         if "=" not in override or key.startswith(("hydra", "-")) or key in groups() or "/" in key or "@" in key:
             continue
         if key not in known:
