@@ -21,6 +21,7 @@ from lopa_dist.models.files import CheckpointError, opened, read_json, unsupport
 
 PREFIX = "base_model.model."
 LORA = re.compile(r"(?P<module>.+)\.lora_(?P<part>A|B)\.weight")
+UNCHANGED = ("lm_head.base_layer.weight", "embed_tokens.weight")  # how names end of base weights that PEFT keeps
 TOKENS = "token_adapter.trainable_tokens_delta"  # how the name of trained tokens' embeddings ends
 BASE = "base_revision"  # metadata key, in files learned here, for the revision of their checkpoint
 ONLY: dict[str, Any] = {
@@ -47,6 +48,7 @@ class Adapter:
     targets: tuple[str, ...] | str  # how the names of its target modules end, or a pattern of them; empty: unknown
     pairs: dict[str, tuple[Tensor, Tensor]]  # weight -> A [r, in], B [out, r]
     saved: dict[str, Tensor]  # tensors that replace the base model's (modules_to_save)
+    unchanged: dict[str, Tensor]  # tensors of the base model, which PEFT keeps with an adapted head or embedding
     rows: str = "all"  # or "masks"
     mask_id: int | None = None  # the token whose trained embedding stands for a mask
     mask: Tensor | None = None  # [d] embedding of that token
@@ -60,7 +62,7 @@ class Adapter:
                 target module.
         """
         own = {name: [b.shape[0], a.shape[1]] for name, (a, b) in self.pairs.items()}
-        own |= {name: list(tensor.shape) for name, tensor in self.saved.items()}
+        own |= {name: list(tensor.shape) for name, tensor in (self.saved | self.unchanged).items()}
         strange = sorted(own.keys() - shapes.keys())
         if strange:
             raise CheckpointError(
@@ -78,6 +80,14 @@ class Adapter:
                 f"{self.folder}: target_modules names {len(targeted)} modules of the base model, the adapter has "
                 f"{len(targeted) - len(absent)}; absent: {', '.join(absent[:8])}"
             )
+
+    def check_base(self, name: str, weight: Tensor) -> None:
+        """Raise a CheckpointError if the adapter has the weight `name` of the base with other values."""
+        own = self.unchanged.get(name)
+        if own is not None and not (
+            torch.equal(own.to(weight.dtype), weight) or torch.equal(own, weight.to(own.dtype))
+        ):
+            raise CheckpointError(f"{self.folder}: its {name} is not the base model's; is that another base?")
 
     def is_target(self, module: str) -> bool:
         """Return whether the adapter has to have a pair for `module` of the base model."""
@@ -138,7 +148,7 @@ def load_adapter(folder: Path, rows: str = "all") -> Adapter:
         raise CheckpointError(f"{config_file}: no {error.args[0]!r} in it") from error
     if not (isinstance(rank, int) and isinstance(alpha, int | float) and rank > 0 and math.isfinite(alpha)):
         raise CheckpointError(f"{config_file}: r={rank!r} and lora_alpha={alpha!r} must be numbers, r above 0")
-    pairs, saved, mask = read_tensors(file, to_save := tuple(raw.get("modules_to_save") or ()))
+    pairs, saved, unchanged, mask = read_tensors(file, to_save := tuple(raw.get("modules_to_save") or ()))
     if absent := [module for module in to_save if not any(ends_in(name, f"{module}.weight") for name in saved)]:
         raise CheckpointError(f"{file}: modules_to_save names {', '.join(absent)}, which is not in it")
     check_finite(file, pairs, saved, mask)
@@ -160,6 +170,7 @@ def load_adapter(folder: Path, rows: str = "all") -> Adapter:
         () if selected or targets == "all-linear" else tuple(targets) if isinstance(targets, list) else targets or "",
         pairs,
         saved,
+        unchanged,
         rows,
         mask_id,
         mask,
@@ -192,10 +203,14 @@ def metadata(file: Path) -> dict[str, str]:
 
 def read_tensors(
     file: Path, modules_to_save: tuple[str, ...]
-) -> tuple[dict[str, tuple[Tensor, Tensor]], dict[str, Tensor], Tensor | None]:
-    """Return the adapter's pairs (A, B) and saved tensors, by the names of the base weights, and a mask's embedding."""
+) -> tuple[dict[str, tuple[Tensor, Tensor]], dict[str, Tensor], dict[str, Tensor], Tensor | None]:
+    """Return the adapter's pairs (A, B), tensors to save and unchanged ones, and a mask's embedding.
+
+    Tensors are by the names of the base weights.
+    """
     halves: dict[str, dict[str, Tensor]] = {}
     saved: dict[str, Tensor] = {}
+    unchanged: dict[str, Tensor] = {}
     mask: Tensor | None = None
     strange = []
     with opened(file) as tensors:
@@ -206,6 +221,8 @@ def read_tensors(
                 halves.setdefault(match["module"] + ".weight", {})[match["part"]] = tensors.get_tensor(key)
             elif any(ends_in(name, f"{module}.weight") for module in modules_to_save):
                 saved[name] = tensors.get_tensor(key)
+            elif name.endswith(UNCHANGED) and key.startswith(PREFIX):
+                unchanged[name.replace(".base_layer", "")] = tensors.get_tensor(key)
             elif key.endswith(TOKENS):
                 mask = tensors.get_tensor(key)[0]
             else:
@@ -214,7 +231,7 @@ def read_tensors(
     if strange or not halves:
         what = f"{len(strange)} tensors are not half of a LoRA pair: {', '.join(sorted(strange)[:8])}"
         raise CheckpointError(f"{file}: {what if strange else 'no LoRA weights in it'}")
-    return {name: (pair["A"], pair["B"]) for name, pair in halves.items()}, saved, mask
+    return {name: (pair["A"], pair["B"]) for name, pair in halves.items()}, saved, unchanged, mask
 
 
 def save_adapter(

@@ -116,6 +116,8 @@ def rank_weights(
     for name, (file, _) in stored.items():
         with opened(file) as tensors:  # once per tensor: a file that stays open keeps all that was read mapped
             joint = tensors.get_tensor(name)
+            if adapter is not None:
+                adapter.check_base(name, joint)
             merged = adapter is not None and adapter.changes(name)
             if adapter is not None and merged:
                 joint = adapter.merge(name, joint.to(device))
@@ -306,13 +308,29 @@ def reordered(config: ModelConfig, name: str, weight: torch.Tensor) -> torch.Ten
     return weight.unflatten(0, (-1, config.head_dim))[:, order].flatten(0, 1)
 
 
+FLOATS = "F64", "F32", "F16", "BF16"
+COMPUTED = ".rotary_emb.inv_freq"  # constants that old checkpoints store, and that follow from config.json
+
+
 def stored_tensors(files: list[Path]) -> dict[str, tuple[Path, list[int]]]:
-    """Return the file and shape of every tensor in these files, reading only their headers."""
+    """Return the file and shape of every weight in these files, reading only their headers.
+
+    Raises:
+        CheckpointError: one is not of floating-point numbers.
+    """
     stored: dict[str, tuple[Path, list[int]]] = {}
     for file in files:
         with opened(file) as tensors:
             for name in tensors.keys():  # noqa: SIM118 - not a dictionary
-                stored[name] = file, list(tensors.get_slice(name).get_shape())
+                if name.endswith(COMPUTED):
+                    continue
+                tensor = tensors.get_slice(name)
+                if tensor.get_dtype() not in FLOATS:
+                    raise CheckpointError(
+                        f"{file}: {name} is of type {tensor.get_dtype()}: checkpoints that others have quantised are "
+                        "not supported; take the original, which model.quantization quantises"
+                    )
+                stored[name] = file, list(tensor.get_shape())
     return stored
 
 

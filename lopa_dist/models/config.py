@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from lopa_dist.kernels.rope_scaling import Llama3Scaling, QueryScaling, YarnScaling
@@ -87,7 +88,7 @@ class ModelConfig:
                 raise ValueError(f"{name}={value!r}: must be a positive integer")
         for name in ("rms_eps", "rope_theta"):
             value = getattr(self, name)
-            if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
                 raise ValueError(f"{name}={value!r}: must be a positive number")
 
     @property

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from lopa_dist.models.config import ModelConfig
-from lopa_dist.models.families import model_config, with_masks
+from lopa_dist.models.families import FAMILIES, model_config, with_masks
 from lopa_dist.models.files import CheckpointError, read_json, read_json_if_there, repository
-from lopa_dist.models.tokenizer import end_of_text, special_tokens
+from lopa_dist.models.tokenizer import end_of_text, special_tokens, words
 
 
 def read_config(folder: Path, mask_adapter: Path | None = None) -> ModelConfig:
@@ -25,6 +25,8 @@ def read_config(folder: Path, mask_adapter: Path | None = None) -> ModelConfig:
         if raw.get("eos_token_id") is None and generation.get("eos_token_id") is None:
             generation = generation | {"eos_token_id": end_of_text(folder, special)}
         config = model_config(raw, generation, special, repository(folder))
+        if raw.get("mask_token_id") is None and generation.get("mask_token_id") is None:
+            check_mask(config, folder, special)
         if mask_adapter is None:
             return config
         trained = trained_token(read_json_if_there(mask_adapter / "adapter_config.json"), mask_adapter)
@@ -35,6 +37,19 @@ def read_config(folder: Path, mask_adapter: Path | None = None) -> ModelConfig:
         raise CheckpointError(f"{file}: {error}") from error
     except (TypeError, AttributeError, ArithmeticError, IndexError) as error:
         raise CheckpointError(f"{file}, or a file beside it: a value of the wrong kind ({error})") from error
+
+
+def check_mask(config: ModelConfig, folder: Path, special: dict[str, int]) -> None:
+    """Raise a ValueError if no file names the mask, and the id of the family's published mask is a word here."""
+    mask = FAMILIES[config.family].mask_token
+    if mask is None or mask in special or config.mask_id in special.values():
+        return
+    word = next((text for text, number in words(folder).items() if number == config.mask_id), mask)
+    if word != mask:
+        raise ValueError(
+            f"no mask_token_id, the tokenizer has no {mask!r}, and {config.mask_id}, which it usually is, is its word "
+            f"{word!r}: set mask_token_id"
+        )
 
 
 def trained_token(raw: dict[str, Any], file: Path) -> int | None:

@@ -6,6 +6,7 @@ embeddings) is read from its files and is never in this table.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -80,6 +81,8 @@ class Family:
     block_key: str | None = None  # key of config.json that overrides it
     sub_block_size: int | None = None  # its own decoder fills blocks in parts of this size, left to right
     eos_id: int | None = None  # used if no file says what ends an answer
+    rope_theta: float | None = None  # used if config.json has none, as the authors' programs do
+    partial_rotary_factor: float = 1.0  # likewise
     router: str | None = None  # one of `experts.ROUTERS`; None: no mixture of experts
     rope_types: tuple[str, ...] = ("default", "llama3")  # supported ways of changing its frequencies
     edits: bool = False  # whether it is trained to predict filled positions, too
@@ -96,7 +99,7 @@ A2D_QWEN2 = Family(pattern="vanilla", shift=False, mask_token="<|mask|>", mask_i
 A2D_QWEN3 = Family(pattern="vanilla", shift=False, mask_token="<|mask|>", mask_id=151669, qk_norm=True, only=NO_BIAS)
 LLADA2 = Family(
     pattern="block_diffusion", shift=False, mask_token="<|mask|>", mask_id=156895, qk_norm=True,
-    eos_id=156892, router="grouped_sigmoid",
+    eos_id=156892, router="grouped_sigmoid", partial_rotary_factor=0.5,
     only={key: value for key, value in HF_ONLY.items() if key != "partial_rotary_factor"} | {
         "use_qkv_bias": False, "use_bias": False, "use_qk_norm": True, "norm_head": False, "norm_softmax": False,
         "norm_topk_prob": True, "score_function": "sigmoid", "router_dtype": "fp32", "use_rmsnorm": True,
@@ -184,10 +187,13 @@ FAMILIES = {
     # autoregressive models, with which diffusion models are compared
     "qwen2": Family(pattern="causal", shift=True, mask_token=None, mask_id=None, qkv_bias=True),
     "qwen3": Family(pattern="causal", shift=True, mask_token=None, mask_id=None, qk_norm=True, only=NO_BIAS),
-    "llama": Family(pattern="causal", shift=True, mask_token=None, mask_id=None, only=NO_BIAS),
+    "llama": Family(  # Llama 2's files have no rope_theta
+        pattern="causal", shift=True, mask_token=None, mask_id=None, only=NO_BIAS, rope_theta=10000.0,
+    ),
 }  # fmt: skip
 
 
+ROTATED = "partial_rotary_factor"
 LAYOUTS = "docs/models.md#a-checkpoint-of-your-own"
 SDAR_BLOCKS = (4, 8, 16, 32, 64)
 I_DLM_BLOCKS = (1, 2, 3)
@@ -201,7 +207,7 @@ def family_of(raw: dict[str, Any], name: str = "") -> str:
     - I-DLM (arXiv 2604.11035) calls itself ``sdar``. Its weights have the same names, but it is causal and has the
       logit shift, so run as SDAR it would write wrong text without an error. `use_regular_causal` tells them apart,
       else `block_size`: SDAR's blocks have 4 to 64 tokens, I-DLM's strides 1 to 3. A name that says I-DLM where the
-      blocks say SDAR is refused.
+      blocks say SDAR is refused, as is a checkpoint with neither, unless it has SDAR's or TraDo's name.
     - A2D models say only by their name or `block_size` whether they were trained in blocks.
     - Stable-DiffCoder calls itself ``llama``, but its code has its name.
 
@@ -222,7 +228,7 @@ def family_of(raw: dict[str, Any], name: str = "") -> str:
         return "Stable-DiffCoder"
     if kind == "llada2_moe":
         return llada2(raw, name)
-    if kind.startswith("a2d"):
+    if kind.startswith("a2d") and not kind.endswith("bd3lm"):
         blocks = raw.get("block_size", 32 if "bd3lm" in name else 0 if "mdlm" in name else None)
         if blocks is None:
             raise ValueError(
@@ -247,6 +253,12 @@ def family_of(raw: dict[str, Any], name: str = "") -> str:
             f"model_type {kind!r} with block_size={block} in {name or 'this checkpoint'}: SDAR's blocks are of "
             f"{', '.join(map(str, SDAR_BLOCKS))} tokens, and I-DLM models have this model_type, too. Set "
             "use_regular_causal in config.json: false for SDAR, true for I-DLM"
+        )
+    if causal is None and raw.get("block_size") is None and not re.search("sdar|trado", name, re.IGNORECASE):
+        raise ValueError(
+            f"model_type {kind!r} without block_size: SDAR's blocks are of {', '.join(map(str, SDAR_BLOCKS))} tokens, "
+            "and I-DLM models have this model_type, too. Set block_size in config.json, and use_regular_causal: false "
+            "for SDAR, true for I-DLM"
         )
     return kind
 
@@ -282,6 +294,17 @@ def model_config(
     """
     kind = family_of(raw, name)
     family = FAMILIES[kind]
+    # how positions become angles: older files have `rope_scaling`, and the rest beside it
+    rope, older = raw.get("rope_parameters") or {}, raw.get("rope_scaling") or {}
+    if rope and older and named(rope) != named(older):
+        raise ValueError("rope_parameters and rope_scaling differ, and programs differ in which they take: remove one")
+    rope = rope or older
+    shares = [place[ROTATED] for place in (rope, raw) if place.get(ROTATED) is not None] or [
+        family.partial_rotary_factor
+    ]
+    if len(set(shares)) > 1:
+        raise ValueError(f"{ROTATED} is {shares[1]} in config.json and {shares[0]} in its rope_parameters: remove one")
+    raw = raw | {ROTATED: shares[0]}
     if message := unsupported(raw, family.only):
         raise ValueError(message)
     if others := set(raw.get("layer_types") or ()) - {"full_attention"}:
@@ -290,20 +313,18 @@ def model_config(
         )
     sizes = {ours: raw[family.keys.get(key, key)] for ours, key in HF_KEYS.items()}
     sizes["kv_heads"] = sizes["kv_heads"] or sizes["heads"]  # null: as many
-    # how positions become angles: older files have `rope_scaling` and `rope_theta`
-    rope, older = raw.get("rope_parameters") or {}, raw.get("rope_scaling") or {}
-    if rope and older and named(rope) != named(older):
-        raise ValueError("rope_parameters and rope_scaling differ, and programs differ in which they take: remove one")
-    rope = rope or older
-    eos = eos_ids(raw, generation, special, family.eos_id)
+    theta = rope.get("rope_theta", raw.get("rope_theta", family.rope_theta))
+    if theta is None:
+        raise KeyError("rope_theta")
+    eos = eos_ids(raw, generation, special, sizes["vocab_size"], family.eos_id)
     head_dim = raw.get("head_dim") or sizes["hidden_size"] // sizes["heads"]
-    rotated = int(head_dim * raw.get("partial_rotary_factor", 1.0))
+    rotated = int(head_dim * raw[ROTATED])
     return ModelConfig(
         **sizes,
         family=kind,
         head_dim=head_dim,
         rotated=None if rotated == head_dim else rotated,
-        rope_theta=rope["rope_theta"] if "rope_theta" in rope else raw["rope_theta"],
+        rope_theta=theta,
         rope_scaling=rope_scaling(rope, family.rope_types),
         query_scaling=query_scaling(rope, family.rope_types),
         qkv_bias=family.qkv_bias,
@@ -332,7 +353,9 @@ def block_size(family: Family, raw: dict[str, Any], name: str) -> int:
         ValueError: config.json and name contradict each other.
     """
     in_file = raw.get(family.block_key or "")
-    in_name = re.search(r"SDAR.*-b(\d+)$", name)
+    if isinstance(in_file, bool) or not isinstance(in_file, int | None):
+        raise ValueError(f"{family.block_key}={in_file!r}: must be a number of tokens")
+    in_name = re.search(r"SDAR.*-b(\d+)(?=-|$)", name)
     if in_file and in_name and int(in_name[1]) != in_file:
         raise ValueError(f"block_size={in_file}, but the name {name} says {in_name[1]}; correct whichever is wrong")
     return in_file or (int(in_name[1]) if in_name else family.block_size)
@@ -375,7 +398,7 @@ def rope_scaling(rope: dict[str, Any], types: tuple[str, ...]) -> Llama3Scaling 
         return None
     if kind == "llama3":
         keys: tuple[str, ...] = "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"
-        return Llama3Scaling(*(rope[key] for key in keys))
+        return Llama3Scaling(*(positive(rope, key) for key in keys))
     if message := unsupported(rope, {"attention_factor": None, "truncate": True}):
         raise ValueError(f"rope_parameters: {message}")
     if not rope["mscale"] or rope["mscale"] != rope["mscale_all_dim"]:  # else cosines and sines would be scaled
@@ -384,7 +407,15 @@ def rope_scaling(rope: dict[str, Any], types: tuple[str, ...]) -> Llama3Scaling 
             "supported, only equal ones"
         )
     keys = "rope_theta", "factor", "beta_fast", "beta_slow", "original_max_position_embeddings"
-    return YarnScaling(*(rope[key] for key in keys))
+    return YarnScaling(*(positive(rope, key) for key in keys))
+
+
+def positive(rope: dict[str, Any], key: str) -> Any:
+    """Return the number under `key`; raise a ValueError unless it is positive and finite."""
+    value = rope[key]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ValueError(f"rope_scaling: {key}={value!r} must be a positive number")
+    return value
 
 
 def query_scaling(rope: dict[str, Any], types: tuple[str, ...]) -> QueryScaling | None:
@@ -428,13 +459,23 @@ def mask_id(
 
 
 def eos_ids(
-    raw: dict[str, Any], generation: dict[str, Any], special: dict[str, int], usual: int | None = None
+    raw: dict[str, Any], generation: dict[str, Any], special: dict[str, int], vocabulary: int, usual: int | None = None
 ) -> tuple[int, ...]:
-    """Return every token that ends an answer, those of `config.json` first; `usual` if no file has any."""
-    ids: list[int] = []
+    """Return every token that ends an answer, those of `config.json` first; `usual` if no file has any.
+
+    Raises:
+        ValueError: there is none, or one is not an id in the vocabulary, so that no answer would end with it.
+    """
+    ids: list[Any] = []
     for source in (raw, generation):
         eos = source.get("eos_token_id")
         ids += eos if isinstance(eos, list) else [] if eos is None else [eos]
+    for eos in ids:
+        if isinstance(eos, bool) or not isinstance(eos, int) or not 0 <= eos < vocabulary:
+            raise ValueError(
+                f"eos_token_id={eos!r}, here or in generation_config.json: must be the number of a token, below "
+                f"vocab_size={vocabulary}"
+            )
     if not ids and usual is None:
         raise ValueError(
             "no eos_token_id, here or in generation_config.json, and the tokenizer names no eos_token: set it to the "
@@ -442,7 +483,7 @@ def eos_ids(
         )
     if not ids and usual is not None:
         ids = [usual]
-    ids += [special[name] for name in END_OF_TURN if name in special]
+    ids += [special[name] for name in END_OF_TURN if special.get(name, vocabulary) < vocabulary]
     return tuple(dict.fromkeys(ids))
 
 

@@ -126,9 +126,14 @@ def weight_files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if index.exists():
         weight_map = read_json(index).get("weight_map")
-        if not isinstance(weight_map, dict):
-            raise CheckpointError(f"{index}: no weight_map in it")
+        if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+            raise CheckpointError(f"{index}: no weight_map with names of files in it")
         names = sorted(set(weight_map.values()))
+        if (folder / "model.safetensors").exists() and "model.safetensors" not in names:
+            raise CheckpointError(
+                f"{folder}: has model.safetensors, and {index.name} for other files; programs differ in which they "
+                "take: remove the outdated one"
+            )
     else:
         names = ["model.safetensors"]
     missing = [n for n in names if not (folder / n).exists()]

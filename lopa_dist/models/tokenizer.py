@@ -51,10 +51,22 @@ def special_tokens(folder: Path) -> dict[str, int]:
     return ids | {token["content"]: int(number) for number, token in decoder.items()}
 
 
+def words(folder: Path) -> dict[str, int]:
+    """Return the ids of a tokenizer's vocabulary, to which tokens are added, by their text."""
+    vocabulary = read_json_if_there(folder / "tokenizer.json").get("model", {}).get("vocab")
+    if vocabulary is None:
+        return read_json_if_there(folder / "vocab.json")
+    return vocabulary if isinstance(vocabulary, dict) else {text: i for i, (text, _) in enumerate(vocabulary)}
+
+
 def end_of_text(folder: Path, special: dict[str, int]) -> int | None:
-    """Return the id of the tokenizer's `eos_token`, if it has one among the `special_tokens`."""
-    named = read_json_if_there(folder / "tokenizer_config.json").get("eos_token")
-    return special.get(named["content"] if isinstance(named, dict) else str(named))
+    """Return the id of the tokenizer's `eos_token`, if it names one; `special` is from `special_tokens`."""
+    files = (read_json_if_there(folder / f"{name}.json") for name in ("tokenizer_config", "special_tokens_map"))
+    named = next((eos for file in files if (eos := file.get("eos_token"))), None)
+    if named is None:
+        return None
+    text = named["content"] if isinstance(named, dict) else str(named)
+    return special[text] if text in special else words(folder).get(text)
 
 
 def text_of(tokenizer: PreTrainedTokenizerFast, tokens: Sequence[int]) -> str:

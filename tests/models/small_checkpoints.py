@@ -220,6 +220,11 @@ CAUSAL_KINDS = {
         {"head_dim": 16, "rope_parameters": YARN},
         lambda name: name.replace("model.", "encoder.").replace("lm_head", "diffusion_head"),
     ),
+    "llama2": Kind(  # without the base of the rotation, which nobody had changed yet
+        {key: value for key, value in HF.items() if key != "rope_theta"} | {"model_type": "llama", "pretraining_tp": 1},
+        lambda **sizes: LlamaForCausalLM(LlamaConfig(**sizes)),
+        {"rope_theta": 10_000.0},
+    ),
     "llama": Kind(
         HF | {"model_type": "llama", "attention_bias": False, "mlp_bias": False, "pretraining_tp": 1},
         lambda **sizes: LlamaForCausalLM(LlamaConfig(**sizes)),
@@ -298,6 +303,7 @@ def save(folder: Path, weights: dict[str, Tensor], shards: int) -> None:
     if shards == 1:
         save_file(weights, folder / "model.safetensors")
         return
+    (folder / "model.safetensors").unlink(missing_ok=True)
     names = list(weights)
     files = [f"model-{i + 1:05}-of-{shards:05}.safetensors" for i in range(shards)]
     for i, file in enumerate(files):

@@ -120,6 +120,24 @@ def test_saved_modules_replace_the_base(tmp_path: Path) -> None:
     assert torch.equal(model.head_weight, head)
 
 
+@pytest.mark.parametrize("same", [True, False])
+def test_an_adapted_head_has_the_bases_weight_beside_it(tmp_path: Path, same: bool) -> None:
+    """PEFT saves it with an adapter that changes the head."""
+    weights = base_of("dream", torch.bfloat16)
+    tensors = adapter_for(weights, ["q_proj", "lm_head"])
+    head = weights["lm_head.weight"].float()
+    tensors["base_model.model.lm_head.base_layer.weight"] = head if same else head + 1
+    adapter = load_adapter(write_adapter(tmp_path / "adapter", tensors, target_modules=["q_proj", "lm_head"]))
+    base = write(tmp_path / "base", KINDS["dream"], weights)
+    if same:
+        model = load_model(base, torch.float32, CPU, adapter)
+        delta = tensors["base_model.model.lm_head.lora_B.weight"] @ tensors["base_model.model.lm_head.lora_A.weight"]
+        assert (model.head_weight - head - 12 / RANK * delta).abs().max() < 1e-3
+        return
+    with pytest.raises(CheckpointError, match=r"its lm_head\.weight is not the base model's"):
+        load_model(base, torch.float32, CPU, adapter)
+
+
 def test_saved_modules_must_be_there(tmp_path: Path) -> None:
     tensors = adapter_for(base_of("dream", torch.float32), ["q_proj"])
     folder = write_adapter(tmp_path / "adapter", tensors, target_modules=["q_proj"], modules_to_save=["lm_head"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -308,6 +309,25 @@ def yarn(**changes: Any) -> dict[str, Any]:
             {"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"rope_type": "llama3", "factor": 4}},
             "rope_parameters and rope_scaling differ",
         ),
+        (
+            "llama3",
+            {"rope_scaling": {**small_checkpoints.LLAMA3, "factor": "8"}},
+            "factor='8' must be a positive number",
+        ),
+        ("llama3", {"rope_scaling": {**small_checkpoints.LLAMA3, "factor": 0}}, "factor=0 must be a positive number"),
+        ("llama", {"rope_theta": math.inf}, "rope_theta=inf: must be a positive number"),
+        ("llama", {"eos_token_id": "78"}, "eos_token_id='78', here or in generation_config.json: must be the number"),
+        ("llama", {"eos_token_id": [78, True]}, "eos_token_id=True, here or"),
+        ("llama", {"eos_token_id": [78, -1]}, "eos_token_id=-1, here or"),
+        ("llama", {"eos_token_id": 80}, "eos_token_id=80, here .* below vocab_size=80"),
+        ("qwen2", {"rope_theta": ...}, "no 'rope_theta' in it"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 0.5}},
+            "partial_rotary_factor=0.5 is not supported, only 1.0",
+        ),
+        ("sdar", {"block_size": "4"}, "block_size='4': must be a number of tokens"),
+        ("sdar", {"block_size": ...}, "model_type 'sdar' without block_size: .*and use_regular_causal"),
         ("llama", {"attention_bias": True}, "attention_bias=True"),
         ("llama", {"mlp_bias": True}, "mlp_bias=True"),
         ("llama", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
@@ -415,6 +435,7 @@ def test_i_dlm_is_i_dlm(change: dict[str, int], tmp_path: Path) -> None:
     [
         ("SDAR-4B-Chat-b32", ..., 32),
         ("SDAR-4B-Chat-b32", 32, 32),
+        ("SDAR-8B-Chat-b16-sft", ..., 16),
         ("SDAR-4B-Chat", 8, 8),
         ("TraDo-4B-Instruct", ..., 4),
     ],
@@ -449,6 +470,12 @@ def test_a2d_models_are_told_apart(name: str, said: Any, family: str, tmp_path: 
             read_config(folder)
 
 
+def test_a_familys_own_name_is_a_model_type(tmp_path: Path) -> None:
+    folder = small_checkpoints.write(tmp_path, small_checkpoints.SAME_KINDS["a2d_qwen3"], {})
+    edit_config(folder, model_type="a2d-qwen3-bd3lm", block_size=16)
+    assert (read_config(folder).family, read_config(folder).block_size) == ("a2d-qwen3-bd3lm", 16)
+
+
 def test_theta_in_rope_parameters(folder: Path) -> None:
     edit_config(folder, rope_theta=..., rope_parameters={"rope_type": "default", "rope_theta": 123.0})
     assert read_config(folder).rope_theta == 123.0
@@ -469,6 +496,50 @@ def test_a_model_without_a_mask_token_marks_unfilled_cells_with_an_id_of_no_toke
     ):
         check_drafts(config, 3, draft_from="masks")
     check_drafts(replace(config, mask_id=79), 3, draft_from="masks")
+
+
+def test_constants_of_rotations_in_old_files_are_left_out(tmp_path: Path) -> None:
+    """Llama 2's files have them."""
+    kind = small_checkpoints.CAUSAL_KINDS["llama2"]
+    weights = small_checkpoints.weights_of(kind, small_checkpoints.reference(kind))
+    small_checkpoints.write(tmp_path, kind, weights | {"model.layers.1.self_attn.rotary_emb.inv_freq": torch.ones(6)})
+    assert "inv_freq" not in "".join(load_model(tmp_path, torch.float32, CPU).state_dict())
+
+
+def test_weights_that_others_have_quantised_are_refused(folder: Path) -> None:
+    weights = weights_of(config_of())
+    weights["model.norm.weight"] = weights["model.norm.weight"].to(torch.int8)
+    save_file(weights, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"model\.norm\.weight is of type I8: .*take the original"):
+        load_model(folder, torch.float32, CPU)
+
+
+def test_an_index_of_other_files_than_the_one_that_is_there_is_refused(tmp_path: Path) -> None:
+    """As transformers takes the one file, and other programs the index."""
+    write(tmp_path, config_of(), weights_of(config_of()), 2)
+    save_file(weights_of(config_of()), tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="remove the outdated one"):
+        load_model(tmp_path, torch.float32, CPU)
+
+
+def test_a_word_is_not_taken_for_the_familys_mask(tmp_path: Path) -> None:
+    folder = small_checkpoints.write(tmp_path, small_checkpoints.KINDS["illada"], {})
+    assert read_config(folder).mask_id == 5
+    for vocabulary in ({"&": 5}, [["x", 0.0]] * 5 + [["&", 0.0]]):
+        (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}}))
+        with pytest.raises(CheckpointError, match=r"no mask_token_id, the tokenizer has no '<\[MASK\]>', and 5, .*'&'"):
+            read_config(folder)
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"<[MASK]>": 5}}}))
+    assert read_config(folder).mask_id == 5
+    edit_config(folder, mask_token_id=7)
+    assert read_config(folder).mask_id == 7
+
+
+def test_an_end_of_text_may_be_an_ordinary_word(folder: Path) -> None:
+    edit_config(folder, eos_token_id=...)
+    (folder / "special_tokens_map.json").write_text(json.dumps({"eos_token": "</s>"}))
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"</s>": 6}}}))
+    assert read_config(folder).eos_ids == (6,)
 
 
 def test_the_tokenizer_names_mask_and_end_of_turn(folder: Path) -> None:

@@ -198,11 +198,13 @@ def test_conventions(tmp_path: Path) -> None:
         "qwen2": (True, 80, 78, "causal", 32),
         "qwen3": (True, 80, 78, "causal", 32),
         "llama": (True, 80, 78, "causal", 32),
+        "llama2": (True, 80, 78, "causal", 32),
         "llama3": (True, 80, 78, "causal", 32),
         "sdar_moe": (False, 79, 78, "blocks", 4),
         "rnd1": (True, 79, 78, "dual", 32),
     }
-    assert [name for name in ALL if not read_config(tmp_path / name).has_mask] == ["qwen2", "qwen3", "llama", "llama3"]
+    without = {name for name in ALL if not read_config(tmp_path / name).has_mask}
+    assert without == {"qwen2", "qwen3", "llama", "llama2", "llama3"}
     assert [name for name in ALL if read_config(tmp_path / name).rope_fp32] == ["llada"]
     narrow = replace(KINDS["llada"], config=KINDS["llada"].config | {"rope_full_precision": False})
     assert not read_config(write(tmp_path / "narrow", narrow, {})).rope_fp32

@@ -71,6 +71,18 @@ def rank_logits(folder: Path, tensor: Communicator) -> Tensor:
     return fused_logits(load_model(folder, torch.float32, CPU, None, tensor), 2)
 
 
+def test_the_share_of_heads_that_is_rotated(tmp_path: Path) -> None:
+    """Half, as the authors' program takes it, or what either place says."""
+    folder = write(tmp_path, llada2.KIND, {})
+    edit_config(folder, partial_rotary_factor=...)
+    assert read_config(folder).rotated == 8
+    edit_config(folder, rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25})
+    assert read_config(folder).rotated == 4
+    edit_config(folder, partial_rotary_factor=0.5)
+    with pytest.raises(CheckpointError, match=r"partial_rotary_factor is 0\.5 in config\.json and 0\.25 in"):
+        read_config(folder)
+
+
 def test_conventions(folder: Path) -> None:
     config = read_config(folder)
     assert (config.shift, config.mask_id, config.rotated, config.eos_ids) == (False, 79, 8, (156892,))

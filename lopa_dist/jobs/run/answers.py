@@ -151,9 +151,9 @@ def likelihood_of(likelihood: Likelihood, parts: Sequence[Given]) -> dict[str, A
 
 THINK, ANSWER = "<think>", "</think>"  # around reasoning, in the templates of Qwen3 and its kin
 NOT_NUMBERS = (
-    "the model's predictions are not numbers; fp16 overflows in many models: use model.dtype=bf16 or fp32, or shorten "
-    "or leave out this prompt. In bf16 on a GPU a kernel may be at fault: lopa-dist doctor tries each, and "
-    "engine.kernels=torch does without"
+    "the model's predictions are not numbers. Many models overflow in fp16: use model.dtype=bf16 or fp32, or shorten "
+    "or leave out this prompt. In fp32, the checkpoint's weights may not be numbers. In bf16 on a GPU a kernel may be "
+    "at fault: lopa-dist doctor tries each, and engine.kernels=torch does without"
 )
 
 

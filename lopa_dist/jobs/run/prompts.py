@@ -201,8 +201,7 @@ class Encoder:
         scored: list[tuple[Given, ...]] = []
         for before, both in zip(texts[::2], texts[1::2], strict=True):
             whole = tokens[both]
-            if self.model.mask_id in whole:
-                raise Refusal("the text contains the mask token; remove it")
+            self.check_tokens(whole, "the text")
             # the two are tokenized together, so a token may reach across their border
             cut = max(0, min(len(tokens[before]), len(whole) - 1)) if before.text else 0
             if not before.text:
@@ -285,9 +284,7 @@ class Encoder:
         ids, decode = tokens[texts[0]], self.config.decode
         if not ids:
             raise Refusal("the prompt is empty; give at least one token")
-        if self.model.mask_id in ids:
-            mask = self.tokenizer.convert_ids_to_tokens(self.model.mask_id)  # not every tokenizer calls it mask_token
-            raise Refusal(f"the prompt contains the mask token {mask!r}; remove it")
+        self.check_tokens(ids, "the prompt")
         most = item.max_new_tokens or decode.max_new_tokens
         if most > decode.max_new_tokens:
             limit = f"decode.max_new_tokens={decode.max_new_tokens}"
@@ -334,6 +331,18 @@ class Encoder:
             suffix,
         )
 
+    def check_tokens(self, ids: Sequence[int], where: str) -> None:
+        """Raise a Refusal that begins with `where` if tokens are the mask's, or have no embedding."""
+        if (most := max(ids, default=0)) >= self.model.vocab_size:
+            token = self.tokenizer.convert_ids_to_tokens(most)
+            raise Refusal(
+                f"{where} contains the tokenizer's token {token!r}, which is number {most}: the model has "
+                f"{self.model.vocab_size} tokens. Remove it, or take the tokenizer that the model was trained with"
+            )
+        if self.model.mask_id in ids:
+            mask = self.tokenizer.convert_ids_to_tokens(self.model.mask_id)  # not every tokenizer calls it mask_token
+            raise Refusal(f"{where} contains the mask token {mask!r}; remove it")
+
     def suffix(self, item: Item) -> Sequence[int]:
         """Return the tokens after an item's answer."""
         if item.suffix is None:
@@ -347,8 +356,7 @@ class Encoder:
         if encodable(item.suffix) != item.suffix:
             raise Refusal("the suffix has half of a surrogate pair, which is not a character; remove it")
         ids = self.words.encode(item.suffix, add_special_tokens=False).ids
-        if self.model.mask_id in ids:
-            raise Refusal("the suffix contains the mask token; remove it")
+        self.check_tokens(ids, "the suffix")
         return array("i", ids)
 
     def note_strange(self, ids: list[int]) -> None:

@@ -18,8 +18,10 @@ from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.request import Request
 from lopa_dist.jobs.run.prompts import Encoder, Rejection
 from lopa_dist.tasks.batch import Batch
-from lopa_dist.tasks.task import Item, Origin
+from lopa_dist.tasks.task import Continuation, Item, Origin
 from tests.conftest import SMALL
+
+WORDS = replace(SMALL, vocab_size=496)  # as many as the embedded model's tokenizer needs
 
 
 @pytest.mark.parametrize("called", [None, "<|mdm_mask|>"], ids=["LLaDA", "Dream"])
@@ -35,6 +37,24 @@ def test_a_literal_mask_token_is_that_requests_error(called: str | None) -> None
     accepted = encoder.encode(5, Item("b", prompt="say it", max_new_tokens=8))
     assert isinstance(accepted, Request)
     assert list(accepted.prompt) == [0, 1]
+
+
+def test_a_token_without_an_embedding_is_that_requests_error() -> None:
+    """Tokenizers may have tokens that were added after the checkpoint was saved."""
+    raw = Tokenizer(models.WordLevel({"say": 0, "far": SMALL.vocab_size, "?": 1}, unk_token="?"))
+    raw.pre_tokenizer = pre_tokenizers.Whitespace()
+    scope = DecodeConfig(max_new_tokens=8, context="vanilla")
+    encoder = Encoder(replace(Config(), decode=scope), SMALL, PreTrainedTokenizerFast(tokenizer_object=raw))
+    number = f"token 'far', which is number {SMALL.vocab_size}: the model has {SMALL.vocab_size} tokens"
+    given = {
+        "the prompt": Item("a", prompt="say far"),
+        "the suffix": Item("b", prompt="say", suffix="far"),
+        "the text": Item("c", prompt="say", continuations=(Continuation("far", "far", Item("c", prompt="say ")),)),
+    }
+    for where, item in given.items():
+        rejection = encoder.encode(0, item)
+        assert isinstance(rejection, Rejection)
+        assert rejection.message.startswith(f"{where} contains the tokenizer's {number}")
 
 
 TURNS = [
@@ -61,7 +81,7 @@ TURNS = [
 def test_prefixes(embedded_tokenizer: PreTrainedTokenizerFast, item: Item, template: str, begins: str) -> None:
     config = Config(model=ModelOptions(chat_template=template), engine=EngineConfig())
     config = replace(config, decode=DecodeConfig(max_new_tokens=64, context="blocks"))
-    request = Encoder(config, SMALL, embedded_tokenizer).encode(0, item)
+    request = Encoder(config, WORDS, embedded_tokenizer).encode(0, item)
     assert isinstance(request, Request)
     prompt = list(request.prompt)
     found = embedded_tokenizer.decode(prompt[: request.prefix])
@@ -69,7 +89,7 @@ def test_prefixes(embedded_tokenizer: PreTrainedTokenizerFast, item: Item, templ
     assert bool(begins) == bool(found)
     assert len(found) <= len(begins) + len("<|user|>")  # of the next turn's beginning, where the template has one
     alone = replace(config, engine=EngineConfig(prefix_cache="none"))
-    assert Encoder(alone, SMALL, embedded_tokenizer).encode(0, item) == replace(request, prefix=0)
+    assert Encoder(alone, WORDS, embedded_tokenizer).encode(0, item) == replace(request, prefix=0)
 
 
 @pytest.mark.parametrize(("context", "cache"), [("causal", "exact"), ("blocks", "exact"), ("causal", "none")])
@@ -79,7 +99,7 @@ def test_what_prompts_begin_alike_with_is_cut_off_in_causal_models(
     """Elsewhere a row's last bits depend on where prompts are cut, so a cut does not depend on other prompts."""
     plain = ModelOptions(chat_template="never")
     config = Config(model=plain, decode=DecodeConfig(max_new_tokens=64, context=context, drafts=0))
-    encoder = Encoder(replace(config, engine=EngineConfig(prefix_cache=cache)), SMALL, embedded_tokenizer)
+    encoder = Encoder(replace(config, engine=EngineConfig(prefix_cache=cache)), WORDS, embedded_tokenizer)
     task = "Tom has 3 coins ." + " Tom has 3 coins ." * 4
     requests = encoder.encode_all(0, [Item(own, prompt=task + own) for own in (" Ann has 4", " Sue", " Leo has 2")])
     alike = len(embedded_tokenizer(task).input_ids) if (context, cache) == ("causal", "exact") else 0
@@ -91,7 +111,7 @@ def test_a_line_that_is_refused_is_found_in_its_file(
     embedded_tokenizer: PreTrainedTokenizerFast, where: str, said: str
 ) -> None:
     item = Item("a", prompt="", origin=Origin(7, "a", where=where))
-    encoder = Encoder(Config(model=ModelOptions(chat_template="never")), SMALL, embedded_tokenizer)
+    encoder = Encoder(Config(model=ModelOptions(chat_template="never")), WORDS, embedded_tokenizer)
     assert encoder.encode(3, item) == Rejection(3, f"line 7{said}: the prompt is empty; give at least one token")
 
 
@@ -181,7 +201,7 @@ def test_masks_that_training_did_not_show_are_told(
 ) -> None:
     """The shipped model is right in 100 % of 60 answers with context d2f, in 77 % with vanilla and 57 % with dual."""
     config = Config(model=ModelOptions(pattern=pattern), decode=DecodeConfig(max_new_tokens=8, context=context))
-    warnings = Encoder(config, SMALL, embedded_tokenizer).warnings()
+    warnings = Encoder(config, WORDS, embedded_tokenizer).warnings()
     told = [warning for warning in warnings if "was trained to see no masks behind its block" in warning]
     assert len(told) == (pattern != "vanilla" and context in ("vanilla", "dual"))
 
@@ -263,7 +283,7 @@ def test_models_that_lines_name_are_told(embedded_tokenizer: PreTrainedTokenizer
     """The job's own name, also with an owner before it, is no other model's."""
     path = Config().model.path
     for names, said in ((["", path, f"me/{path}"], ""), (["gpt-4o", "x", "gpt-4o"], "the model 'gpt-4o', 'x': model=")):
-        encoder = Encoder(Config(), SMALL, embedded_tokenizer)
+        encoder = Encoder(Config(), WORDS, embedded_tokenizer)
         for number, name in enumerate(names):
             origin = Origin("1", number + 1, "completion", model=name or None)
             encoder.encode(number, Item("1", prompt="Tom has 3", origin=origin))

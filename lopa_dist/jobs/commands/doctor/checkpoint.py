@@ -18,6 +18,7 @@ from lopa_dist.jobs.run.prompts import check_template
 from lopa_dist.jobs.setup.resolve import choose_dtype, resolve
 from lopa_dist.models.checkpoint import DTYPES
 from lopa_dist.models.config import ModelConfig
+from lopa_dist.models.config_file import read_config
 from lopa_dist.models.files import find, in_cache, local, why_not_there
 from lopa_dist.models.quantize import linears, mixtures
 from lopa_dist.models.tensor_parallel import split
@@ -135,10 +136,15 @@ def tokenizer(machine: Machine) -> Finding:
     if folder is None:
         return fine("comes with the model")
     words = load_tokenizer(folder)
+    known = read_config(folder).vocab_size
+    tokens = f"{len(words)} tokens"
+    if beyond := sorted((number, text) for text, number in words.get_vocab().items() if number >= known):
+        some = ", ".join(repr(text) for _, text in beyond[-3:])
+        tokens += f" (prompts with {some} are refused: the model has {known})"
     if not words.chat_template:
         if mode == "always":
             return broken("model.chat_template=always, but the tokenizer has none", "model.chat_template=never")
-        return fine(f"{len(words)} tokens, no chat template: prompts go in as they are")
+        return fine(f"{tokens}, no chat template: prompts go in as they are")
     messages = [{"role": "user", "content": "What is 17 + 25?"}]
     given = machine.config.model.template
     try:
@@ -148,5 +154,7 @@ def tokenizer(machine: Machine) -> Finding:
     text = str(words.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **given))
     if messages[0]["content"] not in text:
         return broken("the chat template leaves the question out", "model.chat_template=never, or another tokenizer")
+    if mode != "never" and max(words.encode(text, add_special_tokens=False)) >= known:
+        return broken("the chat template has tokens that the model lacks", "the tokenizer that the model came with")
     wraps = "not used (model.chat_template=never)" if mode == "never" else "wraps prompts"
-    return fine(f"{len(words)} tokens, the chat template {wraps}")
+    return fine(f"{tokens}, the chat template {wraps}")

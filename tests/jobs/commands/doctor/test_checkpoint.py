@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from lopa_dist.config import composed
 from lopa_dist.engine import memory
@@ -38,6 +41,21 @@ def test_a_model_that_is_still_to_come_is_fine_with_a_network_only(monkeypatch: 
     assert checkpoint.model(machine("model=dream_instruct")).state == State.FINE
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert "run `hf download Dream-org/" in checkpoint.model(machine("model=dream_instruct")).text
+
+
+@pytest.mark.parametrize(("template", "state"), [("never", State.FINE), ("always", State.BROKEN)])
+def test_tokens_that_the_model_lacks(tmp_path: Path, template: str, state: State) -> None:
+    """Such as those of a chat, added to a tokenizer beside a checkpoint that was not made larger."""
+    shutil.copytree(EMBEDDED, tmp_path / "model")
+    words = AutoTokenizer.from_pretrained(EMBEDDED)
+    words.add_special_tokens({"additional_special_tokens": [f"<far{i}>" for i in range(8)]})
+    words.chat_template = "{% for message in messages %}<far7>{{ message['content'] }}{% endfor %}"
+    words.save_pretrained(tmp_path / "model")
+    found = checkpoint.tokenizer(
+        machine("model=local", f"model.path={tmp_path}/model", f"model.chat_template={template}")
+    )
+    assert found.state == state
+    assert ("'<far7>' are refused" if state == State.FINE else "template has tokens") in found.text
 
 
 def test_settings_that_do_not_go_together_are_broken() -> None:
