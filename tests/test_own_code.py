@@ -200,7 +200,9 @@ class Sums:
         yield Item("broken", error="this one cannot be used")
 
     def score(self, item, text):
-        return Score(RIGHT, text.split()[-1] if text.split() else None, expected=item.reference)
+        also, metrics = ({}, {}) if RIGHT else ({"loosely": True}, {"m": 1})
+        read = text.split()[-1] if text.split() else None
+        return Score(RIGHT, read, also, "" if RIGHT else "why", metrics, expected=item.reference)
 
 class Nameless:
     def __init__(self, limit): pass
@@ -229,8 +231,11 @@ def test_a_task_of_one_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert (report["accuracy"], report["errors"], report["task"]["name"]) == (1.0, 1, f"{tmp_path}/task.py:Sums")
     monkeypatch.setattr(Engine, "generate", lambda *_: iter(()))
     again = run(own_task(tmp_path, "Sums", right=False), tmp_path / "run", World("python"))
-    assert again["accuracy"] == 0
+    assert (again["accuracy"], again["accuracy_loosely"]) == (0, 1)
+    assert all((line["reason"], line["metrics"]) == ("why", {"m": 1}) for line in lines(tmp_path / "run")[:4])
     assert [line["text"] for line in lines(tmp_path / "run")[:4]] == [line["text"] for line in found[:4]]
+    assert "accuracy_loosely" not in run(own_task(tmp_path, "Sums"), tmp_path / "run", World("python"))
+    assert lines(tmp_path / "run") == found
 
 
 def test_all_is_judged_again_on_request(

@@ -244,7 +244,7 @@ class Batch:
                 f"task.score={self.rule} returned {right!r}: return True or False, or a pair of that and what was read "
                 "from the text"
             )
-        expected = str((item.metadata or {})["reference"]) if self.rule == "exact" else None
+        expected = spellings((item.metadata or {})["reference"])[-1] if self.rule == "exact" else None
         return Score(bool(right), None if extracted is None else str(extracted), expected=expected)
 
 
@@ -258,7 +258,15 @@ def placed(item: Item, row: Row) -> Item:
 
 def exact(text: str, fields: dict[str, Any]) -> bool:
     """Return whether a text equals the reference, apart from white space around them."""
-    return text.strip() == str(fields["reference"]).strip()
+    return text.strip() in (reference.strip() for reference in spellings(fields["reference"]))
+
+
+def spellings(reference: Any) -> list[str]:
+    """Return how texts may spell a reference: a truth value or a number in Python, in JSON, or as an integer."""
+    if isinstance(reference, str):
+        return [reference]
+    found = [str(reference), json.dumps(reference, default=str)]
+    return [*found, str(int(reference))] if isinstance(reference, float) and reference.is_integer() else found
 
 
 def read_cell(column: str, value: Any) -> Any:

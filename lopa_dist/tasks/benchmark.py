@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, ClassVar
 
 from lopa_dist.tasks.rows import rows
-from lopa_dist.tasks.task import Item
+from lopa_dist.tasks.task import Item, Origin
 
 
 class BadRow(ValueError):
@@ -47,14 +48,14 @@ class Benchmark(ABC):
 
     def items(self) -> Iterable[Item]:
         """Return the first `limit` items."""
-        return islice(named_apart(self.all_items()), self.limit)
+        return islice(named_apart(list(self.all_items())), self.limit)
 
-    def all_items(self) -> Iterator[Item]:
-        """Yield the items of all rows."""
+    def all_items(self) -> Iterator[tuple[int, Item]]:
+        """Yield the number of each row, and its item."""
         for row in rows(self.source):
             custom_id = f"{self.name}-{row.number}"
             if row.value is None or row.error:
-                yield Item(custom_id, error=row.error)
+                yield row.number, Item(custom_id, error=row.error)
                 continue
             try:
                 item = self.item(row.number, row.value)
@@ -62,22 +63,27 @@ class Benchmark(ABC):
                 message = f"row {row.number}: {error}; task={self.name} needs a file in the benchmark's own format"
                 item = Item(custom_id, error=message)
             if item is not None:
-                yield item
+                yield row.number, item
 
 
-def named_apart(items: Iterable[Item]) -> Iterator[Item]:
+def named_apart(items: Sequence[tuple[int, Item]]) -> Iterator[Item]:
     """Yield the items, each under its own name: a file may hold a problem several times, for several samples of it.
 
-    The second one called ``HumanEval/0`` becomes ``HumanEval/0#2``.
+    These are called as the samples of a line are: ``HumanEval/0#0``, ``HumanEval/0#1``.
+
+    Args:
+        items: each behind the number of its row.
     """
-    times: dict[str, int] = {}
-    for item in items:
-        name = item.custom_id
-        while name in times:
-            times[item.custom_id] += 1
-            name = f"{item.custom_id}#{times[item.custom_id]}"
-        times[name] = 1
-        yield item if name == item.custom_id else replace(item, custom_id=name)
+    times, samples = Counter(item.custom_id for _, item in items), Counter[str]()
+    for row, item in items:
+        if times[item.custom_id] == 1:
+            yield item
+            continue
+        while (name := f"{item.custom_id}#{samples[item.custom_id]}") in times:  # another problem's name
+            samples[item.custom_id] += 1
+        origin = Origin(row, item.custom_id, sample=samples[item.custom_id])
+        samples[item.custom_id] += 1
+        yield replace(item, custom_id=name, origin=origin)
 
 
 class FewshotBenchmark(Benchmark):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+import re
+from textwrap import dedent
 from threading import Event
 from typing import Any, ClassVar
 
@@ -62,13 +64,28 @@ class CodeTask:
         self.cancelled.set()
 
 
+BLOCK = re.compile(
+    r"^[ \t]*(?P<fence>```+|~~~+)[ \t]*(?P<language>[\w+#.-]*)([ \t]+\w+=[^`\n]*)?[ \t]*\n"
+    r"(?P<code>.*?)(?P<end>(?P=fence)[ \t]*$|\Z)",
+    re.MULTILINE | re.DOTALL,
+)
+DEFINED = re.compile(r"^[ \t]*(def|class|import|from)\b", re.MULTILINE)
+
+
 def first_block(text: str) -> str:
-    """Return the first fenced code block if there is one, else the text as it is."""
-    parts = text.split("```")
-    if len(parts) < 2:
-        return text
-    head, newline, code = parts[1].partition("\n")
-    return code if newline and not head.strip().count(" ") else parts[1]
+    """Return the first fenced code block if there is one, else the text as it is.
+
+    Fences are Markdown's, at the beginnings of lines. A block that does not end is the rest of the text, and code with
+    a fence behind it alone is what stands before that. A block within a line counts if there is no other.
+    """
+    block = BLOCK.search(text)
+    if block is None:
+        parts = text.split("```")
+        return text if len(parts) < 2 else parts[1]
+    before, code = text[: block.start()], block["code"]
+    if not block["language"] and not block["end"] and DEFINED.search(before):
+        return before
+    return dedent(code)
 
 
 def refuse_release_form(row: dict[str, Any]) -> None:

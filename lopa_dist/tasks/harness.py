@@ -61,6 +61,8 @@ class HarnessTask:
         for name, task in self.tasks.items():
             check(name, task)
             task.set_fewshot_seed(SEED)
+            if fewshot and task.config.num_fewshot == 0:
+                log.warning("WARNING: task.fewshot=%d: %s is a task without examples, and stays so", fewshot, name)
         scored = {task.OUTPUT_TYPE in SCORED for task in self.tasks.values()}
         self.scores = scored == {True}
         if len(scored) > 1:
@@ -81,7 +83,9 @@ class HarnessTask:
     def item(self, name: str, number: int, document: Mapping[str, Any]) -> Item:
         """Return the item of one document of the task `name`."""
         task = self.tasks[name]
-        examples = int(task.config.num_fewshot or 0) if self.fewshot is None else self.fewshot
+        examples = int(task.config.num_fewshot or 0)
+        if self.fewshot is not None and task.config.num_fewshot != 0:  # 0 is the task's own way, as in `lm_eval`
+            examples = self.fewshot
         begin = task.resolve_field(document, task.config.gen_prefix)  # how the task begins an answer
         context = partial(task.fewshot_context, doc=document, num_fewshot=examples, gen_prefix=begin)
         before = task.sampler.rnd.getstate()
@@ -99,12 +103,11 @@ class HarnessTask:
             return replace(item, prompt=first.prompt, messages=first.messages, continuations=texts)
         if not isinstance(plain, str):
             return replace(item, error="it has several prompts; only one can be answered")
-        generation = dict(task.config.generation_kwargs or {})
-        until = generation.get("until") or []
+        generation = generation_of(task)
         return replace(
             behind(item, plain, chat),
-            max_new_tokens=generation.get("max_gen_toks"),
-            stop=(until,) if isinstance(until, str) else tuple(until),
+            max_new_tokens=generation["max_gen_toks"] or None,
+            stop=tuple(generation["until"]),
             sampling=sampling_of(generation),
         )
 
@@ -241,6 +244,17 @@ def load(task: str) -> tuple[dict[str, Any], dict[str, Any]]:
         reason = next(iter(str(error).strip().splitlines()), "")
         raise ValueError(f"task.harness={task}: {type(error).__name__}: {reason}") from error
     return dict(loaded["tasks"]), dict(loaded["groups"])
+
+
+def generation_of(task: Any) -> dict[str, Any]:
+    """Return a task's `generation_kwargs`, in the one form that the harness gives to its models.
+
+    `max_gen_toks` is 0 if the task does not say how long an answer may be.
+    """
+    from lm_eval.models.utils import normalize_gen_kwargs
+
+    generation = dict(normalize_gen_kwargs(dict(task.config.generation_kwargs or {}), default_max_gen_toks=0))
+    return generation | {"until": [text for text in generation["until"] if text]}
 
 
 def sampling_of(generation: Mapping[str, Any]) -> RequestSampling:

@@ -1,8 +1,8 @@
 """MBPP (Austin et al. 2021) and MBPP+ (Liu et al. 2023): write a function from a sentence and three assertions.
 
 Prompt, examples and stop string come from lm-evaluation-harness's `mbpp` and `mbpp_plus`, in chat form, too. Unlike
-there, a problem's `test_setup_code` runs before its assertions, MBPP+ is judged by its own tests and not by the three
-in the prompt, and in chat form only the first fenced block of the answer, if there is one, is run.
+there, a problem's `test_imports` and `test_setup_code` run before its assertions, MBPP+ is judged by its own tests and
+not by the three in the prompt, and in chat form only the first fenced block of the answer, if there is one, is run.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class MBPP(CodeTask, FewshotBenchmark):
         task_id = task_number(row)
         if task_id not in TEST_IDS:
             return None
-        tests = [row.get("test_setup_code") or "", *assertions(row)]
+        tests = [*(row.get("test_imports") or []), row.get("test_setup_code") or "", *assertions(row)]
         asked = question(text_field(row, "text", "prompt"), row)
         return self.fewshot_item(f"mbpp-{task_id}", asked, STOP, "\n".join(tests))
 

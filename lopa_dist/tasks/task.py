@@ -84,6 +84,19 @@ class Score:
     metrics: Mapping[str, Any] = field(default_factory=dict)  # as the task's own library has them
     expected: str | None = None  # a right answer, if the task knows one
 
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of a result line that tell the score; `is_of_a_verdict` knows them."""
+        line: dict[str, Any] = {"correct": self.correct, "extracted": self.extracted}
+        line |= {"expected": self.expected} if self.expected is not None else {}
+        line |= {f"correct_{rule}": right for rule, right in self.also.items()}
+        line |= {"reason": self.reason} if self.reason else {}
+        return line | ({"metrics": self.metrics} if self.metrics else {})
+
+
+def is_of_a_verdict(key: str) -> bool:
+    """Return whether a field of a result line tells a score, or why there is none."""
+    return key.startswith("correct_") or key in ("correct", "extracted", "expected", "reason", "metrics", "unjudged")
+
 
 class Task(Protocol):
     """A named source of items."""

@@ -18,7 +18,7 @@ from lopa_dist.tasks.batch import Batch
 from lopa_dist.tasks.batch_line import items_of
 from lopa_dist.tasks.hashed_items import HashedItems
 from lopa_dist.tasks.rows import parse
-from lopa_dist.tasks.task import Item, Origin, RequestSampling
+from lopa_dist.tasks.task import Item, Origin, RequestSampling, Score
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
@@ -478,6 +478,28 @@ def test_a_reference_without_a_value_is_called_that(tmp_path: Path) -> None:
     assert str(two.error).startswith("line 2: task.score=exact needs a field reference")
     [several] = read(tmp_path, {"prompt": "x", "reference": ["a"]}, score="exact")
     assert str(several.error).startswith("line 1: task.score=exact compares an answer with a text or a number")
+
+
+@pytest.mark.parametrize(
+    ("reference", "right", "wrong", "expected"),
+    [
+        (18, "18", "18.0", "18"),
+        (18.0, "18", "19", "18"),  # a column of integers with a gap
+        (18.0, "18.0", "1", "18"),
+        (1e16, "10000000000000000", "1e16", "10000000000000000"),
+        (0.5, "0.5", "0", "0.5"),
+        (True, "true", "1", "true"),
+        (False, "False", "0", "false"),
+        (" yes ", "yes", "Yes", " yes "),
+    ],
+)
+def test_how_a_reference_may_be_spelt(tmp_path: Path, reference: Any, right: str, wrong: str, expected: str) -> None:
+    file = tmp_path / "in.jsonl"
+    file.write_text(json.dumps({"prompt": "x", "reference": reference}))
+    task = Batch(str(file), score="exact")
+    [item] = task.items()
+    assert task.score(item, f" {right}\n") == Score(True, right, expected=expected)
+    assert task.score(item, wrong) == Score(False, wrong, expected=expected)
 
 
 def test_an_empty_text_is_one_in_every_table(tmp_path: Path) -> None:

@@ -101,6 +101,16 @@ MBPP_ROWS = [
 ]
 
 
+def test_sanitized_mbpp_has_imports(tmp_path: Path) -> None:
+    row = {
+        "task_id": 11, "prompt": "Write f.", "code": "def f(): return 2", "test_imports": ["import math"],
+        "test_list": ["assert math.sqrt(4) == f()"],
+    }  # fmt: skip
+    task = MBPP(write(tmp_path / "mbpp.jsonl", [row]), fewshot=0, **RUN)
+    [item] = task.items()
+    assert right(task.score(plain(item), row["code"]))
+
+
 def test_mbpp(tmp_path: Path) -> None:
     rows = [*MBPP_ROWS]
     rows[6] = rows[6] | {
@@ -177,6 +187,14 @@ def test_rows_of_another_benchmark_are_distinguished(tmp_path: Path) -> None:
         ("Sure:\n```\nx = 1\ny = 2\n```\n```\nz\n```", "x = 1\ny = 2\n"),
         ("```py\nx = 1", "x = 1"),
         ("```x = 1\ny = 2```", "x = 1\ny = 2"),
+        ("```python\nx = 1```", "x = 1"),
+        ("def f():\n    return 1\n```\nThis returns one.", "def f():\n    return 1\n"),
+        ("Here it is:\n```\ndef f(): pass", "def f(): pass"),
+        ("1. This:\n   ```python\n   def f():\n       return 1\n   ```", "def f():\n    return 1\n"),
+        ('```python title="a.py"\nx = 1\n```', "x = 1\n"),
+        ("~~~\nx = 1\n~~~", "x = 1\n"),
+        ("The function ```f```:\n```python\nx = 1\n```", "x = 1\n"),
+        ("```f``` is what it is called", "f"),
     ],
 )
 def test_first_block(text: str, code: str) -> None:

@@ -317,6 +317,26 @@ def test_how_a_task_wants_tokens_drawn(tmp_path: Path) -> None:
     assert item.stop == ("Q:",)
 
 
+@pytest.mark.parametrize("name", ["max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"])
+def test_a_task_s_limit_has_several_names(tmp_path: Path, name: str) -> None:
+    """And a temperature alone means that tokens are drawn, as in the harness's models."""
+    drawn = {name: 7, "temperature": 0.7, "until": ["", "Q:"]}
+    [item, *_] = HarnessTask(task_file(tmp_path, generation_kwargs=drawn), limit=1).items()
+    assert (item.max_new_tokens, item.sampling, item.stop) == (7, RequestSampling(temperature=0.7), ("Q:",))
+    [other, *_] = HarnessTask(task_file(tmp_path, generation_kwargs={"do_sample": False}), limit=1).items()
+    assert other.max_new_tokens is None
+
+
+def test_a_task_without_examples_stays_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As in `lm_eval`, where its own number is 0; elsewhere the user's counts."""
+    with caplog.at_level("WARNING", "lopa_dist"):
+        [item] = HarnessTask(task_file(tmp_path, num_fewshot=0), limit=1, fewshot=2).items()
+    assert str(item.prompt).count("Q: ") == 1
+    assert "task.fewshot=2: tiny is a task without examples" in caplog.text
+    [item] = HarnessTask(task_file(tmp_path, num_fewshot=None), limit=1, fewshot=1).items()
+    assert str(item.prompt).count("Q: ") == 2
+
+
 @pytest.mark.parametrize(
     ("more", "reason"),
     [

@@ -50,14 +50,18 @@ def thought(tokenizer: PreTrainedTokenizerFast, prompt: Sequence[int], text: str
     """Return the reasoning that a text begins with, and the answer after it.
 
     The reasoning is None if the chat template does not have the marks of reasoning, or if the model gave its answer at
-    once. If a text ended before its answer began, the answer is empty.
+    once. If a text ended before its answer began, the answer is empty. An answer keeps the indentation of its first
+    line, which code needs.
     """
     if ANSWER not in str(tokenizer.chat_template or ""):
         return None, text
     reasoning, mark, answer = text.partition(ANSWER)
-    if not mark and not (THINK in text or str(tokenizer.decode(prompt[-8:])).rstrip().endswith(THINK)):
+    begun = text.lstrip().startswith(THINK) or str(tokenizer.decode(prompt[-8:])).rstrip().endswith(THINK)
+    if not mark and not begun:
         return None, text
-    return reasoning.replace(THINK, "", 1).strip(), answer.lstrip()
+    first = len(answer) - len(answer.lstrip())
+    line = answer.rfind("\n", 0, first) + 1  # where the first line that is not blank begins; 0: beside the mark
+    return reasoning.replace(THINK, "", 1).strip(), answer[line or first :]
 
 
 def answer_of(
@@ -118,11 +122,7 @@ def generation_line(verdict: Verdict, token_ids: bool, pieces: Pieces) -> dict[s
         pairs = zip(generation.likelihoods, request.scored, strict=True)
         line["likelihoods"] = [likelihood_of(*pair) for pair in pairs]
     if score is not None:
-        line |= {"correct": score.correct, "extracted": score.extracted}
-        line |= {"expected": score.expected} if score.expected is not None else {}
-        line |= {f"correct_{rule}": right for rule, right in score.also.items()}
-        line |= {"reason": score.reason} if score.reason else {}
-        line |= {"metrics": score.metrics} if score.metrics else {}
+        line |= score.fields()
     if answer.reasoning is not None:
         line["reasoning"] = answer.reasoning
     if verdict.failure:

@@ -147,7 +147,7 @@ class Encoder:
             text = continuation.text_in_chat if chat else continuation.text
             if not text or encodable(text) != text:
                 raise Refusal(f"continuation {text!r}: must be a text of at least one character")
-            special = bool(prompt) and not chat
+            special = bool(prompt) and not self.begins(prompt, chat)
             # spaces between the two belong to the continuation, as in lm-evaluation-harness
             texts += [Text(prompt.rstrip(), special), Text(prompt + text, special)]
         return texts
@@ -223,14 +223,19 @@ class Encoder:
         return item.messages is not None or (self.wrap and item.suffix is None)
 
     def render(self, item: Item) -> Text:
-        """Return the text that the model continues; a chat template writes its special tokens itself."""
+        """Return the text that the model continues, in which a chat template writes the special tokens itself."""
         if item.error:
             raise Refusal(item.error)
         chat = self.is_chat(item)
         text = self.templated_chat(item) if chat else item.prompt or ""
         if encodable(text) != text:
             raise Refusal("the prompt has half of a surrogate pair, which is not a character; remove it")
-        return Text(text, not chat)
+        return Text(text, not self.begins(text, chat))
+
+    def begins(self, text: str, chat: bool) -> bool:
+        """Return whether a prompt begins as the model expects: from a chat template, or with its first token."""
+        first = self.tokenizer.bos_token
+        return chat or bool(first and text.startswith(str(first)))
 
     def templated_chat(self, item: Item) -> str:
         """Return the item's chat, as the template writes it."""
@@ -277,7 +282,7 @@ class Encoder:
         else:
             end = text.find(item.prefix) + len(item.prefix) if item.prefix in text else 0
         # a token may reach across the end; then the prefix ends before it
-        return common_prefix(self.tokens(text[:end], not self.is_chat(item)), ids) if end else 0
+        return common_prefix(self.tokens(text[:end], not self.begins(text, self.is_chat(item))), ids) if end else 0
 
     def request(self, index: int, item: Item, texts: Sequence[Text], tokens: Mapping[Text, list[int]]) -> Request:
         """Return an item's prompt as a request, checked against the model."""

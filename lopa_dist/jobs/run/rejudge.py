@@ -10,9 +10,7 @@ from typing import Any
 
 from lopa_dist.jobs.folder.journal import VERDICT_SETTINGS, Journal, Writer, attempt_of
 from lopa_dist.jobs.run.job_input import JobInput
-from lopa_dist.tasks.task import CannotJudge, Item, Task, score_of
-
-OF_A_VERDICT = ("correct", "extracted", "expected", "unjudged")  # fields of a result line
+from lopa_dist.tasks.task import CannotJudge, Item, Task, is_of_a_verdict, score_of
 
 
 def verdict_rule(settings: Mapping[str, Any], item: Item) -> str | None:
@@ -69,16 +67,15 @@ def rejudge(journal: Journal, writer: Callable[[], Writer], job_input: JobInput,
 def with_new_verdict(entry: dict[str, Any], item: Item, task: Task) -> dict[str, Any]:
     """Return an entry of the journal with the verdict that its text gets now."""
     judged = {key: value for key, value in entry.items() if key != "unjudged"}
-    line = {key: value for key, value in entry["line"].items() if key not in OF_A_VERDICT}
-    correct = None
+    line = {key: value for key, value in entry["line"].items() if not is_of_a_verdict(key)}
+    verdict: dict[str, Any] = {"correct": None, "also": {}}
     try:
         if score := score_of(task, item, line["text"]):
-            correct = score.correct
-            line |= {"correct": correct, "extracted": score.extracted}
-            line |= {"expected": score.expected} if score.expected is not None else {}
+            verdict = {"correct": score.correct, "also": dict(score.also)}
+            line |= score.fields()
     except CannotJudge:
         raise
     except Exception as error:  # of the user's code
         judged["unjudged"] = True
         line |= {"correct": None, "unjudged": f"{type(error).__name__}: {error}"[:500]}
-    return judged | {"line": line, "figures": entry["figures"] | {"correct": correct}}
+    return judged | {"line": line, "figures": entry["figures"] | verdict}

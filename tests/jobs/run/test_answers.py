@@ -98,6 +98,9 @@ def bytewise() -> Tokenizer:
         ("Tom", "<think> 3 apples", ("3 apples", "")),
         ("Tom <think> </think>", " #### 3", (None, " #### 3")),
         ("Tom", " #### 3", (None, " #### 3")),
+        ("Tom", "the mark <think> is not at its beginning", (None, "the mark <think> is not at its beginning")),
+        ("Tom", "<think>3</think>\n \n    return 3\n", ("3", "    return 3\n")),  # code keeps its indentation
+        ("Tom", "<think>3</think>\n\n", ("3", "")),
     ],
 )
 def test_reasoning(

@@ -311,5 +311,7 @@ def test_a_problem_that_is_there_twice_is_two_requests(tmp_path: Path) -> None:
     file = Path(str(config.task.input))
     file.write_text(file.read_text() + file.read_text() + file.read_text().splitlines()[0] + "\n")
     config = replace(config, task=replace(config.task, allow_code_execution=False))
-    assert run(config, tmp_path, World("python"))["requests"] == 5
-    assert [line["custom_id"] for line in lines(tmp_path)] == ["HE/0", "HE/1", "HE/0#2", "HE/1#2", "HE/0#3"]
+    report = run(config, tmp_path, World("python"))
+    assert (report["requests"], report["prompts"]) == (5, 2)  # several answers to a problem are no independent ones
+    assert [line["custom_id"] for line in lines(tmp_path)] == ["HE/0#0", "HE/1#0", "HE/0#1", "HE/1#1", "HE/0#2"]
+    assert [line["sample"] for line in lines(tmp_path)] == [0, 0, 1, 1, 2]

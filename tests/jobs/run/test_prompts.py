@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from lopa_dist.config import Config, ModelOptions, TaskConfig, composed
@@ -55,6 +55,24 @@ def test_a_token_without_an_embedding_is_that_requests_error() -> None:
         rejection = encoder.encode(0, item)
         assert isinstance(rejection, Rejection)
         assert rejection.message.startswith(f"{where} contains the tokenizer's {number}")
+
+
+@pytest.mark.parametrize("text", ["say it", "<s>say it"])
+def test_a_prompt_begins_once(text: str) -> None:
+    """As where it comes from a chat template; the tokenizer would put its first token before it again."""
+    raw = Tokenizer(models.WordLevel({"say": 0, "it": 1, "?": 2}, unk_token="?"))
+    raw.pre_tokenizer = pre_tokenizers.Whitespace()
+    raw.add_special_tokens(["<s>"])
+    raw.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 3)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="<s>")
+    encoder = Encoder(Config(decode=DecodeConfig(max_new_tokens=8)), SMALL, tokenizer)
+    request = encoder.encode(0, Item("a", prompt=text))
+    assert isinstance(request, Request)
+    assert list(request.prompt) == [3, 0, 1]
+    context = Item("a", prompt=text)
+    scored = encoder.encode(0, replace(context, continuations=(Continuation(" it", " it", context),)))
+    assert isinstance(scored, Request)
+    assert [list(part.prompt) + list(part.answer) for part in scored.scored[0]] == [[3, 0, 1, 1]]
 
 
 TURNS = [
