@@ -38,7 +38,7 @@ esac
 dry=0 overrides=()
 for argument; do if [ "$argument" = --dry-run ]; then dry=1; else overrides+=("$argument"); fi; done
 place=$FOLDER
-[[ $place =~ ^[A-Za-z0-9_./:@%+~-]*$ ]] || place="'${FOLDER//\'/\\\'}'" # in quotes, which Hydra needs
+[[ $place =~ ^[A-Za-z0-9_./:@%+-]*$ ]] || place="'${FOLDER//\'/\\\'}'" # in quotes, which Hydra needs
 command=("$BIN/lopa-dist" --multirun "${launcher[@]}" "hydra.sweep.dir=$place" "${overrides[@]}")
 if [ "$dry" = 1 ]; then
     printf '%q ' "${command[@]}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import re
@@ -44,6 +45,10 @@ from lopa_dist.sweep import check_points, say_how_to_compare
 
 log = logging.getLogger("lopa_dist")
 SWEEP = "-m", "--multirun"
+FLAGS = {  # ours, and Hydra's
+    "--help", "--dry-run", "--multirun", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run",
+    "--info", "--shell-completion", "--config-path", "--config-name", "--config-dir", "--experimental-rerun",
+}  # fmt: skip
 MOST_KINDS = 5  # of errors that the end of a job names
 
 
@@ -231,6 +236,10 @@ def check_command(arguments: list[str]) -> None:
 def main() -> None:
     """Run the command line of `lopa-dist` and `python -m lopa_dist` (`__main__.py`)."""
     arguments = sorted(sys.argv[1:], key=lambda argument: argument not in SWEEP)  # Hydra wants them first
+    logging.raiseExceptions = False  # else a full disk prints pages for each line of the log, before it is named
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # where the locale has not all letters
     try:
         if arguments == ["--version"]:
             return print(f"lopa-dist {__version__}")
@@ -240,6 +249,8 @@ def main() -> None:
             with mistakes("give the same command again"):
                 return perform(arguments[0], arguments[1:])
         check_command(arguments)
+        if unknown := next((a for a in arguments if a.startswith("--") and a.split("=")[0] not in FLAGS), None):
+            raise UserError(f"{unknown}: no such flag; settings are KEY=VALUE, such as task=batch (--help)")
         if command := next((a for a in arguments if a in COMMANDS), None):
             raise UserError(f"{command}: is a command, which comes first and takes no other word before it, also no -m")
         if "--dry-run" in arguments:

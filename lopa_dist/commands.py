@@ -55,8 +55,11 @@ def table(options: argparse.Namespace) -> None:
     try:
         count, columns, missing = write_table(options.run, file)
     except OSError as error:
-        if options.out or no_room(error, ""):
+        if no_room(error, ""):
             raise
+        if options.out:
+            why = f"cannot be written ({error.strerror or error})"
+            raise UserError(f"--out {options.out}: {why}; name a file in a folder that exists") from error
         raise UserError(f"{options.run} cannot be written ({error.strerror}): name another file with --out") from error
     print(f"{count} rows: {', '.join(columns)}\n{file}{missing}")
     state = state_of(options.run) if is_run(options.run) else None

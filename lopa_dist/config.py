@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
@@ -467,7 +468,7 @@ def is_setting(override: Override) -> bool:
 
 def quoted(text: str) -> str:
     """Return a text as a value that Hydra reads back unchanged: in quotes, unless it is a plain word."""
-    if re.fullmatch(r"[\w./:@%+~-]+", text, re.ASCII):
+    if re.fullmatch(r"[\w./:@%+-]+", text, re.ASCII):
         return text
     escaped = re.sub(r"(\\+)(?='|$)", r"\1\1", text).replace("'", "\\'")  # a backslash is special only before a quote
     return f"'{escaped}'"
@@ -485,10 +486,15 @@ def hydra_message(error: HydraException) -> str:
     if isinstance(cause, OmegaConfBaseException):
         return omegaconf_message(cause)
     if isinstance(error, OverrideParseException):
-        key, _, value = error.override.partition("=")
+        key, equals, value = error.override.partition("=")
+        if not equals:
+            return f"{error.override}: settings are KEY=VALUE, and a value with spaces is in quotes"
         return f"{error.override}: cannot be read; if the value is one text, quote it twice: {typed(key, value)}"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, _, name = error.missing_cfg_file.rpartition("/")
+        if group.startswith("model/"):  # a hub id
+            path = f"{group.removeprefix('model/')}/{name}"
+            return f"model={path}: is no preset; a checkpoint's folder or hub id is given as model.path={path}"
         hint = did_you_mean(name, error.options)
         return f"{group}={name}: no such preset{hint} There are {', '.join(error.options)}"
     return str(error).strip()
@@ -537,8 +543,14 @@ def as_hydra_reads(arguments: list[str]) -> list[str]:
 
     If they name a model by its path alone, ``model=local`` is added, so that the embedded model's own settings do not
     apply. The user's own task, ``task=FILE.py:CLASS``, becomes ``task=own`` with ``task.name=FILE.py:CLASS``. The value
-    of `task.prompt` is quoted, because its braces, colons and commas are plain text.
+    of `task.prompt` is quoted, because its braces, colons and commas are plain text. A path that begins with ``~/`` is
+    one in the home directory, though shells leave it as it is behind a ``=``.
     """
+    arguments = [
+        f"{key}={quoted(os.path.expanduser(value))}" if value.startswith("~/") and "," not in value else a
+        for a in arguments
+        for key, _, value in [a.partition("=")]
+    ]
     arguments = [
         new for a in arguments
         for new in (["task=own", f"task.name={a[5:]}"] if a.startswith("task=") and is_own(a[5:]) else [a])

@@ -105,7 +105,7 @@ place() {
         done
         # a folder of its own for each, also in a folder that the user names, in quotes if it needs them
         folder=${own:-$folder}/shard-$SHARD
-        [[ $folder =~ ^[A-Za-z0-9_./:@%+~-]*$ || $folder == *'${'* ]] || folder="'$folder'"
+        [[ $folder =~ ^[A-Za-z0-9_./:@%+-]*$ || $folder == *'${'* ]] || folder="'$folder'"
         WORK=("${others[@]}" "task.shard=$SHARD" "task.shards=$SHARDS" "hydra.run.dir=$folder")
     elif [ -n "${SLURM_JOB_ID:-}" ] && [ -z "$own" ]; then
         own_folder

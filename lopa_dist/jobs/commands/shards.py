@@ -160,11 +160,8 @@ def report_of(reports: list[dict[str, Any]], merged: Merged, errors: int) -> dic
     first = reports[0]
     decode_s, wall_s = (max(report[key] for report in reports) for key in ("decode_s", "wall_s"))
     report = counted(config_of(first), merged, errors, decode_s, wall_s)
-    kept: dict[str, Any] = {
-        key: first[key]
-        for key in ("masks", "whole_input", "chat_template", "weights", "own_code", "parallel")
-        if key in first
-    }
+    same = "masks", "whole_input", "whole_prompts", "draws", "chat_template", "weights", "own_code", "parallel"
+    kept: dict[str, Any] = {key: first[key] for key in same if key in first}
     said: dict[str, list[tuple[str, int]]] = {}  # by warning without numbers: each shard's warning, and the shard
     for one in reports:
         for warning in one.get("warnings", []):

@@ -123,9 +123,8 @@ def run(
                     job_input.warnings += idle_in_scoring(task, given or ())
                     for warning in job_input.warnings:
                         log.warning(warning)
-                input_hash = whole_input.digest()
-                attempt = begin_attempt(config, folder, builder, task, job_input, input_hash, group)
-                return Job(config, folder, task, group, builder, job_input, input_hash, attempt, lock, began).run()
+                attempt = begin_attempt(config, folder, builder, task, job_input, whole_input.digest(), group)
+                return Job(config, folder, task, group, builder, job_input, whole_input, attempt, lock, began).run()
         except OSError as error:  # perhaps of this rank's own disk; callers do not know the folder
             if full := no_room(error, f"start it again with {typed('hydra.run.dir', folder)}"):
                 raise UserError(full) from error
@@ -139,7 +138,7 @@ class Job:
     Attributes:
         config: without any ``auto``.
         input: the items of this job, and what became of them.
-        input_hash: of all items, of which this job may have a share.
+        whole_input: all items, of which this job may have a share.
         lock: of the run folder, on rank 0.
         began: when the process turned to this job, by `time.perf_counter`.
         start: when generation began, by the same clock.
@@ -151,7 +150,7 @@ class Job:
     group: Group
     builder: EngineBuilder
     input: JobInput
-    input_hash: str
+    whole_input: HashedItems
     attempt: Attempt
     lock: Lock | None
     began: float
@@ -449,7 +448,9 @@ class Job:
             "weights": self.attempt.settings["model"],
             "attempts": self.attempt.number,
             "input": self.digest(),
-            "whole_input": self.input_hash,
+            "whole_input": self.whole_input.digest(),
+            "whole_prompts": self.whole_input.prompts(),
+            "draws": config.decode.temperature > 0 or self.whole_input.draws,
             "expected": len(self.input),
             "made": self.made,
             "chat_template": wraps(self.builder.tokenizer, config.model.chat_template),
@@ -502,7 +503,7 @@ class Job:
 
     def digest(self) -> str:
         """Return a hash of what the results depend on: the settings, and every request and rejection, in order."""
-        return self.input.digest(f"{json.dumps(self.attempt.settings, sort_keys=True)}\n{self.input_hash}")
+        return self.input.digest(f"{json.dumps(self.attempt.settings, sort_keys=True)}\n{self.whole_input.digest()}")
 
     def write_batch_output(self) -> None:
         """Write the answers in OpenAI's form, too, if the input had it; a shard writes what `lopa-dist merge` needs."""

@@ -59,7 +59,7 @@ NARROW = ("rows/token", "seeds", "tokens/s", "p")  # columns left out on a narro
 LONGEST_WORD = 30  # the most characters of a name's word that are kept on one line
 UNBOUNDED = 10_000  # characters per line: more than any table needs
 SPEEDS: list[tuple[str, Callable[[dict[str, Any]], float | None], int]] = [
-    ("Tokens per forward", lambda report: report["tpf"], 1),
+    ("Tokens per forward", lambda report: None if "masks" in report else report["tpf"], 1),
     ("Rows of the model computed per token", lambda report: report.get("rows_per_token"), -1),
     ("Tokens per second of the job", lambda report: report["tokens_per_s"]["job"], 1),
 ]
@@ -392,7 +392,7 @@ def cells_of(name: str, group: SeedGroup, pair: Paired | None, same: EqualTexts 
     if same:
         cells["equal texts"] = f"{same.equal:,} of {same.requests:,}", {"equal": same.equal, "equal_of": same.requests}
     rows, speed = report.get("rows_per_token"), report["tokens_per_s"]["job"]
-    cells["TPF"] = f"{report['tpf']:.2f}", {"tpf": report["tpf"]}
+    cells["TPF"] = ("-", {}) if "masks" in report else (f"{report['tpf']:.2f}", {"tpf": report["tpf"]})
     cells["rows/token"] = f"{rows:.1f}" if rows else "-", {"rows_per_token": rows}
     cells["tokens/s"] = f"{speed:.0f}", {"tokens_per_s": speed}
     requests = str(report["requests"])
@@ -413,8 +413,9 @@ def seeds_in_words(report: dict[str, Any]) -> str:
 
 
 def seeds_change_nothing(report: dict[str, Any]) -> bool:
-    """Return whether every seed writes the same texts; not so for a batch, whose lines may set temperatures."""
-    return "masks" not in report and report["task"]["name"] != "batch" and not report["decode"].get("temperature")
+    """Return whether every seed writes the same texts."""
+    batch = report["task"]["name"] == "batch"  # whose lines may have temperatures; earlier versions did not say
+    return "masks" not in report and not report.get("draws", batch or report["decode"].get("temperature"))
 
 
 def words_of(groups: Sequence[SeedGroup]) -> list[dict[str, str]]:
@@ -444,7 +445,7 @@ def names_of(groups: Sequence[SeedGroup], words: Sequence[dict[str, str]]) -> li
     """Return the points' names: what tells them apart, after the folder's name where a person chose that."""
     names = [settings_in_words(of) for of in words]
     given = all("=" not in group.name for group in groups)
-    folders = short_names([group.name for group in groups])
+    folders = short_names([group.folders[0].resolve().name if group.name == "." else group.name for group in groups])
     if len(set(names)) < len(names):
         return folders
     if given:
@@ -542,9 +543,10 @@ def headline(groups: Sequence[SeedGroup]) -> str:
     if len(groups) == 1:
         return f"One setting, {runs} run{'s' * (runs > 1)}."
     many = f"{len(groups)} runs" if runs == len(groups) else f"{len(groups)} settings, {runs} runs"
-    words = f"{many}, in the order of tokens per forward pass."
+    scored = any("masks" in report for report in reports)  # which generates no tokens
+    words = f"{many}{'' if scored else ', in the order of tokens per forward pass'}."
     of = [(r["accuracy"], r["tpf"], number) for number, r in enumerate(reports, 1) if "accuracy" in r]
-    if not of:
+    if not of or scored:
         return words
     best, fastest = max(of), max(of, key=lambda run: run[1])
     equals = [number for accuracy, _, number in of if accuracy == best[0]]

@@ -61,6 +61,9 @@ def counterparts(folder: Path, baseline: Sequence[Path]) -> list[Path]:
 
 
 def draws(folder: Path) -> bool:
-    """Return whether a run's tokens may be drawn by its seed; each prompt of a batch may set its own temperature."""
+    """Return whether a run's tokens are drawn by its seed.
+
+    Reports of earlier versions do not say if prompts of a batch have temperatures of their own: they may.
+    """
     report = read_report(folder / "report.json")
-    return report["decode"]["temperature"] > 0 or report["task"]["name"] == "batch"
+    return bool(report.get("draws", report["decode"]["temperature"] > 0 or report["task"]["name"] == "batch"))

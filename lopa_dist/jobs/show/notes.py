@@ -62,7 +62,7 @@ def notes_of(groups: Sequence[SeedGroup], pairs: Sequence[Paired | None], called
         notes.append(
             f"Tokens per second differ between runs of one row, probably because of other work: run {', '.join(wide)}."
         )
-    if auto := [number for number, r in numbered if r["decode"].get("drafts") == "auto"]:
+    if auto := [number for number, r in numbered if r["decode"].get("drafts") == "auto" and "masks" not in r]:
         some = "all runs" if len(auto) == len(groups) else f"run {', '.join(auto)}"
         notes.append(
             f"With decode.drafts=auto ({some}), tokens per forward and rows per token depend on the machine and its "
@@ -126,11 +126,12 @@ def unlike(groups: Sequence[SeedGroup], called: Sequence[str], compared: bool) -
     notes += [f"Not all runs had the same code: {source} changed between them." for source in edited]
     tasks: dict[Any, set[Any]] = {}
     for report in reports:
-        tasks.setdefault(report["task"].get("problem_seed"), set()).add(str(report.get("whole_input")))
+        given = report.get("whole_prompts", report.get("whole_input"))
+        tasks.setdefault(report["task"].get("problem_seed"), set()).add(str(given))
     if any(len(inputs - {"None"}) > 1 for inputs in tasks.values()):
         words = "differences are of those alone that have the baseline's" if compared else "compare them with care"
         notes.append(f"Not all runs had the same input: {words}.")
-    asked = [inputs_of(report).keys() for report in reports]
+    asked = [inputs_of(report, "whole_input").keys() for report in reports]
     if any(streams != asked[0] for streams in asked):
         which = ", ".join(f"{name}: {', '.join(streams)}" for name, streams in zip(called, asked, strict=True))
         notes.append(f"Not all runs were asked the same problems, by their task.problem_seed ({which}).")

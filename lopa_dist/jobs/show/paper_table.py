@@ -15,8 +15,10 @@ def latex(
 
     The caption is `title` and how the figures are worked out (`methods`); `notes` become comments.
     """
-    lines = [" & ".join(escaped(one_line(cell)) for cell in row) + r" \\" for row in (head, *rows)]
-    caption = escaped(f"{title}. {methods}" if methods else title).replace(r" \%", r"\,\%")
+    lines = [row_of([escaped(one_line(cell)) for cell in head])]
+    lines += [row_of([escaped(one_line(name)), *(figure(cell) for cell in cells)]) for name, *cells in rows]
+    caption = f"{escaped(title)}. {escaped(methods)}" if methods else escaped(title)
+    caption = caption.replace(r" \%", r"\,\%")
     return "\n".join(
         [
             *(f"% {one_line(note)}" for note in notes),
@@ -35,14 +37,24 @@ def latex(
     )
 
 
+def row_of(cells: Sequence[str]) -> str:
+    """Return a row of LaTeX; what begins with ``[`` or ``*`` would be an option of the line break before it."""
+    return ("{}" if cells[0].startswith(("[", "*")) else "") + " & ".join(cells) + r" \\"
+
+
 def one_line(text: str) -> str:
     """Return a text without line breaks, which names of folders may have."""
     return " ".join(text.splitlines())
 
 
 def escaped(text: str) -> str:
-    """Return a text escaped for LaTeX; a hyphen between two numbers becomes a dash, and one before a number a minus."""
-    text = re.sub(r"[&%$#_{}\\~^]", lambda found: SPECIAL.get(found[0], f"\\{found[0]}"), text)
+    """Return a text escaped for LaTeX."""
+    return re.sub(r"[&%$#_{}\\~^]", lambda found: SPECIAL.get(found[0], f"\\{found[0]}"), text)
+
+
+def figure(text: str) -> str:
+    """Return a cell for LaTeX; a hyphen between two numbers becomes a dash, and one before a number a minus."""
+    text = escaped(one_line(text))
     text = re.sub(r"(?<=\d)-(?=\d)", "--", text)
     text = re.sub(r"(\d(?:\.\d+)?)e--?0*(\d+)", r"$\1\\cdot10^{-\2}$", text)
     return re.sub(r"(?<![\w.^{-])-(?=[\d.])", "$-$", text)

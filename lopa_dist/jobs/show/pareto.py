@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import matplotlib
 
+from lopa_dist.encodable import encodable
 from lopa_dist.jobs.show.page import Point, Scatter, place_labels
 
 matplotlib.use("Agg")
@@ -36,6 +38,7 @@ STYLE = {
     "axes.titleweight": "bold",
     "axes.titlesize": 11,
     "figure.dpi": 130,
+    "text.parse_math": False,  # names may have dollar signs
 }
 
 PRINTED = {
@@ -83,10 +86,9 @@ def draw_pareto(file: Path, charts: Sequence[Scatter], curves: Sequence[str], wi
             1, len(charts), figsize=(width, 2.3 + below), layout="constrained", squeeze=False, sharey=True
         )
         for axes, chart in zip(panels[0], charts, strict=True):
-            pareto(axes, chart, curves)
+            pareto(axes, chart, len(curves))
         panels[0][0].set_ylabel("accuracy, %")
-        handles, labels = panels[0][0].get_legend_handles_labels()
-        short = [name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}\u2026" for name in labels]
+        handles, numbers = panels[0][0].get_legend_handles_labels()
         labelled = [p.label for p in charts[0].points if p.label and len(charts[0].along(p.curve)) > 1]
         title = None
         if labelled:
@@ -94,17 +96,29 @@ def draw_pareto(file: Path, charts: Sequence[Scatter], curves: Sequence[str], wi
             last = max(labelled, key=lambda label: [len(label), label]).partition("=")[2]
             few = len(charts[0].points) <= MOST_LABELS
             title = f"beside a point: {name}" if few else f"along a line: {name} from {first} to {last}"
-        figure.legend(handles, short, loc="outside lower center", frameon=False, ncols=columns, title=title)
-        figure.canvas.draw()  # which settles where points are
-        for axes, chart in zip(panels[0], charts, strict=True):
-            annotate(axes, [p for p in chart.points if p.label and len(chart.along(p.curve)) > 1], chart.points)
-        figure.savefig(file)
+        legend = figure.legend(
+            handles, numbers, loc="outside lower center", frameon=False, ncols=columns, title=title and plain(title)
+        )
+        for text, number in zip(legend.get_texts(), numbers, strict=True):
+            text.set_text(plain(entries[int(number)]))  # as a label, one that begins with _ would be left out
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph .* missing")  # letters that matplotlib's font does not have
+            figure.canvas.draw()  # which settles where points are
+            for axes, chart in zip(panels[0], charts, strict=True):
+                annotate(axes, [p for p in chart.points if p.label and len(chart.along(p.curve)) > 1], chart.points)
+            figure.savefig(file)
         plt.close(figure)
 
 
-def pareto(axes: Any, chart: Scatter, curves: Sequence[str]) -> None:
-    """Draw accuracy with its intervals against one speed: a curve for each of the names `curves`, and the front."""
-    for number, name in enumerate(curves):
+def plain(name: str) -> str:
+    """Return a name as the figure has it: on one line, in letters that can be encoded, and not too long."""
+    name = encodable(" ".join(name.split()))
+    return name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}\u2026"
+
+
+def pareto(axes: Any, chart: Scatter, curves: int) -> None:
+    """Draw accuracy with its intervals against one speed: `curves` curves, and the front, labelled by their numbers."""
+    for number in range(curves):
         points = chart.along(number)
         speeds, accuracies = [p.speed for p in points], [p.accuracy for p in points]
         errors = [[p.accuracy - p.low for p in points], [p.high - p.accuracy for p in points]]
@@ -113,7 +127,7 @@ def pareto(axes: Any, chart: Scatter, curves: Sequence[str]) -> None:
             "color": color,
             "linestyle": line,
             "marker": MARKERS[number % len(MARKERS)],
-            "label": name,
+            "label": str(number),
         }
         if number >= len(COLORS):  # a colour's second curve has open markers
             style |= {"markerfacecolor": "white", "markeredgewidth": 0.8}
@@ -123,7 +137,8 @@ def pareto(axes: Any, chart: Scatter, curves: Sequence[str]) -> None:
     axes.set(xlim=axes.get_xlim(), ylim=axes.get_ylim())
     slow, low = axes.get_xlim()[chart.sign < 0], axes.get_ylim()[0]
     stair = [(slow, chart.front[0][1]), *chart.front, (chart.front[-1][0], low)]
-    axes.step(*zip(*stair, strict=True), color="#cbd5e1", linewidth=3, zorder=0, label=FRONT, solid_joinstyle="miter")
+    style = {"color": "#cbd5e1", "linewidth": 3, "zorder": 0, "solid_joinstyle": "miter"}
+    axes.step(*zip(*stair, strict=True), label=str(curves), **style)
 
 
 def in_order(dots: Sequence[tuple[float, ...]], places: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -151,4 +166,4 @@ def annotate(axes: Any, points: Sequence[Point], all_points: Sequence[Point]) ->
         color = COLORS[point.curve % len(COLORS)]
         line = {"arrowstyle": "-", "linewidth": 0.3, "color": color, "shrinkA": 0, "shrinkB": 1}
         style = {"fontsize": 6, "ha": "center", "va": "center", "color": color, "arrowprops": line}
-        axes.annotate(point.label.partition("=")[2], where, offset, textcoords="offset points", **style)
+        axes.annotate(plain(point.label.partition("=")[2]), where, offset, textcoords="offset points", **style)

@@ -96,7 +96,7 @@ def figures(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "not judged", UNJUDGED.format(report["unjudged"])
     if "accuracy" in report:
         yield "accuracy (95 % confidence)", with_interval(report)
-    yield from ((key.replace("_", ", "), f"{report[key]:.1%}") for key in report if is_rule(key))
+    yield from ((f"accuracy, {key.removeprefix('accuracy_')}", f"{report[key]:.1%}") for key in report if is_rule(key))
     for part, values in report.get("metrics", {}).items():  # as the task's own library names them
         yield from ((f"{part}: {name}", f"{value:.4g}") for name, value in values.items())
     if tries := report.get("tries"):

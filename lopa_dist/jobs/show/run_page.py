@@ -276,7 +276,7 @@ def answer(line: dict[str, Any], verdict: str, question: str) -> dict[str, str]:
     """Return what the page shows of a line of results: its verdict, question, text and details."""
     details = []
     if line.get("extracted") is not None:
-        details.append(f"read as {line['extracted']}")
+        details.append(f"read as {short_line(line['extracted'])}")
     if line.get("expected") is not None and line.get("correct") is False:
         details.append(f"expected {short_line(line['expected'])}")
     if "usage" in line:
@@ -296,7 +296,7 @@ def answer(line: dict[str, Any], verdict: str, question: str) -> dict[str, str]:
 
 
 def short_line(text: str) -> str:
-    """Return a text on one line, cut if it is long: an expected answer may be a whole solution."""
+    """Return a text on one line, cut if it is long: what was read or expected may be a whole program."""
     return textwrap.shorten(text, LONGEST_EXPECTED, placeholder=" \u2026")
 
 

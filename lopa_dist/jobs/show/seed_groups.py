@@ -13,7 +13,7 @@ from typing import Any
 
 from lopa_dist.checks import UserError
 from lopa_dist.jobs.setup.settings import shown
-from lopa_dist.jobs.show.equal_texts import EqualTexts, equal_texts
+from lopa_dist.jobs.show.equal_texts import EqualTexts, counterparts, equal_texts
 from lopa_dist.jobs.show.made_on import made_together
 from lopa_dist.jobs.show.paired import Paired, Verdicts, compared, verdicts
 from lopa_dist.jobs.show.report import judged, problems, prompts, read_report, typed_words, why_no_results
@@ -201,7 +201,8 @@ def pooled_report(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if not every:
         pooled["seeds_by_stream"] = {stream_of(runs[0]): len(runs) for runs in streams.values()}
     if len(streams) > 1:
-        pooled["whole_input"] = {stream_of(runs[0]): runs[0].get("whole_input") for runs in streams.values()}
+        for key in ("whole_input", "whole_prompts"):
+            pooled[key] = {stream_of(runs[0]): runs[0].get(key) for runs in streams.values()}
         pooled["task"] = first["task"] | {"problem_seed": ", ".join(map(str, streams))}
     if all("accuracy" in report for report in reports):
         counts = [judged(runs[0]) for runs in streams.values()]
@@ -284,28 +285,33 @@ def same_texts(groups: Sequence[SeedGroup], baseline: SeedGroup) -> list[EqualTe
     """Return how many texts of each point equal the baseline's.
 
     None for the baseline itself, where the inputs differ or have no request in common, and where texts were scored.
+    Runs that only their seeds keep from being compared are named.
     """
-    return [
-        equal_texts(group.folders, baseline.folders)
-        if group is not baseline and of_one_input(group, baseline) and "masks" not in group.report
-        else None
-        for group in groups
-    ]
+
+    def equal(group: SeedGroup) -> EqualTexts | None:
+        if group is baseline or not of_one_input(group, baseline) or "masks" in group.report:
+            return None
+        if not any(counterparts(folder, baseline.folders) for folder in group.folders):
+            log.warning("texts of %s and %s are not compared: they have no seed in common", group.name, baseline.name)
+        return equal_texts(group.folders, baseline.folders)
+
+    return [equal(group) for group in groups]
 
 
 def of_one_input(group: SeedGroup, other: SeedGroup) -> bool:
-    """Return whether two points have streams of problems in common, with the same input in each of these.
+    """Return whether two points have streams of problems in common, with the same prompts in each of these.
 
     The problems' names do not tell: often they are just numbers.
     """
-    first, second = (inputs_of(point.report) for point in (group, other))
+    key = "whole_prompts" if all("whole_prompts" in point.report for point in (group, other)) else "whole_input"
+    first, second = (inputs_of(point.report, key) for point in (group, other))
     common = first.keys() & second.keys()
     return bool(common) and all(first[stream] == second[stream] for stream in common)
 
 
-def inputs_of(report: dict[str, Any]) -> dict[str, str | None]:
-    """Return the hash of a point's input for each of its streams of problems."""
-    given = report.get("whole_input")
+def inputs_of(report: dict[str, Any], key: str) -> dict[str, str | None]:
+    """Return the hash that a point's report has under `key`, for each of its streams of problems."""
+    given = report.get(key)
     return given if isinstance(given, dict) else {stream_of(report): given}
 
 

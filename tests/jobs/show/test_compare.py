@@ -452,7 +452,8 @@ def test_seeds_alone_have_a_page_of_their_own(tmp_path: Path, report: dict[str, 
         ({"world": {"size": 4}}, 2, ""),
         ({"own_code": {"the source of task.score": "other"}}, 2, "judged by the same rule"),
         ({"weights": {"revision": "other"}}, 2, ""),
-        ({"whole_input": "other"}, 2, "had the same input"),
+        ({"whole_input": "other", "whole_prompts": "other"}, 2, "had the same input"),
+        ({"whole_input": "other"}, 2, ""),  # the same prompts, asked in another way
     ],
 )
 def test_seeds_are_not_one_point_where_files_have_changed_under_their_names(
@@ -507,14 +508,30 @@ def test_equal_texts_are_counted_seed_by_seed(tmp_path: Path, report: dict[str, 
 
 
 @pytest.mark.parametrize(
-    ("temperature", "task", "wanted"), [(0.0, "embedded", "3 of 3"), (0.7, "embedded", ""), (0.0, "batch", "")]
+    ("temperature", "task", "draws", "wanted"),
+    [
+        (0.0, "embedded", False, "3 of 3"),
+        (0.7, "embedded", True, ""),
+        (0.0, "batch", False, "3 of 3"),
+        (0.0, "batch", True, ""),  # prompts have temperatures of their own
+        (0.0, "batch", None, ""),  # perhaps: a report of an earlier version does not say
+        (0.0, "embedded", None, "3 of 3"),
+    ],
 )
 def test_greedy_texts_are_compared_whatever_their_seeds(
-    tmp_path: Path, report: dict[str, Any], temperature: float, task: str, wanted: str
+    tmp_path: Path,
+    report: dict[str, Any],
+    temperature: float,
+    task: str,
+    draws: bool | None,
+    wanted: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Nothing is drawn by them: unless each prompt may have a temperature of its own."""
+    """Nothing is drawn by them; where something is, what is not compared is named."""
+    report = {key: value for key, value in report.items() if key != "draws"}
     for name, seed in (("base", 0), ("other", 1)):
         more = {"decode": report["decode"] | {"temperature": temperature, "drafts": seed}, "seed": seed}
+        more |= {} if draws is None else {"draws": draws}
         make(tmp_path, name, report | {"task": report["task"] | {"name": task}}, "+++")
         file = tmp_path / name / "report.json"
         file.write_text(json.dumps(json.loads(file.read_text()) | more))
@@ -525,13 +542,15 @@ def test_greedy_texts_are_compared_whatever_their_seeds(
     compare(tmp_path, console, baseline="base")
     said = console.export_text()
     assert (wanted in said) if wanted else (" of 3" not in said)
+    assert ("texts of other and base are not compared: they have no seed in common" in caplog.text) == (not wanted)
 
 
 def test_a_greedy_run_is_compared_with_every_seed_of_a_sampled_one(tmp_path: Path, report: dict[str, Any]) -> None:
     for name, temperature, texts in (("a", 0.0, "xyz"), ("b0", 0.9, "xyz"), ("b1", 0.9, "xqq")):
         make(tmp_path, name, report, "+++")
         file = tmp_path / name / "report.json"
-        more = {"decode": report["decode"] | {"temperature": temperature}, "seed": int(name == "b1")}
+        more = {"decode": report["decode"] | {"temperature": temperature}, "draws": temperature > 0}
+        more |= {"seed": int(name == "b1")}
         file.write_text(json.dumps(json.loads(file.read_text()) | more))
         lines = (tmp_path / name / "results.jsonl").read_text().splitlines()
         pairs = zip(lines, texts, strict=True)
