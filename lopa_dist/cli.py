@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 import re
@@ -236,10 +235,6 @@ def check_command(arguments: list[str]) -> None:
 def main() -> None:
     """Run the command line of `lopa-dist` and `python -m lopa_dist` (`__main__.py`)."""
     arguments = sorted(sys.argv[1:], key=lambda argument: argument not in SWEEP)  # Hydra wants them first
-    logging.raiseExceptions = False  # else a full disk prints pages for each line of the log, before it is named
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # where the locale has not all letters
     try:
         if arguments == ["--version"]:
             return print(f"lopa-dist {__version__}")

@@ -1,4 +1,4 @@
-"""The log on the terminal."""
+"""The log on the terminal, and in a file."""
 
 from __future__ import annotations
 
@@ -12,4 +12,13 @@ class ConsoleHandler(logging.StreamHandler):  # type: ignore[type-arg]
     def handleError(self, record: logging.LogRecord) -> None:
         """Report an error of writing, unless the reader has gone."""
         if not isinstance(sys.exc_info()[1], BrokenPipeError):
+            super().handleError(record)
+
+
+class LogFile(logging.FileHandler):
+    """Writes log lines to `cli.log`. Once its disk is full, it writes no more: the job ends with a message of its own."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Report an error of writing, unless the file cannot be written to."""
+        if not isinstance(sys.exc_info()[1], OSError):
             super().handleError(record)

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from lopa_dist.jobs.console import ConsoleHandler
+from lopa_dist.jobs.console import ConsoleHandler, LogFile
 
 
 def test_a_reader_that_has_gone_is_no_error(capfd: pytest.CaptureFixture[str]) -> None:
@@ -22,3 +22,13 @@ def test_a_reader_that_has_gone_is_no_error(capfd: pytest.CaptureFixture[str]) -
         assert "Logging error" in capfd.readouterr().err
         with pytest.raises(BrokenPipeError):
             stream.close()
+
+
+def test_a_full_disk_prints_nothing_for_each_line(capfd: pytest.CaptureFixture[str]) -> None:
+    """The job says it in a line of its own."""
+    handler = LogFile("/dev/full", encoding="utf-8")
+    handler.handle(logging.makeLogRecord({"msg": "\u05d0"}))
+    assert capfd.readouterr().err == ""
+    handler.handle(logging.makeLogRecord({"msg": "%d", "args": ("no number",)}))
+    assert "Logging error" in capfd.readouterr().err
+    handler.stream = None  # type: ignore[assignment] # else what is left in it is written when it is closed

@@ -7,11 +7,13 @@ import itertools
 import json
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import stdev
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from lopa_dist.checks import UserError
@@ -22,8 +24,9 @@ from lopa_dist.jobs.run.job import run
 from lopa_dist.jobs.show.compare import Comparison, compare, curves_of, words_of
 from lopa_dist.jobs.show.equal_texts import equal_texts
 from lopa_dist.jobs.show.metrics import wilson
+from lopa_dist.jobs.show.page import Point, Scatter
 from lopa_dist.jobs.show.paired import verdicts
-from lopa_dist.jobs.show.pareto import in_order
+from lopa_dist.jobs.show.pareto import FRONT, draw_pareto, in_order
 from lopa_dist.jobs.show.report import accuracy_interval
 from lopa_dist.jobs.show.seed_groups import SeedGroup, grouped, load_reports
 from lopa_dist.parallel.launcher import World
@@ -793,6 +796,46 @@ def test_runs_are_called_as_they_were_typed_and_the_table_has_no_broken_figures(
         assert b"/Subtype /Type0" in data, "a font of Type 42"
         [box] = re.findall(rb"/MediaBox \[ 0 0 ([\d.]+) ", data)
         assert float(box) == pytest.approx(72 * width)
+
+
+@pytest.mark.usefixtures("drawn")
+@pytest.mark.parametrize("names", [("a$^$x", "b$5_^$"), ("_one", "_two"), ("caf\udce9", "\u4e00 b\tc")])
+def test_figures_have_runs_of_any_name(
+    tmp_path: Path, report: dict[str, Any], names: Sequence[str], recwarn: pytest.WarningsRecorder
+) -> None:
+    for drafts, name in enumerate(names):
+        make(tmp_path, name, report, "++--", drafts=drafts)
+    compare(tmp_path, Console(quiet=True))
+    assert (tmp_path / "pareto.pdf").stat().st_size > 1000
+    assert (tmp_path / "comparison.html").exists()
+    assert not [warning for warning in recwarn if "Glyph" in str(warning.message)]
+
+
+def test_a_legend_has_every_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """matplotlib leaves out labels that begin with an underscore."""
+    shown = []
+    legend = Figure.legend
+    monkeypatch.setattr(Figure, "legend", lambda *of, **more: shown.append(legend(*of, **more)) or shown[-1])
+    points = [Point(str(i), "", 1.0 + i, 50.0, 40.0, 60.0, "", i) for i in range(2)]
+    draw_pareto(tmp_path / "x.pdf", [Scatter("Tokens per forward", points)], ["_one", "$\\frac"], 3.3)
+    assert {text.get_text() for text in shown[0].get_texts()} == {"_one", "$\\frac", FRONT}
+
+
+def test_a_greedy_run_is_compared_with_samples_of_the_same_prompts(tmp_path: Path, report: dict[str, Any]) -> None:
+    """Their inputs differ in what is generated, not in what is asked."""
+    make(tmp_path, "greedy", report | {"whole_input": "a", "whole_prompts": "c"}, "+-+-+-+-")
+    make(tmp_path, "samples", report | {"whole_input": "b", "whole_prompts": "c", "draws": True}, "+" * 8)
+    [greedy, samples] = sorted(table_of(tmp_path, baseline="greedy")[1], key=lambda row: row["run"])
+    assert (greedy["difference"], float(samples["difference"])) == ("", 0.5)
+
+
+def test_a_single_run_is_called_by_its_folder(
+    tmp_path: Path, report: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lopa_dist.jobs.show.compare.write_run_page", lambda *_: "its page")
+    make(tmp_path, "mine", report, "++--")
+    compare(tmp_path / "mine", form="latex")
+    assert "\nmine & 50.0" in capsys.readouterr().out
 
 
 def test_each_task_and_model_has_a_section(tmp_path: Path, report: dict[str, Any]) -> None:
