@@ -16,7 +16,7 @@ class ConsoleHandler(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 class LogFile(logging.FileHandler):
-    """Writes log lines to `cli.log`. Once its disk is full, it writes no more: the job ends with a message of its own."""
+    """Writes log lines to `cli.log`, as long as its disk has room: a job without room says so in its last line."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Report an error of writing, unless the file cannot be written to."""
