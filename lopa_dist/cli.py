@@ -259,6 +259,7 @@ def main() -> None:
         os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach us as they are; we shorten them below
         if detect().rank:  # only rank 0 has a run folder
             sys.argv += ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=stdout"]
+            sys.argv.append("~hydra.job_logging.handlers.file")
         elif not any(a.startswith(("-", "hydra.run.dir=")) for a in arguments):
             sys.argv.append(f"hydra.run.dir={own_folder(f'outputs/{datetime.now():%Y-%m-%d/%H-%M-%S}')}")
         try:

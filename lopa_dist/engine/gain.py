@@ -3,37 +3,56 @@
 from __future__ import annotations
 
 from copy import copy
+from typing import NamedTuple
 
 from lopa_dist.engine.lookahead import Acceptance, LookaheadPolicy
 
 
-def gain(policy: LookaheadPolicy, shares: list[float], chains: float) -> float:
-    """Return the most tokens per second to expect with other masks, as a multiple of the present ones.
+class Rates(NamedTuple):
+    """How often drafts of masks were accepted in a measurement."""
+
+    shares: list[float]  # by depth, of the drafts that were tried there
+    chains: float  # that were measured; 0: nothing is known
+
+
+def gain(policy: LookaheadPolicy, after: Rates, before: Rates | None = None, dearer: float = 1.0) -> float:
+    """Return how many times as fast a job is expected to become if its masks were accepted at the rates `after`.
 
     With ``drafts=auto`` the times of this job's own steps decide. With a fixed number of drafts, all forwards count as
-    equally long.
+    equally long, apart from rows that become dearer.
 
     Args:
         policy: of the running job.
-        shares: by depth, the share of tried drafts that would be accepted.
-        chains: how many chains the shares were measured on; if 0, nothing is known and 1 is returned.
+        after: rates of other masks; if they are not known, 1 is returned.
+        before: rates of the job's present masks, measured in the same way, so that equal rates give 1. None: those of
+            the job itself.
+        dearer: how many times as long a row of the other masks takes.
     """
-    if not chains:
+    if not after.chains:
         return 1.0
+    present = with_rates(policy, before) if before and before.chains else policy
+    other = with_rates(policy, after)
+    other.masks, other.mask_cost = True, dearer
+    if policy.auto and policy.times.all.points:
+        sequences = policy.sequences
+        best, now = (max(p.tokens_a_second(c, sequences) for c in p.choices()) for p in (other, present))
+        return best / now
     deepest = policy.most
+    lengths = [sum(d * p for d, p in enumerate(p.acceptance.ends(deepest))) for p in (other, present)]
+    text = sum(d * p for d, p in enumerate(policy.bare.ends(deepest * policy.text)))
+    longer = (1 + deepest + deepest * dearer) / (1 + 2 * deepest)  # a row of the chain, its drafts, and as many masks
+    return (1 + max(lengths[0], text)) / (1 + max(lengths[1] * policy.masks, text)) / longer
+
+
+def with_rates(policy: LookaheadPolicy, rates: Rates) -> LookaheadPolicy:
+    """Return a copy of a policy whose masks are accepted at these rates."""
+    deepest, shares = policy.most, rates.shares
     known = [*shares, *([shares[-1]] * deepest)][:deepest] if shares else [0.0] * deepest
     other = copy(policy)
-    other.masks = True
     other.acceptance = acceptance = Acceptance(deepest)
-    tried = max(chains, 1.0)
+    tried = max(rates.chains, 1.0)
     for depth, share in enumerate(known):
         acceptance.tried[depth], acceptance.accepted[depth] = tried, tried * share
         acceptance.drafted[depth] = acceptance.room[depth] = tried
         tried = max(tried * share, 1.0)
-    if policy.auto and policy.times.all.points:
-        sequences = policy.sequences
-        best, now = (max(p.tokens_a_second(c, sequences) for c in p.choices()) for p in (other, policy))
-        return best / now
-    lengths = [sum(d * p for d, p in enumerate(p.acceptance.ends(deepest))) for p in (other, policy)]
-    text = sum(d * p for d, p in enumerate(policy.bare.ends(deepest * policy.text)))
-    return (1 + max(lengths[0], text)) / (1 + max(lengths[1] * policy.masks, text))
+    return other

@@ -174,6 +174,7 @@ class LookaheadPolicy:
         self.acceptance, self.bare = Acceptance(config.max_drafts), Acceptance(config.max_drafts, HOPE * self.text)
         self.gain = [1.0, 1.0]  # sequence steps with branches beside the chain, and drafts that the branches won
         self.times, self.adapted = TimesByKind(), adapted
+        self.mask_cost = 1.0  # how many times as long a row of masks takes as `times` say
         self.lengths = [1.0, float(config.max_new_tokens)]  # answers that ended, and their tokens; begins with one
         self.worth = LEAST  # `Choice.worth` of this rank's next proposal
         self.mask_rows = self.from_masks = 0  # rows of masks, at most, and how many drafts from masks were accepted
@@ -380,8 +381,9 @@ class LookaheadPolicy:
         drafts, of_bare_drafts = self.acceptance.length(masks), self.bare.length(self.most * text)
 
         def seconds(drafts: float, masks_behind: float) -> float:
+            masks = masks_behind * self.mask_cost
             return self.times.of(self.kind_of(masks_behind, text)).expected(
-                sequences * (1 + drafts + masks_behind + branches * self.paths * (drafts + masks_behind / groups))
+                sequences * (1 + drafts + masks + branches * self.paths * (drafts + masks / groups))
             )
 
         bare, last = seconds(of_bare_drafts, behind), seconds(share * drafts + (1 - share) * of_bare_drafts, 0)

@@ -96,6 +96,13 @@ def projections(model: Transformer) -> Iterator[tuple[str, nn.Linear]]:
             yield name, module
 
 
+def more_arithmetic(model: Transformer, rank: int) -> float:
+    """Return how much arithmetic an adapter of this rank adds to a row, as a share of what the row takes without it."""
+    shapes = [projection.weight.shape for _, projection in projections(model)]
+    of_row = sum(rows * columns for rows, columns in shapes) + model.head_weight.numel()
+    return rank * sum(rows + columns for rows, columns in shapes) / of_row
+
+
 def pair_of(projection: nn.Linear) -> Pair | None:
     """Return A and this rank's rows of B of the adapter that a projection has for rows of masks, if it has one."""
     adapter = adapter_of(projection)

@@ -19,7 +19,6 @@ from lopa_dist.learn.trainer import MASKS, LearningFailed, Lesson, Trainer
 from lopa_dist.models.adapter import finite, load_adapter, save_adapter
 from lopa_dist.models.checkpoint import attaching
 from lopa_dist.models.families import checkpoint_name
-from lopa_dist.models.files import CheckpointError
 from lopa_dist.models.quantize import QuantizedLinear
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
@@ -201,8 +200,11 @@ class Learning:
         Args:
             folder: on rank 0; it need not exist.
             revision: the checkpoint's.
+
+        Raises:
+            LearningFailed: the one that is there does not fit; on rank 0, the message says why.
         """
-        found = self.ranks.rank == 0 and self.read(folder, revision)
+        found = self.together(lambda: self.ranks.rank == 0 and self.read(folder, revision))
         with self.watched(True):
             found = bool(self.ranks.sum(torch.tensor([float(found)], device=self.device)) > 0)
         if found:
@@ -210,21 +212,29 @@ class Learning:
         return found
 
     def read(self, folder: Path, revision: str) -> bool:
-        """Read an adapter if it is one of this model, of the same rank, and complete; return whether it is."""
-        try:
-            saved = load_adapter(folder, "masks")
-        except (OSError, CheckpointError):
+        """Read the adapter in a folder; return whether there is one.
+
+        Raises:
+            OSError: it cannot be read.
+            ValueError: it is damaged, of another checkpoint, or of another rank.
+        """
+        if not (folder / "adapter_model.safetensors").exists():
             return False
+        saved = load_adapter(folder, "masks")
+        if saved.base_revision != revision:
+            raise ValueError(f"{folder} is of another checkpoint")
         family = self.model.config.family
         own = self.adapter.pairs()
         pairs: dict[str, tuple[Tensor, Tensor]] = {}
         for name, (a, b) in own.items():
             pair = saved.pairs.get(checkpoint_name(family, f"{name}.weight"))
+            if pair is not None and len(pair[0]) != len(a):
+                raise ValueError(f"{folder} has rank {len(pair[0])}, and not learn.rank={len(a)}")
             if pair is None or pair[0].shape != a.shape or pair[1].shape != b.shape:
-                return False
+                raise ValueError(f"{folder} has other modules than this model")
             pairs[name] = pair[0], pair[1] * saved.scale
-        if saved.base_revision != revision or saved.mask_id != self.mask_id or saved.mask is None:
-            return False
+        if saved.mask_id != self.mask_id or saved.mask is None:
+            raise ValueError(f"{folder} has another mask")
         for name, a, b in zip(self.adapter.names, self.adapter.a, self.adapter.b, strict=True):
             a.copy_(pairs[name][0])
             b.copy_(pairs[name][1])

@@ -17,7 +17,7 @@ from torch import Tensor
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.decode.state import HostState
 from lopa_dist.engine.config import EngineConfig
-from lopa_dist.engine.gain import gain
+from lopa_dist.engine.gain import Rates, gain
 from lopa_dist.engine.lookahead import BURST, BURSTS, EXPLORE, MASKS, SELDOM, Acceptance, Choice, LookaheadPolicy
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request, request_key
@@ -261,20 +261,37 @@ def test_what_other_masks_would_bring() -> None:
     """By the tokens of a forward where the number of drafts is fixed, else by this job's acceptance and times."""
     fixed = LookaheadPolicy(causal(drafts=2, draft_from="masks"))
     fixed.acceptance = accepted(0.01)
-    assert gain(fixed, [0.9, 0.9], 1000) == pytest.approx(1 + 0.9 + 0.81, rel=0.05)
-    assert gain(fixed, [], 0) == 1.0
+    assert gain(fixed, Rates([0.9, 0.9], 1000)) == pytest.approx(1 + 0.9 + 0.81, rel=0.05)
+    assert gain(fixed, Rates([], 0)) == 1.0
     auto = LookaheadPolicy(causal(drafts="auto", draft_from="masks"))
     auto.acceptance = accepted(0.01)
-    assert gain(auto, [0.9] * 4, 1000) > 1.5  # no step was measured yet: forwards count
+    assert gain(auto, Rates([0.9] * 4, 1000)) > 1.5  # no step was measured yet: forwards count
     for rows in (1, 64, 512, 4096):
         auto.times.measured(rows, float(rows))
     auto.times.fit()
-    assert gain(auto, [0.3] * 4, 1000) == pytest.approx(1.0, abs=0.02)  # where rows cost, such drafts bring nothing
+    assert gain(auto, Rates([0.3] * 4, 1000)) == pytest.approx(
+        1.0, abs=0.02
+    )  # where rows cost, such drafts bring nothing
     auto.times = TimesByKind()
     for rows in (1, 64, 512, 4096):
         auto.times.measured(rows, 1.0)
     auto.times.fit()
-    assert gain(auto, [0.9] * 16, 1000) > 2
+    assert gain(auto, Rates([0.9] * 16, 1000)) > 2
+
+
+@pytest.mark.parametrize("drafts", [8, "auto"])
+def test_masks_that_are_accepted_as_before_bring_nothing(drafts: int | str) -> None:
+    """However a measurement differs from what this job sees; and rows that become dearer cost time."""
+    policy = LookaheadPolicy(causal(drafts=drafts, draft_from="masks"))
+    policy.acceptance = accepted(0.3)
+    for rows in (1, 64):
+        policy.times.measured(rows, 8.0 + rows)
+    policy.times.fit()
+    before = Rates([0.9, 0.85, 0.8], 500)
+    assert gain(policy, before, before) == 1.0
+    assert gain(policy, before, before, 1.5) < 0.99
+    assert gain(policy, Rates([0.95, 0.95, 0.95], 500), before) > 1.05
+    assert gain(policy, before, Rates([], 0)) > 1.1, "without a measurement before, the job's own rates count"
 
 
 def test_masks_that_take_longer_must_bring_more() -> None:

@@ -9,7 +9,7 @@ from lopa_dist.decode.state import HostState
 from lopa_dist.engine.chains import Chains
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.drafter import drafter_for
-from lopa_dist.engine.gain import gain
+from lopa_dist.engine.gain import Rates, gain
 from lopa_dist.engine.lookahead import BURST, BURSTS, EXPLORE, FAR, SELDOM, Acceptance, LookaheadPolicy
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.work import Work
@@ -91,4 +91,4 @@ def test_text_that_is_never_right_does_not_hide_what_masks_would_gain(drafts: in
     for _ in range(300):
         policy.expect(ends, np.ones(4, np.int64), np.full(4, policy.most))
         assert len(policy.bare.expected) <= 64
-    assert gain(policy, [0.75] * policy.most, 1000.0) > 3
+    assert gain(policy, Rates([0.75] * policy.most, 1000.0)) > 3

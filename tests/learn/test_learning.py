@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
 from lopa_dist.config import ModelOptions
@@ -69,7 +69,11 @@ def test_learned_drafts_are_accepted_and_change_no_text(tmp_path: Path) -> None:
     again = load_model(tmp_path / "base", torch.float32, CPU, adapter)
     assert texts(again, drafting, REQUESTS) == learned
     other = Learning(small(tmp_path / "other"), 79, 8)
-    assert not other.load(tmp_path / "drafts", "of another")
+    with pytest.raises(LearningFailed, match="is of another checkpoint"):
+        other.load(tmp_path / "drafts", "of another")
+    with pytest.raises(LearningFailed, match=r"has rank 8, and not learn\.rank=4"):
+        Learning(small(tmp_path / "ranked"), 79, 4).load(tmp_path / "drafts", "of base")
+    assert not other.load(tmp_path / "nothing", "of base")
     assert other.load(tmp_path / "drafts", "of base")
     for own, saved in zip(other.adapter.parameters(), learning.adapter.parameters(), strict=True):
         assert torch.equal(own, saved)
@@ -263,17 +267,15 @@ def test_numbers_that_are_not_finite_are_not_taken(tmp_path: Path, spoiled: str)
     learning.save(tmp_path / "drafts", "base", "revision")
     with pytest.raises(CheckpointError, match="1 tensors have NaN or infinity: "):
         load_adapter(tmp_path / "drafts", "masks")
-    assert not learning.load(tmp_path / "drafts", "revision")
+    with pytest.raises(LearningFailed, match="NaN or infinity"):
+        learning.load(tmp_path / "drafts", "revision")
 
 
-def test_a_full_disk_is_an_error_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library reports it as one of its own, which nobody would take for one."""
-
-    def full(*_: Any) -> None:
-        raise SafetensorError("I/O error: No space left on device (os error 28)")
-
+def test_the_umask_says_who_may_read_what_was_learned(tmp_path: Path) -> None:
     learning = Learning(small(tmp_path / "base"), 79, 4)
-    monkeypatch.setattr("lopa_dist.models.adapter.save_file", full)
-    with pytest.raises(OSError, match="No space left on device") as caught:
+    before = os.umask(0o027)
+    try:
         learning.save(tmp_path / "drafts", "base", "revision")
-    assert caught.value.errno == errno.ENOSPC
+    finally:
+        os.umask(before)
+    assert {file.stat().st_mode & 0o777 for file in (tmp_path / "drafts").iterdir()} == {0o640}

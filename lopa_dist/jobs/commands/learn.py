@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from lopa_dist.atomic import write_lines
+from lopa_dist.atomic import can_be_written, write_lines
 from lopa_dist.config import Config, check_keys, composed, typed
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.request import Request
@@ -28,7 +28,7 @@ from lopa_dist.jobs.show.page import bars, write_page
 from lopa_dist.jobs.show.report import config_of, why_no_results
 from lopa_dist.jobs.show.where_it_began import report_where_it_began
 from lopa_dist.learn.learning import Answers, Learning, answers_of, check_learnable, is_held_out, with_end
-from lopa_dist.learn.trainer import Lesson
+from lopa_dist.learn.trainer import LearningFailed, Lesson
 from lopa_dist.models.families import FAMILIES
 from lopa_dist.parallel import store_keys as keys
 from lopa_dist.parallel.group import Group
@@ -72,6 +72,8 @@ def learn(folder: Path, settings: Sequence[str]) -> dict[str, Any]:
             "takes one adapter, so drafts cannot be learned beside it. Merge it into a checkpoint of its own (PEFT's "
             "merge_and_unload), and learn from a run of that"
         )
+    if not can_be_written(folder / FOLDER):
+        raise ValueError(f"{folder / FOLDER}, for what is learned, cannot be written; copy the run to another place")
     answered = list(answered_requests(folder, config, builder))
     if len(answered) < 2:
         raise ValueError(f"{folder}: {len(answered)} answers of two tokens or more: there is nothing to learn from")
@@ -152,7 +154,10 @@ class Student:
             model, mask_id, self.config.learn.rank, group.everyone, group.failures.watched, masks, group.tensor
         )
         drafts = self.folder / FOLDER
-        again = learning.load(drafts, builder.revision)
+        try:
+            again = learning.load(drafts, builder.revision)
+        except LearningFailed as error:
+            raise ValueError(f"{error}: correct that, or move {drafts} away to begin anew") from error
         self.say(f"{len(self.answered)} answers{', goes on with the drafts that are there' if again else ''}")
         group.store.barrier(keys.LESSON.format("begin"))
         lesson = self.lesson(learning, answers, drafts)
@@ -190,8 +195,11 @@ class Student:
                 nonlocal saved
                 display.update(bar, completed=share, status=f"loss {loss:.3f}")
                 if rank_0 and time.monotonic() - saved > SAVE_EVERY_S:
-                    learning.save(drafts, self.config.model.path, self.builder.revision)
                     saved = time.monotonic()
+                    try:
+                        learning.save(drafts, self.config.model.path, self.builder.revision)
+                    except OSError as error:  # there may be room again at the end
+                        self.say(f"WARNING: what was learned so far could not be kept: {error}")
 
             return learning.lesson(answers, 60 * self.config.learn.minutes, self.group.stopped, on_step)
 
@@ -238,10 +246,10 @@ def figures(
     """Return the content of `learn.json`; without `after`, which was not measured, nothing is said of it.
 
     `break_even_answers` is how many more answers pay for the learning, by the seconds per answer before and after, each
-    at its fastest number of drafts; None if answers do not get faster.
+    at its fastest number of drafts; None if answers do not get faster, or if too few were held out to tell (`FEW`).
     """
     saved = 0.0
-    if after:
+    if after and measured >= FEW:
         saved = min(entry["seconds"] for entry in before.values()) - min(entry["seconds"] for entry in after.values())
 
     def both(figure: str, digits: int) -> dict[str, dict[str, float | None]]:
@@ -281,20 +289,22 @@ def in_words(learned: dict[str, Any], drafts: Path) -> str:
         f"{n}: {figure['before']:.2f} -> {shown(figure['after'], '.2f')}" for n, figure in speed.items() if n != "0"
     )
     pays = learned["break_even_answers"]
-    few = ", too few to tell" if held_out["answers"] < FEW else ""
+    few = held_out["answers"] < FEW
     so = f"it pays after {pays} more answers"
-    if pays is None:
+    if few:
+        so = "too few answers were held out to tell whether it pays"
+    elif pays is None:
         so = "it does not pay on this machine: answers are not made faster"
     if stopped:
         so = "it was told to stop before it could measure"
     measured = (
         f"of a chain of drafts, {held_out['accepted']:.2f} are accepted instead of {held_out['accepted_before']:.2f} "
-        f"({held_out['answers']} held-out answers{few})\n"
+        f"({held_out['answers']} held-out answers)\n"
         f"tokens per forward by drafts: {by_drafts}; {so}"
         if held_out["answers"]
         else "no answer was held out, so what it brings was not measured"
     )
-    use = "to draft with it all the same" if pays is None and not stopped else "draft with it"
+    use = "to draft with it all the same" if pays is None and not stopped and not few else "draft with it"
     return (
         f"{learned['minutes']:.1f} minutes; {measured}\n"
         f"{use}: {typed('model.lora', drafts)} model.lora_rows=masks decode.drafts=8 (figures: {drafts / PAGE})"
@@ -319,6 +329,7 @@ def write_learn_page(file: Path, model: str, learned: dict[str, Any]) -> None:
         "learn.html",
         title=f"drafts that {model} has learned",
         learned=learned,
+        unknown=unmeasured(learned) or held_out["answers"] < FEW,
         stopped=unmeasured(learned),
         charts=[
             bars("before", "draft of a chain", depths, held_out["acceptance_before"], ".0%"),

@@ -18,10 +18,11 @@ from transformers import PreTrainedTokenizerFast
 
 from lopa_dist.config import Config
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.engine.gain import gain
+from lopa_dist.engine.gain import Rates, gain
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.memory import release_cached
 from lopa_dist.engine.request import Generation
+from lopa_dist.learn.drafts_adapter import more_arithmetic
 from lopa_dist.learn.learning import Answers, Learning, check_learnable
 from lopa_dist.learn.predictions import Reached
 from lopa_dist.learn.trainer import LearningFailed, Lesson
@@ -123,9 +124,15 @@ class Lessons:
         if self.group.store.broadcast("drafts", "yes" if has else "no") == "yes":
             self.group.store.barrier(keys.LESSON.format("begin"))  # a rank may have loaded for minutes longer
             with self.without_harm():
-                if self.begun().load(folder, self.revision):
+                learning = self.begun()
+                try:
+                    found = learning.load(folder, self.revision)
+                except LearningFailed as error:  # such as of another rank of matrices
+                    self.say("WARNING: what an earlier attempt has learned is not used: %s", error)
+                    found = False
+                if found:
                     self.take()
-                    self.say("drafts as an earlier attempt has learned to (%s)", folder)
+                    self.say("drafting continues with what an earlier attempt learned (%s)", folder)
         if self.ended:
             self.learning = None
 
@@ -158,7 +165,7 @@ class Lessons:
         """Learn after `done` requests, unless auto finds that it would not pay, and set when to learn next."""
         began, seconds = self.counted
         rate = (time.perf_counter() - seconds) / max(done - began, 1)
-        hoped = gain(self.engine.lookahead, [WELL], 1.0) if self.auto else 1.0
+        hoped = gain(self.engine.lookahead, Rates([WELL], 1.0), None, self.dearer()) if self.auto else 1.0
         said = self.group.store.broadcast(f"remaining {done}", f"{rate * (self.total - done)} {hoped}")
         remaining, hoped = map(float, said.split())
         self.next = done * AGAIN if self.auto else self.total
@@ -170,11 +177,11 @@ class Lessons:
                 self.ended = True
                 if too_short and not self.told:
                     self.say(
-                        "drafts are not learned: what is left takes some %.0f s, too little to gain by it", remaining
+                        "drafts are not learned: the rest takes about %.0f s, too little to gain from it", remaining
                     )
                 elif not self.told:
                     self.say(
-                        "drafts are not learned: with well-learned ones what is left would be %.2f times as fast, by "
+                        "drafts are not learned: good ones would make the rest only %.2f times as fast, judging by "
                         "this job's steps", hoped,
                     )  # fmt: skip
                 return
@@ -198,12 +205,13 @@ class Lessons:
         while decision == MORE:
             slices.append(learning.lesson(self.answers, seconds, self.group.stopped, self.stepped, index))
             spent += slices[-1].seconds
-            faster = gain(self.engine.lookahead, *rates(slices[-1].after))
+            before = rates(slices[0].before)
+            faster = gain(self.engine.lookahead, rates(slices[-1].after), before, self.dearer())
             decision = TAKE if faster > PAYS else LEAVE
             if self.group.stop.asked:
                 decision = KEEP if decision == TAKE else LEAVE
             elif self.auto and spent + seconds <= limit:
-                hoped = gain(self.engine.lookahead, *hoped_for(slices))
+                hoped = gain(self.engine.lookahead, hoped_for(slices), before, self.dearer())
                 if remaining / max(faster, 1.0) - remaining / hoped >= seconds:
                     decision = MORE
             # times differ from rank to rank, and a rank may not have heard of a stop: rank 0 decides
@@ -230,6 +238,15 @@ class Lessons:
             f"goes on with the adapter, expected to be {faster:.2f} times as fast" if taken
             else "that would not pay, so the job goes on without",
         )  # fmt: skip
+
+    def dearer(self) -> float:
+        """Return how many times as long a row of masks will take: on a CPU, arithmetic decides; a GPU waits for memory.
+
+        The times of steps know it once the engine drafts with an adapter.
+        """
+        if self.engine.device.type != "cpu" or self.engine.lookahead.adapted:
+            return 1.0
+        return 1 + more_arithmetic(self.model, self.config.learn.rank)
 
     def begun(self) -> Learning:
         """Return the adapter in training, made when it is first needed."""
@@ -298,13 +315,13 @@ class Lessons:
         return [asdict(told) for told in self.told]
 
 
-def rates(reached: Reached) -> tuple[list[float], float]:
-    """Return what `engine.gain.gain` takes: acceptance by depth, and how many chains it was measured on."""
-    return reached.shares, reached.chains
+def rates(reached: Reached) -> Rates:
+    """Return the rates of a measurement on held-out answers."""
+    return Rates(reached.shares, reached.chains)
 
 
-def hoped_for(slices: list[Lesson]) -> tuple[list[float], float]:
+def hoped_for(slices: list[Lesson]) -> Rates:
     """Return the rates that the next slice of a lesson may reach: those of the last one, plus half of its gain."""
     last = slices[-1]
     pairs = zip(last.before.shares, last.after.shares, strict=True)
-    return [min(0.98, after + max(after - before, 0.0) / 2) for before, after in pairs], last.after.chains
+    return Rates([min(0.98, after + max(after - before, 0.0) / 2) for before, after in pairs], last.after.chains)

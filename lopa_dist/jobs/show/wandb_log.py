@@ -54,6 +54,7 @@ class WandbLog:
         self.every_s, self.folder, self.texts = config.logging.every_s, folder, config.logging.wandb.texts
         self.place = folder / "wandb" / f"run-{rank}.json"
         self.id, self.steps_before = run_of(self.place)
+        remember(self.place, self.id, self.steps_before)  # an attempt may end before W&B has begun
         self.extra = Extra("W&B is lost", LIMIT_S, abandon_service)
         run = self.extra.wait(lambda: self.begin_or_refusal(config, mode, rank), 2 * INIT_TIMEOUT_S + LIMIT_S)
         if isinstance(run, ValueError):

@@ -39,7 +39,7 @@ def test_a_run_is_learned_from(
     perform("learn", [str(folder), *QUICK])
     said = capsys.readouterr().out
     assert "tokens per forward by drafts: 2: " in said
-    assert "held-out answers, too few to tell)" in said
+    assert "too few answers were held out to tell whether it pays" in said
     assert f"model.lora={folder}/drafts model.lora_rows=masks" in said
     drafts = folder / "drafts"
     learned: dict[str, Any] = json.loads((drafts / "learn.json").read_text())
@@ -54,10 +54,20 @@ def test_a_run_is_learned_from(
     assert "goes on with the drafts that are there" in capsys.readouterr().out
     assert (drafts / "adapter_model.safetensors").read_bytes() != first
 
+    with pytest.raises(ValueError, match=r"has rank \d+, and not learn\.rank=3: correct that, or move .*/drafts away"):
+        perform("learn", [str(folder), *QUICK, "learn.rank=3"])
+
     asked = never(tmp_path)
     drafting = replace(asked, model=replace(asked.model, lora=str(drafts), lora_rows="masks"))
     run(drafting, tmp_path / "run", World("python"))
     assert texts(tmp_path / "run") == texts(folder)
+
+
+def test_a_folder_that_cannot_be_written_is_noticed_before_learning(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "run", ignore=shutil.ignore_patterns("drafts"))
+    (tmp_path / "run" / "drafts").write_text("a file")
+    with pytest.raises(ValueError, match=r"drafts, for what is learned, cannot be written"):
+        perform("learn", [str(tmp_path / "run"), *QUICK])
 
 
 def test_what_a_stop_leaves_unmeasured_is_said_and_what_was_learned_is_kept(
@@ -74,7 +84,7 @@ def test_what_a_stop_leaves_unmeasured_is_said_and_what_was_learned_is_kept(
     learned = json.loads((drafts / "learn.json").read_text())
     assert learned["tokens_a_forward"]["2"]["before"] > 0
     assert learned["tokens_a_forward"]["2"]["after"] is learned["break_even_answers"] is None
-    assert "<b>not measured</b>" in (drafts / "learn.html").read_text()
+    assert "<b>not known</b>" in (drafts / "learn.html").read_text()
     load_adapter(drafts, "masks")
 
 

@@ -168,11 +168,11 @@ def test_auto_does_not_begin_where_even_good_drafts_would_hardly_pay(
 ) -> None:
     for key, value in {"FEWEST": 4, "LEAST_S": 0.0}.items():
         monkeypatch.setattr(lessons, key, value)
-    monkeypatch.setattr(lessons, "gain", lambda policy, shares, chains: hoped if shares == [lessons.WELL] else 1.0)
+    monkeypatch.setattr(lessons, "gain", lambda _, after, *__: hoped if after.shares == [lessons.WELL] else 1.0)
     with caplog.at_level("INFO"):
         report = run(learning(tmp_path, "auto"), tmp_path / "run", ONE)
     assert ("lessons" in report) == learns
-    assert ("with well-learned ones what is left would be 1.05 times as fast" in caplog.text) != learns
+    assert ("good ones would make the rest only 1.05 times as fast" in caplog.text) != learns
     assert texts(tmp_path / "run") == plain
 
 
@@ -188,6 +188,31 @@ def test_auto_goes_on_as_long_as_it_promises_to_pay(
     [lesson] = report["lessons"]  # its first slice promised nine times the speed, its second no more
     assert lesson["gain"] == 1.5
     assert lesson["taken"]
+    assert texts(tmp_path / "run") == plain
+
+
+def test_an_adapter_that_learned_nothing_is_not_taken(tmp_path: Path, plain: list[str]) -> None:
+    """The held-out answers alone decide, before against after: what the job accepts is measured in another way."""
+    asked = replace(learning(tmp_path, 5), learn=LearnConfig(minutes=1e-5, rank=4))
+    report = run(asked, tmp_path / "run", ONE)
+    [lesson] = report["lessons"]
+    assert lesson["gain"] < 1.02
+    assert not lesson["taken"]
+    assert texts(tmp_path / "run") == plain
+
+
+def test_what_was_learned_with_another_rank_is_named(
+    tmp_path: Path, plain: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(lessons, "gain", lambda *_: 2.0)
+    run(learning(tmp_path, 5), tmp_path / "run", ONE)
+    again = replace(
+        learning(tmp_path, 5), learn=LearnConfig(minutes=0.01, rank=8), job=JobConfig(learn=5, resume="new")
+    )
+    with caplog.at_level("INFO"):
+        run(again, tmp_path / "run", ONE)
+    assert "not used: " in caplog.text
+    assert "has rank 4, and not learn.rank=8" in caplog.text
     assert texts(tmp_path / "run") == plain
 
 
