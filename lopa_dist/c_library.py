@@ -130,7 +130,7 @@ def seal(path: Path) -> None:
 
 @contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
-    """Return a context that only one process of this machine is in at a time for `folder`; the others wait.
+    """Let only one process of this machine at a time into the context for `folder`; the others wait.
 
     They wait for at most `COMPILE_S`, since the one inside may be suspended, and then enter all the same.
     """

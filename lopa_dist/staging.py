@@ -44,7 +44,7 @@ class Staging:
 
 
 class OfThread(threading.local):
-    """The staging memory of each thread, so that none comes between another's taking a part and copying it."""
+    """Each thread's staging memory: another thread could reuse a part before it is copied."""
 
     def __init__(self) -> None:
         self.by_device: dict[torch.device, Staging] = {}

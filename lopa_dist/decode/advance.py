@@ -123,7 +123,10 @@ def active_blocks(config: DecodeConfig, masked: Tensor, total: Tensor, running: 
 
 
 def write(window: Tensor, offset: Tensor, token: Tensor) -> Tensor:
-    """Return the windows' tokens ``[S, W]`` with `token` at `offset` (``[S, F]`` each), where it is not negative."""
+    """Return `window` with each `token` written at its `offset`; negative offsets are skipped.
+
+    `window` is ``[S, W]``, `offset` and `token` are ``[S, F]``.
+    """
     width = window.shape[1]
     if offset.shape[1] == 1:
         return torch.where(offset == arange(width, window.device), token, window)
@@ -132,7 +135,10 @@ def write(window: Tensor, offset: Tensor, token: Tensor) -> Tensor:
 
 
 def keep_boundary(state: State, records: Records, running: Tensor) -> None:
-    """Remember what a committing forward predicts for the first position behind the cache; no later row may do so."""
+    """Store in `State.boundary` what a committing forward predicts for the first position after the cached tokens.
+
+    Their rows do not run again.
+    """
     if state.vocabulary.shift and state.config.scope.stores_kv:
         commits = running & (state.committed != state.complete)
         torch.where(commits, records.packed[:, :, 0], state.boundary, out=state.boundary)

@@ -29,7 +29,8 @@ class DecodeConfig:
     - d2f_causal: d2f, but a row of the window sees nothing after its own block.
     - blocks: block diffusion, in blocks counted from the prompt's first token (SDAR, Fast-dLLM v2).
     - vanilla: every row sees all others, and nothing is cached (Dream, LLaDA).
-    - dual: the same, with Fast-dLLM's dual cache: K/V outside the block come from the block's first forward pass.
+    - dual: the same, with Fast-dLLM's dual cache: K/V outside the window come from the forward after the last block
+      was completed.
     - causal: a row sees nothing after itself, so verification is exact (I-DLM).
 
     `verify` says which branch wins, and so which lookahead tokens stay:

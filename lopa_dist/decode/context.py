@@ -25,7 +25,7 @@ IntsOrTensor = TypeVar("IntsOrTensor", Ints, "Tensor")
 
 
 def end_of(attention: str, position: Ints, size: int) -> Ints | int:
-    """Return the position behind the last one that each row sees: its own, its block's last, the prompt's, or any.
+    """Return the position after the last one that each row sees: ``[R]``, or one bound for all rows.
 
     Args:
         attention: as in `Context`, of windows or of prompts.
@@ -191,11 +191,13 @@ class Context:
         return [Part(at, max(at, prompt), min(at + size, end)) for at in range(first, end, size)]
 
     def estimates(self, masks: int) -> int:
-        """Return how many masks of a text its likelihood takes if up to `masks` are asked for; one if it is exact."""
+        """Return how many masks of a text its likelihood is computed from: at most 1 if it is exact, else `masks`."""
         return min(masks, 1) if self.causal else masks
 
     def before(self, part: Part, prompt: int) -> int:
-        """Return how many tokens before a part are seen by it without seeing it.
+        """Return how many tokens before a part are computed apart from it.
+
+        The part sees them, and they do not see the part.
 
         Args:
             part: of an answer.
@@ -216,7 +218,8 @@ CONTEXTS = {
     "blocks": Context("block_causal", "blocks", "fill", "block", 1, "the prompt and complete blocks"),
     # Every row sees all others, so K/V change with every token that is filled: nothing is cached.
     "vanilla": Context("full", "joint", "fresh", "none", None, "nothing"),
-    # Fast-dLLM's dual cache (arXiv 2505.22618): vanilla, but K/V outside the window are as old as its last block.
+    # Fast-dLLM's dual cache (arXiv 2505.22618): vanilla, but K/V outside the window come from the forward after the
+    # last block was completed.
     "dual": Context("full", "joint", "fill", "dual", None, "all but the window, anew after each block"),
     # Every row, of a mask too, sees what is before it and itself.
     "causal": Context("causal", "causal", "fresh", "block", 1, "all verified tokens"),

@@ -36,10 +36,11 @@ class Vocabulary:
 
 
 class Records:
-    """What the model predicts for masked positions: token (int32), probability and confidence (fp32), of one shape.
+    """What the model predicts: at each position a token (int32), its probability and its confidence (fp32).
 
-    They are packed in one int32 tensor, ``packed [3, ...]``, also when they travel between ranks, so that one operation
-    moves all of them. For a tree of drafts it is ``packed [5, ...]``, with the second choice's token and probability.
+    All three have one shape. They are packed in one int32 tensor, ``packed [3, ...]``, also when they travel between
+    ranks, so that one operation moves all of them. For a tree of drafts it is ``packed [5, ...]``, with the second
+    choice's token and probability.
     """
 
     def __init__(self, packed: Tensor, drafts: Records | None = None) -> None:
@@ -179,17 +180,17 @@ class State:
 
     @cached_property
     def chain_places(self) -> Ints:
-        """Where `longs` has a chain, and what the host knows of it: ``[2, 4]``.
+        """Return where the parts of a chain lie in `longs`, ``[2, 4]``.
 
-        The columns are for an answer's position 0, the anchor's first draft, `drafts` and `expects_eos`. The first row
-        has their numbers in `longs` for slot 0, the second one how far apart those of adjacent slots are.
+        Columns: position 0 of the answer, the anchor's first draft, `drafts`, `expects_eos`. Row 0 has the indices for
+        slot 0, row 1 the distance from slot to slot.
         """
         tensors = self.answers, self.chain_token, self.drafts, self.expects_eos
         return np.array([[tensor.storage_offset() for tensor in tensors], [tensor.stride(0) for tensor in tensors]])
 
     @cached_property
     def admission_places(self) -> Ints:
-        """Where `longs` has what begins anew with a request: ``[2, c]``, the rows as in `chain_places`.
+        """Return where the numbers that a new request resets lie in `longs`, ``[2, c]``; rows as in `chain_places`.
 
         The columns are first those of `HostState`, then those of `key`, `settling`, `paths` and `edit_position`.
         """
@@ -247,8 +248,9 @@ class State:
         return state
 
     def admit_all(self, admitted: Sequence[Admitted], host: HostState) -> HostState:
-        """Put requests into empty slots: each has one block, fully active, and the anchor as its only branch.
+        """Put requests into empty slots.
 
+        Each has the frontiers that its context begins with (`Context.opening`), and the anchor as its only branch.
         All go to the device in one transfer. The host makes the same change in its own copy, so nothing has to come
         back.
 
@@ -373,9 +375,10 @@ class State:
         self._window = None
 
     def noise_keys(self, sequence: Tensor, position: Tensor) -> Tensor:
-        """Return keys of random numbers by (seed, request, position, step): no rank, batch or order changes them.
+        """Return keys of random numbers, from seed, request, position and step alone.
 
-        If drafts are verified, the step is left out: a draft and its verification, a step later, draw the same noise.
+        So they do not depend on rank, batch or order. If drafts are verified, the step is left out: a draft and its
+        verification, a step later, draw the same noise.
 
         Args:
             sequence, position: ``[H]``.

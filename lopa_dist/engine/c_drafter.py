@@ -116,7 +116,7 @@ class CDrafter(Drafter):
             self.own = None
 
     def inherit(self, other: Drafter) -> None:
-        """Take over what `Drafter.inherit` does by swapping contents with `other`, because C has pointers to arrays."""
+        """Do what `Drafter.inherit` does, by swapping contents with `other`: C holds pointers to the arrays."""
         assert isinstance(other, CDrafter)
         for name in ("own", "hope", "leans", "chances", "mixer", "works", "left", "full"):
             mine, theirs = getattr(self, name), getattr(other, name)

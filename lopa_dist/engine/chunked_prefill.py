@@ -46,7 +46,11 @@ class ChunkedPrefill:
         ]
 
     def compute(self, slot: int) -> None:
-        """Compute the next chunk of the prefix of the sequence in `slot`. If it fails on one rank, all ranks go on."""
+        """Compute the next chunk of the prefix of the sequence in `slot`.
+
+        If it fails on one of several branch ranks, that rank reports the error in the next `Lockstep.forward`, where
+        all ranks of the replica end together.
+        """
         entry = self.pool.entry_of[slot]
         batch = self.batch(entry)
         count = int(batch.table.rows[0])

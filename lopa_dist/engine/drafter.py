@@ -177,7 +177,10 @@ class Drafter:
         self.mixer.forget(OF_MASKS)
 
     def admit(self, slot: int, prompt: Sequence[int], work: Work) -> None:
-        """Begin the text of a request; `work` has the counts of its drafts once `learn` was called after it left."""
+        """Begin the text of a request.
+
+        `work` counts its drafts; the counts are complete after the first `learn` that follows `leave`.
+        """
         skipped = max(len(prompt) - REMEMBERED, 0)
         text = Text(list(prompt[:skipped]), [0] * skipped, len(prompt), work)
         text.extend(prompt[skipped:])

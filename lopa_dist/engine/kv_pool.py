@@ -105,7 +105,10 @@ class KVPool:
         return True
 
     def find_free(self, tokens: int, prefix: Tokens) -> int | None:
-        """Return where `tokens` free slots begin, or None; drop unused prefixes, except `prefix`, as far as needed."""
+        """Return where `tokens` free slots begin; None if there is no room for them.
+
+        Unused prefixes other than `prefix` are dropped until there is.
+        """
         begin = self.first_gap(tokens)
         while begin is None and (oldest := next((key for key in self.unused if key != prefix), None)) is not None:
             self.drop(oldest)
@@ -187,7 +190,7 @@ class KVPool:
         entry.computed = entry.tokens
 
     def slots(self, sequence: Ints, token: Ints) -> Ints:
-        """Return the slots of tokens, given by their sequences and absolute positions."""
+        """Return the pool slots of tokens, given by their sequences and their places."""
         return np.where(token < self.prefix_length[sequence], self.prefix_base[sequence], self.base[sequence]) + token
 
     def key_ranges(

@@ -1,7 +1,7 @@
 """How likely a model finds given answers.
 
 A causal model's likelihood is exact: the sum of the tokens' log probabilities, each in the context of the tokens before
-it. For a masked model there is a lower bound (LLaDA, arXiv 2502.09992), the mean over masks of an answer
+it. For a masked model there is a lower bound (LLaDA, arXiv 2502.09992), the mean over masks of an answer:
 
     E over l in 1..L, E over l masked positions:  L / l  x  the sum of the masked tokens' log probabilities.
 
@@ -130,7 +130,7 @@ class Scorer:
         return self.scope.parts(prompt, prompt + len(given.answer), self.config.block_size, self.shift)
 
     def masks(self, length: int, random: np.random.Generator) -> tuple[list[Mask], list[float], bool]:
-        """Return masks of `length` tokens, their weights in the sum, and whether they are only a sample of them all."""
+        """Return masks of `length` tokens, their weights in the sum, and whether they are a sample (else all)."""
         if self.exact:  # every token is predicted, and seen by the tokens after it
             return [np.ones(length, bool)], [1.0], False
         if length < 63 and 2**length - 1 <= self.samples:
@@ -184,7 +184,7 @@ class Scorer:
             yield from self.forward(given, batch)
 
     def before(self, given: Given, part: Part) -> list[int]:
-        """Return the tokens before a part that are seen by it without seeing it."""
+        """Return the tokens before a part that are computed apart from it (`Context.before`)."""
         return [*given.prompt, *given.answer][: self.scope.before(part, len(given.prompt))]
 
     def forward(self, given: Sequence[Given], views: Sequence[View]) -> list[Predicted]:

@@ -25,13 +25,13 @@ DECAY = 0.998  # counts of drafts are multiplied by this in each step
 TRIAL = 1024  # rows of masks that are run before masks may be found useless
 MOST_EXPECTED = 64  # steps that are expected, before they are added to the counts
 EXPLORE = 64  # every 64th step makes another choice, so that the times of other choices are known, too
-FAR = 0.8  # a choice with fewer tokens per second than this share of the best one's is explored less often:
-SELDOM = 8  # in one of this many exploring steps
-RECONSIDER = 8  # every 8th step all choices are compared again, which takes the host 1 to 2 ms;
-SETTLED, RARELY = 256, 32  # from the 256th step on every 32nd
+FAR = 0.8  # a choice slower than this share of the best is tried in only one of `SELDOM` exploring steps
+SELDOM = 8
+RECONSIDER = 8  # all choices are compared every 8th step, which takes the host 1 to 2 ms
+SETTLED, RARELY = 256, 32  # from step 256 on, they are compared every 32nd
 BURSTS = 16, 64, 256  # steps from which on `BURST` steps are of another kind; later every (SELDOM * EXPLORE)th
 BURST = 8
-NEAR = 0.5  # a kind whose best choice has fewer tokens per second than this share of the best one's has the first alone
+NEAR = 0.5  # a kind whose best choice is slower than this share of the best choice is measured in the first burst only
 HOLD = 0.03  # another choice must be faster by this share to replace the best one so far
 SECOND = 0.15  # with fixed drafts, a second group stands where the chain ends with at least this probability
 LEAST, MOST_WORTH = 20, 900  # bounds of `Choice.worth`
@@ -87,7 +87,7 @@ class Acceptance:
         """
         self.forget()
         self.expected.append((ends, drafts, room))
-        if len(self.expected) == MOST_EXPECTED:  # with a fixed number of drafts, hardly anyone asks
+        if len(self.expected) == MOST_EXPECTED:  # with a fixed number of drafts, `ends` is seldom called
             self.take_expected()
 
     def take_expected(self) -> None:
@@ -169,8 +169,8 @@ class LookaheadPolicy:
         self.branches, self.most = int(config.branches > 0), config.max_drafts
         fixed = Choice(config.max_drafts * config.causal * self.masks, 1, self.branches)
         self.choice = self.first(0) if self.auto else fixed
-        # `acceptance` is of chains that masks helped to draft, as counted. `bare` is of the others, which text alone
-        # may draft, by its drafts' chances, even while text does not draft: this shows when the table becomes useful.
+        # `acceptance` counts chains that masks helped to draft. `bare` expects, from the drafts' chances, what text
+        # alone would bring, even while text does not draft; so it shows when the table becomes useful.
         self.acceptance, self.bare = Acceptance(config.max_drafts), Acceptance(config.max_drafts, HOPE * self.text)
         self.gain = [1.0, 1.0]  # sequence steps with branches beside the chain, and drafts that the branches won
         self.times, self.adapted = TimesByKind(), adapted

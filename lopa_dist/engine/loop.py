@@ -89,7 +89,7 @@ class Engine:
         self.take_model()
 
     def take_model(self) -> None:
-        """Make all that depends on the model as it is now: at the start, and when its masks get another adapter."""
+        """Rebuild everything that depends on the model: at the start, and after its masks get another adapter."""
         config, ids = self.config, self.model.config
         self.workspace = self.batch = None
         self.runners = Runners(self.model, config, self.options, self.tensor, self.share)
@@ -144,9 +144,9 @@ class Engine:
                 rows = rule.rows.layout(step.state, step.before, share, step.prefixes, step.lookahead, batch.structures)
                 prepared, gathered = self.lockstep.forward(batch.runner, rows, step)  # records of all ranks
                 records = rule.rows.unpack(step.state, rows, gathered)  # [S, K, W] token, probability, confidence
-                winner = rule.verify(step.state, records)  # LoPA: which branch wins
-                window = rule.advance(step.state, winner)  # D2F: write what it brings, fill, append, finish
-                rule.spawn(step.state, winner, window)  # LoPA: the branches of the next step
+                winner = rule.verify(step.state, records)  # which branch wins
+                window = rule.advance(step.state, winner)  # write what it brings, fill, append, finish
+                rule.spawn(step.state, winner, window)  # the next step's branches and drafts
             yield from self.hand_out()  # the results of the step before, while the device works on this one
             with self.watched(True):
                 if self.lockstep.finish(batch, step, winner) == StopLevel.ABORT:  # with the step's one copy to the host

@@ -13,7 +13,7 @@ class PrefixRules:
     """What is shared, and how it is computed. Both follow from a request alone, so no text depends on the batch.
 
     Args:
-        config: `cache`, `prompt_attention` and `block_size` are read.
+        config: its `scope` and `block_size` are read.
         prefix_cache, prefill_chunk: of `EngineConfig`.
     """
 
@@ -79,5 +79,8 @@ class PrefixRules:
 
 
 def cuts_prefix(config: DecodeConfig, prefix_cache: str) -> bool:
-    """Return whether a prompt's K/V are shared up to the end of its `Request.prefix`, which sees nothing behind it."""
+    """Return whether requests may share a prompt's K/V up to the end of `Request.prefix`.
+
+    Tokens there see nothing after them.
+    """
     return prefix_cache == "exact" and config.scope.cuts_prompts

@@ -110,7 +110,7 @@ class Runner:
         return Segments(table.start, table.rows, base, shared, own, table.hi, tail, table.seen, drafts)
 
     def warm_up(self) -> None:
-        """Make in advance what steps need and what takes long to make: here nothing."""
+        """Prepare what takes long before the first step. This runner has nothing to prepare."""
 
     @torch.inference_mode()
     def forward(self, prepared: Prepared) -> Tensor:

@@ -122,7 +122,10 @@ class RunningBatch:
         self.statistics.lap("host")
 
     def schedule(self) -> Step:
-        """Return the next step: put in drafts, choose its sequences, and decide how far it looks ahead."""
+        """Prefill, draft, choose how far to look ahead and which sequences run, and return that step.
+
+        At most one chunk of a long prompt is prefilled; more if nothing else can run.
+        """
         waiting = self.chunks.waiting()
         chunk = bool(waiting)
         waiting = self.compute_chunk(waiting)

@@ -222,7 +222,8 @@ class StaticRunner(Runner):
         self.insist = insist
         self.uncaptured: set[str] = set()  # kinds of graphs of which a capture failed
         self.stacks, self.longest = sequences * (branches + 2), longest  # a prompt has at most two
-        self.low = sequences * 2  # stacks with cached tokens: the rest of a prompt, and all branches
+        # stacks that may see cached tokens: two per sequence, its prompt's rest and its branches
+        self.low = sequences * 2
         config = model.config
         self.stacked = stacked
         self.kept_tiles = KeptTiles()

@@ -49,7 +49,7 @@ class Statistics(Work):
         self.admitted = 0  # requests
         self.forwards = 0  # sequence forwards: a step counts once for every sequence in it
         self.tokens_filled = 0
-        self.records = 0  # predictions x branches of all ranks, summed over steps: what the all-gathers carried
+        self.records = 0  # records that all-gathers carried: predictions x branches, over all ranks and steps
         self._last = time.perf_counter()
         self._mark = mark
         self._past: list[Mark] = []  # to be reused: making one takes longer than recording it
@@ -57,7 +57,7 @@ class Statistics(Work):
         self._laps: list[tuple[str, float, Mark]] = []  # since then: phase, seconds of the host, end
 
     def start(self) -> None:
-        """Begin timing a step."""
+        """Begin timing a generation; later times count from here."""
         self._last = time.perf_counter()
         self._begin, self._laps = self._mark and self._mark(None), []
 

@@ -57,7 +57,7 @@ class StepTimes:
 
     @property
     def span(self) -> float:
-        """Return how many times as many rows the largest measured steps had as the smallest."""
+        """Return the rows of the largest measured steps divided by those of the smallest."""
         return self.points[-1][0] / max(self.points[0][0], 1) if self.points else 0.0
 
     def expected(self, rows: float) -> float:

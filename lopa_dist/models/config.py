@@ -42,7 +42,7 @@ class Experts:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Shape and conventions of one diffusion language model.
+    """The shape and conventions of one model, diffusion or autoregressive.
 
     `family` is a key of `families.FAMILIES`. With `shift`, the row of position p-1 predicts the token at position p.
 

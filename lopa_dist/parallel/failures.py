@@ -97,9 +97,9 @@ class Failures:
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """Return a context for everything that ranks do together.
+        """Enclose everything that ranks do together.
 
-        An error of this rank is announced before it leaves, so that the others can name it. A broken or overdue
+        Announce an error of this rank before it leaves, so that the others can name it. A broken or overdue
         collective becomes a `RankError` that names the missing rank.
         """
         with contextlib.suppress(ValueError):  # not in the main thread
@@ -126,7 +126,7 @@ class Failures:
 
     @contextmanager
     def announcing(self) -> Iterator[None]:
-        """Return a context that tells the others of an error of this rank.
+        """Announce an error of this rank to the others before it leaves.
 
         A broken collective, or another rank's failure, becomes a `RankError` that names who is to blame.
         """
@@ -174,7 +174,7 @@ class Failures:
             time.sleep(PATIENCE_S)
 
     def _announce(self, verdict: str) -> str:
-        """Announce `verdict`, and return it. Otherwise ranks that find this one gone would blame it."""
+        """Announce `verdict` and return it. Unannounced, ranks that find this one gone would blame it."""
         with contextlib.suppress(RuntimeError):  # the store's host may be gone
             announce_first(self.store, verdict)
         return verdict

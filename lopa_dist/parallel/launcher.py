@@ -31,7 +31,7 @@ class RankError(RuntimeError):
 
 @dataclass(frozen=True)
 class World:
-    """One process of the job. `launcher` is python, torchrun, mpirun or srun."""
+    """Where this process stands among the job's processes. `launcher` is python, torchrun, mpirun or srun."""
 
     launcher: str
     rank: int = 0

@@ -117,10 +117,10 @@ def pause_s(size: int) -> float:
 
 @contextmanager
 def watched_from_outside() -> Iterator[None]:
-    """Return a context for code that waits for all ranks in MPI, which has no timeout.
+    """Have another process watch this one while it waits for all ranks in MPI, which has no timeout.
 
     Nothing in this process could end the wait: MPI starts in an import, which keeps Python's other threads from
-    running. So another process watches, and kills this one.
+    running. So the other process kills this one.
     """
     watch = subprocess.Popen(
         [sys.executable, "-m", __name__, f"{os.getpid()}", f"{os.getppid()}"],

@@ -51,7 +51,7 @@ class StepWatch:
 
     @contextmanager
     def part(self, waits: bool) -> Iterator[None]:
-        """Return a context for a part of a step; `waits`: whether the host waits for the device in it."""
+        """Enclose a part of a step; `waits`: whether the host waits for the device in it."""
         self.begun += 1
         self.waits += waits
         self.now = self.begun, waits

@@ -39,7 +39,7 @@ def leave_at_signals() -> None:
 
 @contextmanager
 def bounded_end(world: World, timeout_s: float) -> Iterator[None]:
-    """Return a context for a command: an error that leaves it ends this process within two timeouts.
+    """Enclose a command: an error that leaves it ends this process within two timeouts.
 
     Otherwise MPI's end could wait for ever, because it waits for the other ranks, in C, where Python answers no signal.
     Until then they can notice the error and name it. A stop and an interrupt are bounded, too, since a rank that hangs

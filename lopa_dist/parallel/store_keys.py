@@ -25,7 +25,7 @@ key                  written by                        read by                  
 ``beat/RANK``        a thread of that rank             every rank                  a count that rises while it is alive
 ``silent``           rank 0                            every rank                  a count that rises, and who is silent
 ``waits/RANK``       a thread of that rank             ranks of its replica        how often it waited for its device
-``left``             every rank, counting up           rank 0                      who needs the store no more
+``left``             every rank, counting up           rank 0; a rank told to end  who needs the store no more
 ===================  ================================  ==========================  ===================================
 
 All of them have a prefix that is new whenever the ranks start or meet again. The following do not, because torchrun's

@@ -193,7 +193,7 @@ def depth_and_mask(drafts: Ints, number: Ints) -> tuple[Ints, Ints]:
 
 
 class Shape(NamedTuple):
-    """All of a forward on one rank except where its sequences' pending tokens stand; many steps have the same."""
+    """The layout of a forward on one rank, apart from the places of the pending tokens; many steps share one."""
 
     segments: Segments
     start: Ints  # [G] first row of each segment

@@ -165,7 +165,7 @@ class VerifiedDrafts(Kind):
 
 
 def sees_drafts_from(config: DecodeConfig, host: HostState, structure: Structure) -> Ints:
-    """Return the position, counted from `block_begins`, of each sequence's first row that sees drafts, ``[S]``.
+    """Return the first position from which a sequence's rows see drafts, ``[S]``, counted from `block_begins`.
 
     Drafts that a row before it predicts are verified by the branch's own records (`VerifiedDrafts.unpack`).
 

@@ -24,8 +24,8 @@ class RowTable:
     """The rows and what they see. They lie in segments: first the prompts', then the windows'.
 
     A window's segment belongs to a sequence and a branch; for prompts see `rows.prefill`. A segment's rows see the
-    first `shared` tokens of their sequence in the pool, the first `hi` rows of their own segment and, with a dual
-    cache, the tokens behind their segment, whose K/V an earlier forward computed.
+    first `shared` tokens of their sequence in the pool, the first `hi` rows of their own segment and, if there is a
+    `tail`, a second range of cached tokens, which lie behind the segment.
 
     Rows of a segment are in the order of positions. In a window's segment, further rows may follow: see `RowsBehind`.
     """
@@ -38,7 +38,7 @@ class RowTable:
     first: Ints  # [G] position of its first row, relative to the prompt's end
     hi: Ints  # [R] how many of its segment's first rows a row sees
     depth: Ints  # [R] drafts that a row takes as filled: it sees no row whose `DraftRows.until` is not above it
-    tail: tuple[Ints, Ints] | None = None  # [G] cached tokens seen behind it, with a dual cache: first and number
+    tail: tuple[Ints, Ints] | None = None  # [G] a second cached range that it sees, behind it: first token and number
     seen: Ints | None = None  # [R] cached tokens that each row sees; None: all `shared` ones of its segment
     place: Ints | None = None  # [R] token of its sequence whose K/V a row writes into the pool; -1: into scratch
 
@@ -112,7 +112,7 @@ class ForwardBatch:
 
     table: RowTable
     tokens: Tensor  # [R'] ids, R' = `padded` (R)
-    positions: Tensor  # [R'] absolute
+    positions: Tensor  # [R'] places
     heads: Heads
     share: Share  # of the branches that run on this rank
     computed: Ints  # [S] rows of each sequence on all branch ranks together, without prompts' own segments
@@ -124,8 +124,8 @@ class ForwardBatch:
     def must_be_finite(self) -> Tensor | None:
         """Return which packed rows stand behind windows, as drafts' do, or are padding, ``[R']`` bool.
 
-        None: no row stands behind a window. For a causal model all rows are returned: a token's K/V must be the same
-        whether it is verified as a draft or alone.
+        None: no row stands behind a window. If there are no windows, all rows are returned: a token's K/V must be the
+        same whether it is verified as a draft or alone.
         """
         table, windows = self.table, self.windows
         if windows is None:

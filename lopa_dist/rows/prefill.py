@@ -1,6 +1,6 @@
 """Which prompts, or parts of prompts, are segments of their own in a forward.
 
-A prompt that never sees its answer (`DecodeConfig.prefills_apart`) is prefilled apart from the window: as one segment,
+A prompt that never sees its answer (`Context.prefills_apart`) is prefilled apart from the window: as one segment,
 or as two if its first tokens are a prefix whose K/V serve other sequences, too. The prefix and the rest are separate
 segments in every prefill, so a row has the same bits whether the prefix was computed in this forward or found in the
 cache.

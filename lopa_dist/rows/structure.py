@@ -368,7 +368,10 @@ def fresh_boundary(state: State, host: HostState) -> NDArray[np.bool_]:
 
 
 def record_of_commit(state: State, host: HostState) -> NDArray[np.bool_]:
-    """Return ``[S]`` whether the first position is masked and takes the record from the commit of the row before it."""
+    """Return whether the window's first position is masked and its record is that of the commit, ``[S]``.
+
+    It is stored in `State.boundary`.
+    """
     scope = state.config.scope
     if not scope.stores_kv or scope.boundary == "fill" or not state.vocabulary.shift:
         return np.zeros(state.slots, bool)

@@ -173,7 +173,10 @@ class WindowRows:
         return rows * share.most(host.branches)
 
     def usual(self, config: DecodeConfig) -> int:
-        """See `RowMaker`. The prompt's rows are not counted: if they run in every step, the result is far too low."""
+        """See `RowMaker`.
+
+        The prompt's rows are not counted, so where they run in every step the result is far too low.
+        """
         window = config.block_size * window_blocks(config) if config.scope.stores_kv else config.max_new_tokens
         return config.max_branches * self.of_branch(config, window)
 

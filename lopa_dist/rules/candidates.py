@@ -16,7 +16,7 @@ class Candidates(NamedTuple):
 
     column: Tensor  # [S, n] in the winner's records
     placed: Tensor  # [2, S, n] positions, tokens
-    total: Tensor  # [S] how many positions are possible, maybe more than n; columns behind this many are not used
+    total: Tensor  # [S] number of possible positions, which may exceed n; only the first `total` columns count
 
 
 def candidates(state: State, winner: Winner, window: Window, most: int, end: Tensor | None = None) -> Candidates:

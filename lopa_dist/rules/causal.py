@@ -110,14 +110,15 @@ def proposals(winner: Winner) -> Records:
 
 
 def spawn(state: State, winner: Winner, window: Window | None = None) -> None:
-    """Put the drafts of the next step behind the pending token: what the masks behind the chain's end predicted.
+    """Set the drafts of the next step to what the masks after the chain's end predicted.
 
-    The anchor's drafts are also written into the canvas. Drafts that no row before the answer's limit could verify are
-    left out, and so are an end-of-text and all drafts behind it: if the end-of-text is right, the row of the last draft
-    before it predicts it. `window` is None: causal models have no windows.
+    If drafts come from text and there are no branches, set none: the host drafts (`put_chains`). The anchor's drafts
+    are also written into the canvas. Drafts that no row before the answer's limit could verify are left out, and so are
+    an end-of-text and all drafts behind it: if the end-of-text is right, the row of the last draft before it predicts
+    it. `window` is None: causal models have no windows.
     """
     config = state.config
-    if config.drafts_text and not config.branches:  # the host drafts (`put_chains`)
+    if config.drafts_text and not config.branches:
         state.drafts.zero_()
         state.expects_eos.zero_()
         state.branches.copy_(state.done == 0)

@@ -116,9 +116,9 @@ def all_paths(n: int, m: int, device: torch.device) -> AllPaths:
 def chances(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     """Return the probabilities that verification predicts a draft's first choice, and that it predicts the second one.
 
-    The first exceeds the model's own probability, and so does the second, taken as a share of what the first leaves:
-    smaller ones by a larger factor, because verification sees the drafts before, which were confirmed. The exponents
-    were measured (docs/branches.md).
+    The first is higher than the model's own probability. So is the second, as a share of what the first leaves. Low
+    probabilities rise most, because verification sees the earlier drafts, which were confirmed. The exponents were
+    measured (docs/branches.md).
 
     Args:
         first, second: probabilities of the choices, where they were predicted.

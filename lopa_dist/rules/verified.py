@@ -85,15 +85,15 @@ def verify(state: State, records: Records) -> Winner:
 
 
 def on_walk(state: State, predicted: Tensor, accepted: Tensor) -> Tensor:
-    """Return which branches the walk from the anchor comes to, ``[S, K]`` bool; it ends at the deepest one.
+    """Return which branches the walk from the anchor reaches, ``[S, K]`` bool; it ends at the deepest one.
 
-    It comes to a branch if it comes to the branch's parent, and the parent accepts all drafts before the one in whose
-    place the path has its last token, and predicts this token there.
+    It reaches a branch if it reaches the parent, if the parent accepts every draft before the place of the path's last
+    token, and if the parent predicts that token there.
 
     Args:
         state: from which the forward was laid out.
         predicted: ``[S, K, m]`` tokens at each branch's drafts.
-        accepted: ``[S, K]`` of each branch's drafts, if the walk comes to it.
+        accepted: ``[S, K]`` of each branch's drafts, if the walk reaches it.
     """
     _, branches, m = predicted.shape
     depth, parent = state.path_depth, state.path_parent

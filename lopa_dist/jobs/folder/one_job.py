@@ -59,7 +59,7 @@ class Lock:
 
 @contextmanager
 def only_job(folder: Path, start: Start, patience_s: float = PATIENCE_S) -> Iterator[Lock]:
-    """Return a context in which no other job begins in `folder`; rank 0 is in it while it reads, works and writes.
+    """Keep other jobs from beginning in `folder`, while rank 0 reads, works and writes there.
 
     The system releases the lock when this process ends, however it does. A node that goes down may leave its lock with
     a file server; if the launcher itself restarts the same job, that lock is ignored, and replaced. If the node only

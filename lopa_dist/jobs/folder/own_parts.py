@@ -1,4 +1,4 @@
-"""How many parts of its output a run has written: by these, and not by its answers, it knows its own parts again."""
+"""A note of how many parts of its output a run has written, by which it recognises its own parts."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def prompt_of(line: Mapping[str, Any]) -> str:
 
 
 class PromptCount:
-    """Counts the prompts that result lines answer; names are held of those alone that have several samples."""
+    """Counts the prompts that result lines answer; it stores the names of only those that have several samples."""
 
     def __init__(self) -> None:
         self.alone, self.sampled = 0, set[str]()

@@ -32,7 +32,7 @@ class Beginnings:
         self.cuts: dict[bytes, None] = {}  # beginnings that were cut off, the latest one last
 
     def cut(self, tokens: Sequence[int], known: int = 0, copies: int = 1) -> int:
-        """Return how many first tokens of a prompt to compute once for many prompts; 0: all of it, for its copies.
+        """Return how many first tokens to share with other prompts; 0: share the whole prompt, with its copies alone.
 
         Args:
             tokens: the prompt.

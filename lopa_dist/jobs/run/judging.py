@@ -1,4 +1,4 @@
-"""The judging of answers, beside decoding: no step, no collective and no stop waits for a program that hangs."""
+"""Judging of answers in parallel with decoding: a program that hangs delays no step, collective or stop."""
 
 from __future__ import annotations
 

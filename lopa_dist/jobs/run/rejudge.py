@@ -14,7 +14,7 @@ from lopa_dist.tasks.task import CannotJudge, Item, Task, is_of_a_verdict, score
 
 
 def verdict_rule(settings: Mapping[str, Any], item: Item) -> str | None:
-    """Return a hash of the rule and of what it is given besides the text: a verdict counts while this is the same.
+    """Return a hash of the rule and of its arguments besides the text; a verdict is valid while the hash is the same.
 
     Args:
         settings: of the journal.

@@ -22,7 +22,7 @@ SCHEMA_WORKER = "lopa_dist.tasks.schema_worker"
 CHECK_S = 5.0  # seconds that checking an answer against its schema may take
 SLOW_CHECKS = 3  # after this many checks that took longer, a schema's answers are not checked any more
 TOO_SLOW = f"not checked: that takes more than {CHECK_S:g} s by its schema; simplify the schema and its patterns"
-SLOW, FAULT, VALID = range(3)  # how the check of an answer ended; of several ranks' the least counts
+SLOW, FAULT, VALID = range(3)  # outcomes of a check; ranks agree on the lowest
 
 
 class Tries:
@@ -48,7 +48,10 @@ class Tries:
         return wanted.failure(text) if wanted.schema is None else self.failure_of_schema(wanted.schema, text)
 
     def without_rest(self, generation: Generation) -> Generation:
-        """Return an answer that is thrown away as if it had ended at its first stop string; the rest is by chance."""
+        """Return a rejected answer cut at its first stop string.
+
+        How much was generated after that depends on the batch.
+        """
         return answer_of(self.tokenizer, generation, self.items[generation.request.index].stop)[0]
 
     def failure_of_schema(self, schema: str, text: str) -> str:
