@@ -75,7 +75,7 @@ def check_read(name: str, asked: Any, section: Any, deciding: Any = None, typed:
         if typed is not None:
             other = " (decode=vanilla, decode=embedded_plain and others)" if name == "decode" else ""
             remedy = "leave it out" if key in typed else f"it comes from a preset: choose another {name}={other}"
-        raise ValueError(f"{key}={written(value)}: has no effect here, for only {reader.who} read it; {remedy}")
+        raise ValueError(f"{key}={written(value)}: has no effect here: only {reader.who} read it; {remedy}")
 
 
 def require(key: str, value: Any, choices: Sequence[Any]) -> None:

@@ -152,7 +152,7 @@ def summary(report: dict[str, Any], folder: Path) -> float:
     errors = f", {report['errors']} with errors (see errors.jsonl)" if report["errors"] else ""
     unjudged = f", {report['unjudged']} not judged (the same command tries again)" if report.get("unjudged") else ""
     if invalid := report.get("tries", {}).get("invalid"):
-        errors += f", {invalid} not of their format (finish_reason invalid)"
+        errors += f", {invalid} without the format asked for (finish_reason invalid)"
     if cut := report.get("cut"):
         errors += f", {cut} cut at their limit of tokens"
     log.info(
@@ -179,7 +179,7 @@ def summary(report: dict[str, Any], folder: Path) -> float:
         first = first_of(folder, "error", "invalid")
         if report["errors"] + invalid == report["requests"]:
             raise UserError(f"no answer has its format; the first: {first}")
-        log.info("the first that is not of its format: %s", first)
+        log.info("the first answer without its format: %s", first)
     if report.get("accuracy") == 0 and report["task"].get("score") == "exact":
         log.info(
             "no whole answer equals its reference; task.score=FILE.py:FUNCTION reads answers from texts "
@@ -247,7 +247,7 @@ def main() -> None:
         if unknown := next((a for a in arguments if a.startswith("--") and a.split("=")[0] not in FLAGS), None):
             raise UserError(f"{unknown}: no such flag; settings are KEY=VALUE, such as task=batch (--help)")
         if command := next((a for a in arguments if a in COMMANDS), None):
-            raise UserError(f"{command}: is a command, which comes first and takes no other word before it, also no -m")
+            raise UserError(f"{command} is a command: it must be the first word, without -m")
         if "--dry-run" in arguments:
             raise UserError("--dry-run is for launch/*.sh; `lopa-dist doctor KEY=VALUE ...` checks a job here")
         check_keys([a for a in arguments if not a.startswith("-")])

@@ -210,7 +210,7 @@ def argument_parsers() -> dict[str, Parser]:
 
     command(models, "List the model families, their presets, and what their numbers were compared with.")
 
-    parser = command(doctor, "Tell whether a job would run on this machine, what would slow it, and what to mend.")
+    parser = command(doctor, "Tell whether a job would run on this machine, what would slow it, and what to fix.")
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="settings of the job, such as model=...")
     return made
 

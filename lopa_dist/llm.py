@@ -93,7 +93,7 @@ class LLM:
     def __init__(self, model: str = "embedded", *settings: str) -> None:
         self.named = model, *settings
         if wrong := [setting for setting in settings if not isinstance(setting, str)]:
-            raise ValueError(f"{wrong[0]!r}: give settings as texts, such as 'decode.drafts=4'")
+            raise ValueError(f"{wrong[0]!r}: give settings as strings, such as 'decode.drafts=4'")
         self.settings = [*model_settings(model), *settings]
         check_keys(self.settings)
         for setting in settings:
@@ -180,7 +180,7 @@ class LLM:
         with self.calls.refusing():
             prefixes = listed(prefixes, "prefixes")
             if isinstance(suffixes, str) or len(suffixes) != len(prefixes):
-                raise ValueError("suffixes: give a list with one text for each prefix")
+                raise ValueError("suffixes: give a list with one string for each prefix")
             for number, suffix in enumerate(suffixes):
                 check_text(suffix, f"suffixes[{number}]")
             limits = for_each(max_tokens, len(prefixes), "max_tokens", "prefixes")
@@ -277,7 +277,7 @@ class LLM:
                 check_top(top_logprobs, config)
             items = items_of(prompts, None)
             if isinstance(continuations, str) or len(continuations) != len(items):
-                raise ValueError("continuations: give a list with one text for each prompt")
+                raise ValueError("continuations: give a list with one string for each prompt")
             for number, text in enumerate(continuations):
                 check_text(text, f"continuations[{number}]")
             encoder = Encoder(config, builder.shape, builder.tokenizer)
@@ -322,8 +322,8 @@ class LLM:
             if key in SAMPLING_ONLY:
                 raise ValueError(f"{key}: give it as sampling=SamplingParams({key}=...)")
             if not isinstance(value, str | int | float | None):
-                rule = "; a rule of your own is a text, FILE.py:FUNCTION" if key == "fill" else ""
-                raise ValueError(f"{key} is of type {type(value).__name__}: give a text, a number or None{rule}")
+                rule = "; a rule of your own is a string, FILE.py:FUNCTION" if key == "fill" else ""
+                raise ValueError(f"{key} is of type {type(value).__name__}: give a string, a number or None{rule}")
         given = [
             f"decode.{key}={quoted(value) if isinstance(value, str) else 'null' if value is None else value}"
             for key, value in overrides.items()

@@ -65,10 +65,10 @@ def items_of(
 def items_of_one(prompt: Prompt, asked: SamplingParams, index: int) -> list[Item]:
     """Return the items of one prompt; raise a BadLine that says what is wrong with it."""
     if isinstance(prompt, Mapping) and "role" in prompt:
-        raise BadLine("the prompt is a single message: a chat is a list of them, and prompts one of chats")
+        raise BadLine("the prompt is a single message: a chat is a list of messages, and prompts a list of chats")
     is_chat = isinstance(prompt, Sequence) and all(isinstance(message, Mapping) for message in prompt)
     if not isinstance(prompt, str) and not is_chat:
-        form = 'a prompt is a text, or a chat as a list of {"role": "...", "content": "..."}'
+        form = 'a prompt is a string, or a chat as a list of {"role": "...", "content": "..."}'
         raise BadLine(f"the prompt is of type {type(prompt).__name__}: {form}")
     given = {key: value for key, value in asdict(asked).items() if value is not None and key != "stop"}
     given["stop"] = list(asked.stop) if isinstance(asked.stop, tuple) else asked.stop
@@ -88,9 +88,9 @@ def items_of_one(prompt: Prompt, asked: SamplingParams, index: int) -> list[Item
 def listed(prompts: Iterable[Prompt], name: str) -> list[Prompt]:
     """Return prompts as a list; raise a ValueError that calls them `name` if they are a single one or none at all."""
     if isinstance(prompts, str):
-        raise ValueError(f"{name} is one text: give a list, also of a single prompt")
+        raise ValueError(f"{name} is one string: give a list, even for a single prompt")
     if not isinstance(prompts, Iterable):
-        raise ValueError(f"{name} is of type {type(prompts).__name__}: give a list of texts or chats")
+        raise ValueError(f"{name} is of type {type(prompts).__name__}: give a list of strings or chats")
     return list(prompts)
 
 
@@ -111,6 +111,6 @@ def for_each(given: Any, number: int, name: str, prompts: str) -> Sequence[Any]:
 
 
 def check_text(text: Any, what: str) -> None:
-    """Raise a ValueError that says what was given instead if `text` is not a text."""
+    """Raise a ValueError that says what was given instead if `text` is not a string."""
     if not isinstance(text, str):
-        raise ValueError(f"{what}: give a text, not {text!r} ({type(text).__name__})")
+        raise ValueError(f"{what}: give a string, not {text!r} ({type(text).__name__})")

@@ -119,12 +119,12 @@ def test_a_path_alone_is_a_model_of_its_own(
         ({"verify": "confidence", "drafts": 2}, "decode.verify=agreement"),
         (
             {"verify": "agreement", "drafts": 2, "extra_fill": 1},
-            "decode.extra_fill=1 cannot go with decode.verify=agreement",
+            "decode.extra_fill=1 is not possible with decode.verify=agreement",
         ),
         ({"verify": "agreement", "drafts": -1}, "decode.drafts=-1"),
         ({"verify": "both"}, "confidence, agreement"),
         ({"tau_entropy": -0.5}, "decode.tau_entropy=-0.5: must be a number of nats"),
-        ({"tau_entropy": 0.5, "confidence": "margin"}, "set decode.confidence=neg_entropy"),
+        ({"tau_entropy": 0.5, "confidence": "margin"}, "needs decode.confidence=neg_entropy"),
         (
             {"tau_entropy": 0.5, "fill": "a.py:f"},
             "decode.tau_entropy=0.5: decode.fill=a.py:f decides; leave it at null",
@@ -376,7 +376,7 @@ def test_right_keys_pass() -> None:
         ),
         (["model=none_such"], r"^lopa-dist: model=none_such: no such preset\. There are a2d_qwen3_0_6b, "),
         (["trce", "r", "1"], "trce: no such command; did you mean trace"),
-        (["doctor", "-m", "decode.drafts=2,3"], r"doctor: is a command, which comes first .*no -m"),
+        (["doctor", "-m", "decode.drafts=2,3"], r"doctor is a command: it must be the first word, without -m"),
         (["decode=../model/embedded"], r"decode=\.\./model/embedded: a preset is named without its folder"),
         (["report", ""], r"argument FOLDER: it is empty; the current folder is \."),
         (["--task", "batch"], r"--task: no such flag; settings are KEY=VALUE"),
@@ -613,7 +613,7 @@ def test_the_first_error_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFi
     with caplog.at_level("INFO", "lopa_dist"):
         cli.summary(report | {"requests": 4, "tries": {"invalid": 1}}, tmp_path)
     assert caplog.messages[1:] == [
-        "the first error: line 2: bad", "the first that is not of its format: the text is no JSON: it was cut"
+        "the first error: line 2: bad", "the first answer without its format: the text is no JSON: it was cut"
     ]  # fmt: skip
     with pytest.raises(UserError, match="no answer has its format; the first: the text is no JSON: it was cut"):
         cli.summary(report | {"tries": {"invalid": 1}}, tmp_path)

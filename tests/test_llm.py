@@ -269,15 +269,15 @@ def test_no_prompts_give_no_outputs(llm: LLM) -> None:
         (["x"], {"sampling": [SamplingParams()] * 2}, "2 sampling parameters for 1 prompts"),
         (["x"], {"decode": "best"}, "decode=best: no such preset. There are causal, d2f, embedded, "),
         (["x"], {"brances": 1}, "decode.brances: no such key; did you mean decode.branches"),
-        (["x", 5], {}, r"prompts\[1\]: the prompt is of type int: a prompt is a text, or a chat"),
-        (["x", ["y"]], {}, r"prompts\[1\]: the prompt is of type list: a prompt is a text, or a chat"),
+        (["x", 5], {}, r"prompts\[1\]: the prompt is of type int: a prompt is a string, or a chat"),
+        (["x", ["y"]], {}, r"prompts\[1\]: the prompt is of type list: a prompt is a string, or a chat"),
         (["x"], {"sampling": {"temperature": 1.0}}, "sampling: give SamplingParams"),
         (["x"], {"sampling": 1.0}, "sampling: give SamplingParams"),
         (["x"], {"sampling": []}, "0 sampling parameters for 1 prompts"),
         (["x"], {"sampling": SamplingParams(tries=0)}, r"prompts\[0\]: tries=0 must be an integer of at least 1"),
         (["x"], {"sampling": SamplingParams(tries=math.nan)}, "tries=nan must be"),  # type: ignore[arg-type]
         (["x"], {"sampling": SamplingParams(tries="3")}, "tries='3' must be"),  # type: ignore[arg-type]
-        (["x"], {"decode": "vanilla", "tau_add": 0.5}, "decode.tau_add=0.5: has no effect here, for decode.max_active"),
+        (["x"], {"decode": "vanilla", "tau_add": 0.5}, "decode.tau_add=0.5: has no effect: decode.max_active"),
         (["x"], {"drafts": True}, r"decode\.drafts=True: must be an integer"),
         (["x"], {"tau_conf": "high"}, "decode.tau_conf: Value 'high'"),
         (["x"], {"tau_conf": 2}, r"decode.tau_conf=2.*between 0 and 1"),
@@ -288,9 +288,9 @@ def test_no_prompts_give_no_outputs(llm: LLM) -> None:
         (["x"], {"stop": ["."]}, r"stop: give it as sampling=SamplingParams\(stop=\.\.\.\)"),
         (["x"], {"decode": SamplingParams()}, r"decode is of type SamplingParams: .* give sampling=SamplingParams"),
         (["x"], {"decode": {"drafts": 4}}, "decode is of type dict: .* give single options as drafts=4"),
-        (["x"], {"fill": len}, "fill is of type builtin_function_or_method: .* is a text, FILE.py:FUNCTION"),
+        (["x"], {"fill": len}, "fill is of type builtin_function_or_method: .* is a string, FILE.py:FUNCTION"),
         (["x"], {"sampling": SamplingParams(stop=5)}, r"prompts\[0\]: stop must be"),  # type: ignore[arg-type]
-        ([{"id": "a", "prompt": "x"}], {}, r"prompts\[0\]: the prompt is of type dict: a prompt is a text, or a chat"),
+        ([{"id": "a", "prompt": "x"}], {}, r"prompts\[0\]: the prompt is of type dict: a prompt is a string"),
         (5, {}, "prompts is of type int: give a list"),
     ],
 )
@@ -302,7 +302,7 @@ def test_what_is_wrong_with_a_call_is_said(llm: LLM, prompts: Any, options: dict
 def test_what_is_wrong_with_infilling_or_scoring_is_said(llm: LLM) -> None:
     with pytest.raises(ValueError, match="sampling: give SamplingParams"):
         llm.infill(["a"], [" b"], 4, sampling=[None])  # type: ignore[list-item]
-    with pytest.raises(ValueError, match="prefixes is one text: give a list"):
+    with pytest.raises(ValueError, match="prefixes is one string: give a list"):
         llm.infill("a", [" b"], 4)
     assert len(llm.infill(iter(PROBLEMS[:1]), [" b"], 4)) == 1  # type: ignore[arg-type]
     for samples in ("3", True, 2.5):
@@ -342,7 +342,7 @@ def test_the_callers_answers_to_signals_stay(llm: LLM, monkeypatch: pytest.Monke
         (["./nowhere"], r"model.path=./nowhere: no such folder"),
         (["local"], "model 'local': give the checkpoint's folder in its place"),
         ([None], "model is of type NoneType: give the name of a preset, a folder, or a hub id"),
-        (["embedded", 3], "3: give settings as texts, such as 'decode.drafts=4'"),
+        (["embedded", 3], "3: give settings as strings, such as 'decode.drafts=4'"),
         (["embeded"], "model 'embeded': neither a preset nor a folder; did you mean embedded?"),
         (["./no where=b"], r"model.path=./no where=b: no such folder"),
         (["./o'brien/model"], r"model.path=./o'brien/model: no such folder"),
@@ -402,7 +402,7 @@ def test_infilling_needs_a_model_that_sees_what_is_behind(llm: LLM, tmp_path: Pa
             llm.infill(["a"], ["b"], 4, progress=False, context=context)
     with pytest.raises(ValueError, match="suffix contains the mask token"):
         llm.infill(["a"], ["<|mask|>"], 4, progress=False)
-    with pytest.raises(ValueError, match="one text for each prefix"):
+    with pytest.raises(ValueError, match="one string for each prefix"):
         llm.infill(["a"], "b", 4)
     with pytest.raises(ValueError, match="2 max_tokens for 1 prefixes"):
         llm.infill(["a"], ["b"], [4, 4])
@@ -413,9 +413,9 @@ def test_infilling_needs_a_model_that_sees_what_is_behind(llm: LLM, tmp_path: Pa
 @pytest.mark.parametrize("wrong", [5, None, ["a"]])
 def test_what_is_no_text_is_refused_by_its_place(wrong: Any) -> None:
     llm = LLM("embedded")
-    with pytest.raises(ValueError, match=r"suffixes\[1\]: give a text"):
+    with pytest.raises(ValueError, match=r"suffixes\[1\]: give a string"):
         llm.infill(["a", "b"], ["x", wrong], 3)
-    with pytest.raises(ValueError, match=r"continuations\[0\]: give a text"):
+    with pytest.raises(ValueError, match=r"continuations\[0\]: give a string"):
         llm.score(["a"], [wrong])
 
 
@@ -428,7 +428,7 @@ def test_bad_prompts_are_returned_beside_the_answers_of_the_others() -> None:
     alone = llm.generate([good], max_new_tokens=64)
     assert found[0].text == found[3].text == alone[0].text
     assert [output.id for output in found] == [f"line-{i}" for i in range(1, 7)]
-    assert found[1].error.startswith("the prompt is of type NoneType: a prompt is a text")
+    assert found[1].error.startswith("the prompt is of type NoneType: a prompt is a string")
     assert found[2].error.startswith("prompt has nothing but white space")
     assert "positions" in found[4].error
     assert not found[0].error

@@ -169,8 +169,8 @@ class DecodeConfig:
             raise ValueError(f"decode.tau_entropy={most}: decode.fill={self.fill} decides; leave it at null")
         if self.confidence != "neg_entropy":
             raise ValueError(
-                f"decode.tau_entropy={most} with decode.confidence={self.confidence}: set "
-                "decode.confidence=neg_entropy, by which positions are ranked then, too"
+                f"decode.tau_entropy={most} with decode.confidence={self.confidence}: needs "
+                "decode.confidence=neg_entropy, which must also rank positions"
             )
 
     def _check_verification(self) -> None:
@@ -185,11 +185,11 @@ class DecodeConfig:
         if self.branches and not self.drafts:
             raise ValueError(
                 f"decode.branches={self.branches} with {who} needs decode.drafts of 1 or more, which its branches "
-                "verify; decode.branches=0 decode.drafts=0 does without lookahead"
+                "verify; decode.branches=0 decode.drafts=0 turns lookahead off"
             )
         if self.extra_fill:
             raise ValueError(
-                f"decode.extra_fill={self.extra_fill} cannot go with {who}: it fills tokens that nothing verifies"
+                f"decode.extra_fill={self.extra_fill} is not possible with {who}: it fills tokens that nothing verifies"
             )
 
     @property

@@ -167,7 +167,7 @@ class Drafter:
     def say_full(self, size: int) -> None:
         """Log that the table has `size` bytes and is full."""
         log.info(
-            "the table of drafts from text is full (%d MB): from now on what was not used for long is dropped",
+            "the table of drafts from text is full (%d MB): from now on, its least recently used entries are dropped",
             size >> 20,
         )
 

@@ -41,11 +41,14 @@ def plain_kernels(
     """
     if options.kernels == "torch":
         if device.type == "cuda" and options.attention == "meta":
-            raise ValueError("engine.kernels=torch: engine.attention=meta is one of Triton's; leave it at auto")
+            raise ValueError("engine.kernels=torch: engine.attention=meta is a Triton kernel; leave it at auto")
         return frozenset(KERNELS)
     if device.type != "cuda":
         if options.kernels == "triton":
-            raise ValueError(f"engine.kernels=triton: Triton's run on a GPU, not on a {device.type}; leave it at auto")
+            raise ValueError(
+                f"engine.kernels=triton: Triton kernels need a GPU, and the model is on a {device.type}; leave it at "
+                "auto"
+            )
         return frozenset()
     wanted, dtype = needed(model, options, tile_rows), model.head_weight.dtype
     weights = sorted({mlp.down.dtype for mlp in mixtures(model)}, key=str)
@@ -55,7 +58,7 @@ def plain_kernels(
         return refused(widths, dtype, device, wanted)
     why = "engine.kernels=triton" if options.kernels == "triton" else "ranks that share a model need the same kernels"
     for name, fault in faults(widths, dtype, device, wanted).items():
-        raise ValueError(f"{why}: {name}: {fault}; engine.kernels=torch does without Triton, slower")
+        raise ValueError(f"{why}: {name}: {fault}; engine.kernels=torch runs without Triton, more slowly")
     return frozenset()
 
 

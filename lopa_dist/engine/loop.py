@@ -223,7 +223,7 @@ class Engine:
         )  # fmt: skip
         log.info(
             "%d sequences run at once%s, forwards have up to %d rows: %.1f GiB of the %.1f that are free",
-            plan.sequences, f" (not {sequences}, for want of memory)" if plan.sequences < sequences else "",
+            plan.sequences, f" (not {sequences}: too little memory)" if plan.sequences < sequences else "",
             plan.scratch, plan.bytes / 2**30, free / 2**30,
         )  # fmt: skip
         return plan

@@ -107,8 +107,8 @@ class Runners:
             )
         if reproducible and device.type == "cuda" and shape.experts is not None:
             raise ValueError(
-                "engine.reproducible=true on a GPU cannot go with a mixture of experts: the library computes its "
-                "router, and in bf16 multiplies the experts, in bits that may depend on the batch"
+                "engine.reproducible=true is not possible for a mixture of experts on a GPU: a library computes the "
+                "router (and in bf16 the experts), and the bits may depend on the batch"
             )
         if reproducible and self.plain and device.type == "cuda":
             raise ValueError(

@@ -374,7 +374,10 @@ class StaticRunner(Runner):
             graph.capture = False
             self.uncaptured.add(kind)
             self.memory = torch.cuda.graph_pool_handle()  # the old one may still count as being captured into
-            log.warning("the %s runs without CUDA graphs, slower, from the one of %d rows on: %s", kind, size, error)
+            log.warning(
+                "the %s runs without further CUDA graphs, and so slower: the graph for %d rows could not be captured: "
+                "%s", kind, size, error,
+            )  # fmt: skip
             graph(function, self.device, self.memory)
 
     def attend(self, prepared: Prepared) -> Attend:

@@ -343,5 +343,5 @@ def compare(folder: Path, stored: dict[str, list[int]], wanted: dict[str, list[i
         if names:
             raise CheckpointError(
                 f"{folder}: {len(names)} tensors {problem}: {', '.join(sorted(names)[:8])}; fetch the checkpoint "
-                "again, or correct its config.json, whose model_type and sizes say so"
+                "again, or correct config.json: its model_type and sizes say which tensors are expected"
             )

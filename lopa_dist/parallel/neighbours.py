@@ -105,8 +105,8 @@ def wait_until(
             raise LaunchError(f"{state()}, after {limit_s:.0f} s")
         if now - said > WORD_S and world.local_rank == 0:
             said = now
-            bound = f" up to {limit_s:.0f} s" if limit_s < math.inf else ""
-            log.warning("%s, after %.0f s; they are waited for%s", state(), now - began, bound)
+            bound = f", up to {limit_s:.0f} s" if limit_s < math.inf else ""
+            log.warning("%s, after %.0f s; still waiting%s", state(), now - began, bound)
         time.sleep(pause_s(world.size))
 
 

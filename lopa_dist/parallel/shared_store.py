@@ -54,12 +54,12 @@ class SharedStore:
         wait_until(all_joined, self.world, self.joined, limit_s)
 
     def joined(self) -> str:
-        """Return, in words, how many ranks are here, and which are not."""
+        """Return, in words, how many ranks have joined, and which are missing."""
         here = hosts(self.store)
         missing = [rank for rank in range(self.world.size) if rank not in here]
         more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
         names = ", ".join(f"rank {rank}" for rank in missing[:NAMED]) + more
-        return f"{len(here)} of {self.world.size} ranks are here, not {names}"
+        return f"{len(here)} of {self.world.size} ranks have joined; missing: {names}"
 
     def look_around(self) -> None:
         """Check for failures and stops."""

@@ -173,7 +173,7 @@ def test_as_many_run_as_there_is_memory_for(
     assert running[0] == 5
     assert running[0] > running[1] > running[2] >= 1
     assert "5 sequences run at once, forwards have up to" in caplog.text
-    assert "(not 5, for want of memory)" in caplog.text
+    assert "(not 5: too little memory)" in caplog.text
     with pytest.raises(TooLarge):
         watched(small_model, BASE, monkeypatch, 10_000)
 

@@ -126,7 +126,7 @@ def test_a_bucket_that_cannot_be_captured_runs_without_a_graph_and_that_is_said_
     assert Graph.calls.count("begin") == 1, "after the first, none of its kind is tried"
     assert buckets.memory == "another pool"
     [said] = [record.getMessage() for record in caplog.records]
-    assert "the transformer runs without CUDA graphs, slower, from the one of 32 rows on" in said
+    assert "the transformer runs without further CUDA graphs, and so slower: the graph for 32 rows could not" in said
     assert "operation not permitted" in said
     good = Replay()
     for _ in range(3):
@@ -195,7 +195,7 @@ def test_the_smallest_graph_is_a_probe_for_its_kind(
         assert captured == ([32] if kind == broken else [32, 128, 96, 64])
         assert {size for of, size, _ in runs if of == kind} == {32, 64, 96, 128}, "kernels are compiled all the same"
     said = [record.getMessage() for record in caplog.records]
-    assert sum("without CUDA graphs" in line for line in said) == (broken is not None)
+    assert sum("without further CUDA graphs" in line for line in said) == (broken is not None)
     assert "of 4 sizes" in said[0]
     assert said[-1].startswith("captured 0 CUDA graphs of 8 (first runs ")
     assert len(said) == 2 + (broken is not None)

@@ -82,7 +82,7 @@ def test_long_texts_of_replicas_are_gathered_in_parts(monkeypatch: pytest.Monkey
 def test_a_rank_that_never_starts_is_not_waited_for_longer() -> None:
     with (
         joined(HashStore(), 0, 2) as shared,
-        pytest.raises(LaunchError, match="1 of 2 ranks are here, not rank 1, after 0 s"),
+        pytest.raises(LaunchError, match="1 of 2 ranks have joined; missing: rank 1, after 0 s"),
     ):
         shared.join(0.1)
 
@@ -92,7 +92,7 @@ def test_who_is_awaited_is_said_now_and_then(monkeypatch: pytest.MonkeyPatch, ca
     with joined(HashStore(), 1, 9) as shared, pytest.raises(LaunchError):
         shared.join(0.25)
     said = (
-        "1 of 9 ranks are here, not rank 0, rank 2, rank 3, rank 4, rank 5 and 3 more, after 0 s; they are waited for"
+        "1 of 9 ranks have joined; missing: rank 0, rank 2, rank 3, rank 4, rank 5 and 3 more, after 0 s; still waiting"
     )
     assert 1 <= sum(message.startswith(said) for message in caplog.messages) <= 2
 

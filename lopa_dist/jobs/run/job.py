@@ -259,19 +259,19 @@ class Job:
         log.info("all %d requests were done before", len(self.input))
         if any(self.attempt.settings.get(key) for key in VERDICT_SETTINGS if key != "score"):
             log.info(
-                "their verdicts are kept, for what judges them is as it was; job.retry=verdicts judges them again, for "
-                "example after a change of a file that it reads"
+                "their verdicts are kept, because the rule has not changed; job.retry=verdicts judges them again, for "
+                "example after a file that the rule reads has changed"
             )
         if invalid := report.get("tries", {}).get("invalid"):
             log.info(
-                "%d of them are not of their format, which is no error: more task.tries, at a temperature, generate "
-                "them again", invalid,
+                "%d of them do not have the format asked for, which is not an error: a higher task.tries, at a "
+                "temperature above 0, generates them again", invalid,
             )  # fmt: skip
         aside = len(self.input.aside)
         if unusable := sum(self.input.rejected) - aside:
             log.info(
-                "%d of them are errors that no other attempt mends: their lines cannot be used, as errors.jsonl says; "
-                "correct them and give the same command", unusable,
+                "%d of them cannot run at all (errors.jsonl says why): correct their lines and give the same command",
+                unusable,
             )  # fmt: skip
         if aside:
             log.info("%d of them were set aside, as errors.jsonl says; job.retry=errors runs them again", aside)
@@ -533,7 +533,7 @@ def idle_in_scoring(task: Task, given: Collection[str]) -> list[str]:
     if not scored_masks(task) or not idle:
         return []
     return [
-        f"{', '.join(sorted(idle))}: without effect, for this task's texts are scored and not generated: only "
+        f"{', '.join(sorted(idle))}: no effect: this task scores texts and generates none; only "
         "decode.context and decode.block_size say what rows see"
     ]
 

@@ -429,8 +429,7 @@ class Encoder:
         filters += [f"decode.top_k={decode.top_k}"] if decode.top_k else []
         if filters and not self.draws and not self.scores:
             messages.append(
-                f"{' and '.join(filters)}: without effect, for at temperature 0 no token is drawn; set "
-                "decode.temperature"
+                f"{' and '.join(filters)}: no effect: at temperature 0 no token is drawn; set decode.temperature"
             )
         if self.greedy_filters:
             messages.append(
@@ -441,8 +440,9 @@ class Encoder:
             threshold = "decode.tau_conf" if decode.tau_entropy is None else "decode.tau_entropy"
             messages.append(
                 f"requests with a temperature other than 1, a top_p or a top_k: {self.sharpened}. {threshold} and the "
-                "order of positions are of the probabilities after these (as in Dream's own program): the sharper they "
-                "are, the more tokens are filled at once, and unverified ones may be worse; compare with temperature 1"
+                "ranking of positions use probabilities after temperature and filters (as Dream's own program does): "
+                "the sharper these are, the more tokens are filled at once, and unverified ones may be worse; compare "
+                "with temperature 1"
             )
         if self.greedy_samples:
             messages.append(

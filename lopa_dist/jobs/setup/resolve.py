@@ -87,9 +87,7 @@ def check_decided(decode: DecodeConfig, typed: Collection[str]) -> None:
     }
     for name, others in deciding.items():
         if others and f"decode.{name}" in typed:
-            raise ValueError(
-                f"decode.{name}={getattr(decode, name)}: has no effect here, for {others[0]} decides; leave it out"
-            )
+            raise ValueError(f"decode.{name}={getattr(decode, name)}: has no effect: {others[0]} decides; leave it out")
 
 
 def by_device(config: Config, device: torch.device) -> Resolved:

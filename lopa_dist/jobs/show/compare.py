@@ -289,7 +289,7 @@ class Comparison:
         for note in self.notes:
             console.print(escape(note))
         if left_out := [name for name in hidden if name in NARROW and name in self.head]:
-            console.print(f"left out for want of room, and in comparison.csv: {', '.join(left_out)}")
+            console.print(f"left out for lack of room; they are in comparison.csv: {', '.join(left_out)}")
 
     def table(self, title: str, hidden: Collection[str]) -> Table:
         """Return the table of the columns that are not `hidden`."""

@@ -568,5 +568,5 @@ def test_ways_of_generating_are_told_where_texts_are_scored(monkeypatch: pytest.
     assert idle_in_scoring(task, given) == []
     monkeypatch.setattr("lopa_dist.jobs.run.job.scored_masks", lambda task: 8)
     [warning] = idle_in_scoring(task, given)
-    assert warning.startswith("decode.drafts, decode=: without effect, for this task's texts are scored")
+    assert warning.startswith("decode.drafts, decode=: no effect: this task scores texts")
     assert idle_in_scoring(task, ["decode.context", "seed"]) == []

@@ -186,7 +186,7 @@ def test_filters_of_a_job_that_draws_nothing_are_told(
     ("decode", "own", "told"),
     [
         ({"temperature": 1.0}, {}, ""),
-        ({"temperature": 0.7}, {}, "a top_p or a top_k: 1. decode.tau_conf and the order"),
+        ({"temperature": 0.7}, {}, "a top_p or a top_k: 1. decode.tau_conf and the ranking"),
         ({"temperature": 1.0, "top_k": 1}, {}, "a top_p or a top_k: 1. decode.tau_conf"),
         ({"temperature": 0.7, "tau_entropy": 0.5}, {}, "a top_p or a top_k: 1. decode.tau_entropy"),
         ({"temperature": 0.7, "context": "causal", "drafts": 2}, {}, ""),

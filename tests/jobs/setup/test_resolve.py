@@ -52,7 +52,7 @@ def test_attention_whose_bits_depend_on_drafts_is_refused_where_texts_must_not()
 )  # fmt: skip
 def test_what_fills_masks_is_refused_where_none_are_filled(setting: str) -> None:
     asked = config("model=causal", "decode.drafts=0", f"decode.{setting}")
-    with pytest.raises(ValueError, match=rf"^decode\.{setting}: has no effect here, for only models that fill masks"):
+    with pytest.raises(ValueError, match=rf"^decode\.{setting}: has no effect here: only models that fill masks"):
         resolve(asked, read_config(find("causal")), CPU)
 
 
@@ -60,13 +60,13 @@ def test_what_fills_masks_is_refused_where_none_are_filled(setting: str) -> None
 def test_what_was_typed_is_told_from_what_a_preset_says(value: str) -> None:
     causal = read_config(find("causal"))
     asked = config("model=causal", f"decode.tau_conf={value}")
-    with pytest.raises(ValueError, match=rf"decode\.tau_conf={value}: has no effect here, .*; leave it out$"):
+    with pytest.raises(ValueError, match=rf"decode\.tau_conf={value}: has no effect here: .*; leave it out$"):
         resolve(asked, causal, CPU, {"model", "decode.tau_conf"})
     assert resolve(config("model=causal"), causal, CPU, {"model"}).decode.causal
     with pytest.raises(ValueError, match=r"verify=confidence: .*; it comes from a preset: choose another decode="):
         resolve(config("model=causal", "decode=threshold"), causal, CPU, {"model", "decode"})
     asked = config("decode.context=vanilla", "engine.prefix_cache=exact")
-    with pytest.raises(ValueError, match=r"engine\.prefix_cache=exact: has no effect here, .*; leave it out$"):
+    with pytest.raises(ValueError, match=r"engine\.prefix_cache=exact: has no effect here: .*; leave it out$"):
         resolve(asked, read_config(find("embedded")), CPU, {"engine.prefix_cache"})
 
 
@@ -80,7 +80,7 @@ def test_what_was_typed_is_told_from_what_a_preset_says(value: str) -> None:
 def test_what_was_typed_beside_what_decides_is_refused(typed: str, other: str) -> None:
     """Not what a preset says, in whose place another value was typed."""
     asked, shape = config(f"decode.{typed}", f"decode.{other}"), read_config(EMBEDDED)
-    with pytest.raises(ValueError, match=rf"^decode\.{typed}: has no effect here, for decode\.{other} decides; leave"):
+    with pytest.raises(ValueError, match=rf"^decode\.{typed}: has no effect: decode\.{other} decides; leave"):
         resolve(asked, shape, CPU, {f"decode.{part.partition('=')[0]}" for part in (typed, other)})
     assert resolve(asked, shape, CPU, {f"decode.{other.partition('=')[0]}"})
 

@@ -403,7 +403,7 @@ def test_streams_of_problems_are_pooled(tmp_path: Path, report: dict[str, Any]) 
         assert all(len(line) <= width for line in shown.splitlines()[:6])
         assert wanted in shown
         assert re.search(r"38\.5 \(\d\d\.\d-\d\d\.\d\) .*-\d\d\.\d \(-\d\d\.\d,-\d\.\d\)", shown)
-        assert ("left out for want of room, and in comparison.csv: " in shown) == bool(gone)
+        assert ("left out for lack of room; they are in comparison.csv: " in shown) == bool(gone)
         assert gone in shown
 
 
