@@ -283,7 +283,7 @@ def main() -> None:
             sys.exit(f"lopa-dist: {full}")
         if not isinstance(cause, OSError) or cause.filename is None:
             raise
-        key = "hydra.sweep.dir" if {"-m", "--multirun"} & {*arguments} else "hydra.run.dir"
+        key = "hydra.sweep.dir" if {*SWEEP} & {*arguments} else "hydra.run.dir"
         sys.exit(f"lopa-dist: the run folder cannot be written ({cause}); give another {key}")
     except RuntimeError as error:
         kinds = {kind.__name__ for kind in type(error).__mro__}

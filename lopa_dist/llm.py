@@ -205,10 +205,9 @@ class LLM:
         """
         if not items:
             return []
-        most = config.decode.max_new_tokens
-        items = [replace(item, max_new_tokens=item.max_new_tokens or most) for item in items]
-        limit = max(item.max_new_tokens or most for item in items)
-        config = replace(config, decode=replace(config.decode, max_new_tokens=limit))
+        limits = [item.max_new_tokens or config.decode.max_new_tokens for item in items]
+        items = [replace(item, max_new_tokens=limit) for item, limit in zip(items, limits, strict=True)]
+        config = replace(config, decode=replace(config.decode, max_new_tokens=max(limits)))
         builder = self.builder
         with self.calls.refusing():
             resolved = replace(config, decode=resolve_decode(config.decode, builder.pattern))
@@ -451,14 +450,19 @@ def rejections(requests: Sequence[Request | Rejection]) -> list[Rejection]:
     return [one for one in requests if isinstance(one, Rejection)]
 
 
+def reason_of(item: Item, rejection: Rejection) -> str:
+    """Return why a prompt cannot be used, without the number of its line: prompts have no lines."""
+    assert item.origin
+    return rejection.message.removeprefix(f"line {item.origin.line}: ")
+
+
 def failed(item: Item, rejection: Rejection) -> Output:
     """Return the output of a prompt that cannot be used."""
     assert item.origin
-    reason = rejection.message.removeprefix(f"line {item.origin.line}: ")  # prompts have no lines
     return Output(
         id=item.origin.custom_id, sample=item.origin.sample, prompt=item.messages or item.prompt or "", text="",
         tokens=[], finish_reason="error", prompt_tokens=0, forwards=0, drafts=0, accepted=0, seconds=0.0,
-        tokens_per_forward=0.0, acceptance=None, error=reason,
+        tokens_per_forward=0.0, acceptance=None, error=reason_of(item, rejection),
     )  # fmt: skip
 
 
@@ -466,9 +470,8 @@ def encoded(encoder: Encoder, items: Sequence[Item]) -> list[Request]:
     """Return the items as requests; raise a ValueError if the model refuses some."""
     requests = encoder.encode_all(0, items)
     if refused := rejections(requests):
-        origin = items[refused[0].index].origin
-        assert origin
-        reason = refused[0].message.removeprefix(f"line {origin.line}: ")  # prompts have no lines
+        item = items[refused[0].index]
+        assert item.origin
         more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
-        raise ValueError(f"prompts[{origin.line - 1}]: {reason}{more}")
+        raise ValueError(f"prompts[{item.origin.line - 1}]: {reason_of(item, refused[0])}{more}")
     return [one for one in requests if isinstance(one, Request)]

@@ -109,6 +109,11 @@ class HostState(NamedTuple):
     done: Ints  # 1 if the slot is empty or its sequence is finished, FAILED if its predictions were not numbers
     step: Ints  # forwards so far
 
+    @property
+    def waits_for_prefill(self) -> NDArray[np.bool_]:
+        """Whether a sequence runs whose prompt has no K/V in the cache yet, ``[S]``."""
+        return (self.committed < 0) & (self.branches > 0)
+
     def take(self, slots: Ints) -> HostState:
         """Return the values of some slots."""
         return HostState._make(values[slots] for values in self)

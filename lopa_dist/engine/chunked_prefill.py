@@ -21,8 +21,8 @@ from lopa_dist.engine.runner import Runner
 from lopa_dist.ragged import Ints, padded
 from lopa_dist.rows.forward_batch import ForwardBatch, Heads, Predictions, RowTable, Windows
 from lopa_dist.rows.prefill import Prefill
+from lopa_dist.rows.row_maker import RowMaker
 from lopa_dist.rows.share import ALONE
-from lopa_dist.rules import rule_for
 from lopa_dist.staging import to_device
 
 
@@ -33,6 +33,7 @@ class ChunkedPrefill:
     pool: KVPool  # has space for the prefixes
     runner: Runner  # runs the chunks
     prefix_rules: PrefixRules  # how long chunks are
+    row_maker: RowMaker  # of the rule
     attempt: Callable[[], AbstractContextManager[None]]  # context in which a chunk runs: `Lockstep.attempt`
     computed: set[int] = field(default_factory=set)  # slots whose prefix was computed here and is not counted yet
 
@@ -68,7 +69,7 @@ class ChunkedPrefill:
         Positions in it are counted from the prompt's first token.
         """
         size, first = self.prefix_rules.unit, entry.computed
-        in_place = rule_for(self.prefix_rules.config).rows.in_place
+        in_place = self.row_maker.in_place
         tokens = entry.prefix[first : first + (self.prefix_rules.chunk or 0)]
         count, device = len(tokens), self.pool.keys.device
         rows = np.arange(count)

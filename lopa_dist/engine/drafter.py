@@ -283,11 +283,8 @@ class Drafter:
         length, on_track, reached = len(text.tokens), 0, 1.0  # on_track is 0 while the chain is what masks predicted
         for depth in range(most if from_text else min(most, len(masks))):
             proposals = self.proposals(text) if from_text else []
-            mask = -1
-            if depth < len(masks):
-                mask, probability = masks[depth]
-                kind = mask_kind(on_track, depth, probability)
-                proposals.append(self.mixer.proposal(mask, MASK_VOTER, kind))
+            of_mask = self.proposal_of_mask(masks, depth, on_track)
+            proposals += of_mask
             draft = self.mixer.decide(proposals)
             after = reached * draft.chance
             if draft.token < 0 or after < worth or draft.token in self.eos_ids:
@@ -297,7 +294,7 @@ class Drafter:
             ends.append(reached - after)
             chain.append(draft)
             text.append(draft.token)
-            reached, on_track = after, on_track if draft.token == mask else DEPTHS
+            reached, on_track = after, on_track if of_mask and draft.token == of_mask[0].token else DEPTHS
         text.cut(length)
         ends.append(reached)
         return text
@@ -311,6 +308,18 @@ class Drafter:
         if passage:
             found.append(proposal(text.tokens[passage], PASSAGES, OF_PASSAGES + length))
         return found
+
+    def proposal_of_mask(self, masks: Sequence[tuple[int, float]], depth: int, on_track: int) -> list[Proposal]:
+        """Return what a mask proposes at a depth of the chain; empty if no mask has predicted there.
+
+        Args:
+            masks: as in `draft`.
+            depth, on_track: as in `mask_kind`.
+        """
+        if depth >= len(masks):
+            return []
+        token, probability = masks[depth]
+        return [self.mixer.proposal(token, MASK_VOTER, mask_kind(on_track, depth, probability))]
 
     def paths(self, slot: int, most: int, masks: Sequence[tuple[int, float]] = ()) -> list[list[int]]:
         """Return alternatives to the chain, the likeliest first: each leaves it with a token that was proposed there.
@@ -328,15 +337,12 @@ class Drafter:
         reached, on_track = 1.0, 0  # on_track is as in `draft`
         for depth, (token, chance) in enumerate(drafts):
             proposed = self.proposed(slot, chain[:depth])
-            mask = -1
-            if depth < len(masks):
-                mask, probability = masks[depth]
-                kind = mask_kind(on_track, depth, probability)
-                proposed.append((mask, self.mixer.chance[kind]))
+            of_mask = self.proposal_of_mask(masks, depth, on_track)
+            proposed += [(one.token, self.mixer.chance[one.kind]) for one in of_mask]
             for other, likely in proposed:
                 if other != token and other not in self.eos_ids:
                     found[depth, other] = max(found.get((depth, other), 0.0), reached * likely)
-            reached, on_track = reached * chance, on_track if token == mask else DEPTHS
+            reached, on_track = reached * chance, on_track if of_mask and token == of_mask[0].token else DEPTHS
         best = sorted(found, key=lambda at: (-found[at], at))[:most]
         return [self.onward(slot, [*chain[:depth], other], chain) for depth, other in best]
 

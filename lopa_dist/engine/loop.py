@@ -31,6 +31,7 @@ from lopa_dist.engine.statistics import Statistics, device_mark
 from lopa_dist.engine.stop_strings import TextOf
 from lopa_dist.engine.workspace import Workspace
 from lopa_dist.kernels.sampling import Sampling
+from lopa_dist.models.tensor_parallel import with_own_kv_heads
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
 from lopa_dist.parallel.step_watch import Watched, unwatched
@@ -165,8 +166,8 @@ class Engine:
         space = self.prepare(requests)
         pool, runner, plan = space.pool, space.runner, space.plan
         state = State.empty(self.config, self.vocabulary, plan.sequences, space.longest, self.device, space.suffix)
-        scheduler = Scheduler(pool, self.config, plan.row_limit, self.share, self.prefix_rules)
-        chunks = ChunkedPrefill(pool, runner, self.prefix_rules, self.lockstep.attempt)
+        scheduler = Scheduler(pool, self.config, self.rule.rows, plan.row_limit, self.share, self.prefix_rules)
+        chunks = ChunkedPrefill(pool, runner, self.prefix_rules, self.rule.rows, self.lockstep.attempt)
         self.batch = RunningBatch(
             next_requests, state, pool, runner, scheduler, chunks, self.lookahead, self.sampling,
             self.statistics, Chains(self.drafter, plan.sequences) if self.drafter else None, self.text_of,
@@ -193,7 +194,7 @@ class Engine:
             space.clear()
             return space
         self.workspace = space = None  # frees its K/V before new ones are made
-        local = replace(self.model.config, kv_heads=self.model.config.kv_heads // self.tensor.size)
+        local = with_own_kv_heads(self.model.config, self.tensor.size)
         plan = self.plan((longest, suffix, needs), asked)
         budget = kv_budget(needs, plan.sequences, kv_tokens)
         pool = KVPool(local, plan.sequences, budget, self.model.head_weight.dtype, self.device)

@@ -7,7 +7,7 @@ is allocated at the start: a growing pool would hold two copies for a moment, an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -21,6 +21,7 @@ from lopa_dist.engine.request import Request
 from lopa_dist.engine.sizes import most_rows, share_of
 from lopa_dist.kernels.experts import TALL
 from lopa_dist.models.config import Experts, ModelConfig
+from lopa_dist.models.tensor_parallel import with_own_kv_heads
 from lopa_dist.ragged import Ints
 
 SHARE = 0.9  # of the free memory that may be used
@@ -171,7 +172,7 @@ def plan_for(
     at_once = PrefixRules(config, options.prefix_cache, options.prefill_chunk).at_once(longest)
     branches = share_of(config, 0, branch).at_once(config.max_branches)
     rows = most_rows(config, branches, at_once, suffix)
-    local = replace(shape, kv_heads=shape.kv_heads // tensor)
+    local = with_own_kv_heads(shape, tensor)
 
     def buffer(forward: int) -> int:
         return hidden_rows(forward, options.reproducible) if static else 0

@@ -190,7 +190,7 @@ class RunningBatch:
         self, slots: Ints | None, host: HostState, works: Sequence[Work | None]
     ) -> SharedPrefixes | None:
         """Return what the prompts that a step prefills share; None if it prefills none."""
-        prefill = (host.committed < 0) & (host.branches > 0)
+        prefill = host.waits_for_prefill
         if not prefill.any():
             return None
         slots = np.arange(self.state.slots) if slots is None else slots

@@ -13,21 +13,27 @@ from lopa_dist.engine.prefix_rules import PrefixRules
 from lopa_dist.engine.request import Request
 from lopa_dist.ragged import Ints
 from lopa_dist.rows.lookahead import Lookahead
+from lopa_dist.rows.row_maker import RowMaker
 from lopa_dist.rows.share import Share
-from lopa_dist.rules import rule_for
 
 
 class Scheduler:
     """Chooses from what every branch rank knows, so that all ranks choose the same.
 
     `max_rows` bounds the rows of a forward on one rank, and so its memory (None: no bound). Sequences that do not fit
-    wait for another step; a sequence that is larger than the bound runs alone.
+    wait for another step; a sequence that is larger than the bound runs alone. `row_maker` is the rule's.
     """
 
     def __init__(
-        self, pool: KVPool, config: DecodeConfig, max_rows: int | None, share: Share, prefix_rules: PrefixRules
+        self,
+        pool: KVPool,
+        config: DecodeConfig,
+        row_maker: RowMaker,
+        max_rows: int | None,
+        share: Share,
+        prefix_rules: PrefixRules,
     ) -> None:
-        self.pool, self.config, self.prefix_rules = pool, config, prefix_rules
+        self.pool, self.config, self.row_maker, self.prefix_rules = pool, config, row_maker, prefix_rules
         self.max_rows, self.share = max_rows, share
         self.last_run = np.zeros(len(pool.base), np.int64)  # the step in which each slot ran last
         self.step = 0
@@ -59,8 +65,8 @@ class Scheduler:
         self.step += 1
         if self.max_rows is None and not waiting:
             return None
-        prefill = (host.committed < 0) & (host.branches > 0)
-        rows = rule_for(self.config).rows.in_step(state, host, lookahead, self.share)
+        prefill = host.waits_for_prefill
+        rows = self.row_maker.in_step(state, host, lookahead, self.share)
         if self.config.scope.prefills_apart and prefill.any():
             # a prefix that several sequences wait for is counted for each: any of them may have to compute it
             stored = np.array([self.pool.stored(slot) for slot in range(state.slots)])

@@ -24,6 +24,7 @@ DTensor's dispatch costs more than such a step's arithmetic; and DTensor does no
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fnmatch import fnmatch
 
 from torch import Tensor, nn
@@ -65,6 +66,11 @@ def check(config: ModelConfig, ranks: int) -> None:
             f"parallel.tensor={ranks}: the vocabulary of {config.vocab_size} is shared out in {SHARES} equal parts, so "
             f"both must divide: it by {SHARES}, and {SHARES} by the ranks"
         )
+
+
+def with_own_kv_heads(config: ModelConfig, ranks: int) -> ModelConfig:
+    """Return a model's configuration with the K/V heads that each of the ranks that share it has."""
+    return replace(config, kv_heads=config.kv_heads // ranks)
 
 
 def rows(name: str, count: int, comm: Communicator) -> slice:

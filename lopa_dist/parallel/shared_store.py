@@ -98,6 +98,10 @@ class SharedStore:
             self.wait()
         return str(self.store.get(key).decode())
 
+    def broadcast_flag(self, name: str, value: bool) -> bool:
+        """Return rank 0's value, true or false, on every rank."""
+        return self.broadcast(name, "yes" if value else "no") == "yes"
+
     def agree(self, name: str, own: Mapping[str, Any], remedy: str = SAME) -> None:
         """Return once every rank has said that it would do the same as rank 0; all ranks call this.
 

@@ -15,7 +15,7 @@ class Lookahead:
     """How far a forward looks ahead; no text depends on it."""
 
     masks: int  # of a group
-    depths: tuple[int, ...] | None = None  # depths of the chain with a group, besides the last one; None: no others
+    depths: tuple[int, ...] = ()  # depths of the chain with a group, besides the last one
     blocks: bool = False  # whether a group's masks predict their own places (`ModelConfig.block_drafts`)
     behind: NDArray[np.bool_] | None = None  # [S, D'] which depths of each chain have a group, instead of `depths`
     most_branches: int | None = None  # the most branches that run, the chain included; None: all

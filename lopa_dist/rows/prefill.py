@@ -48,7 +48,7 @@ class Prefill:
 
 def prefill_segments(config: DecodeConfig, host: HostState, shared: SharedPrefixes | None) -> Prefill | None:
     """Return the segments of the prompts that wait for their prefill; None if no prompt waits."""
-    waiting = (host.committed < 0) & (host.branches > 0)
+    waiting = host.waits_for_prefill
     if not config.scope.prefills_apart or not waiting.any():
         return None
     slots = np.arange(len(waiting))

@@ -52,12 +52,13 @@ ALLOW, REFUSE = 0x7FFF0000, 0x00050000  # the second with an error number
 NOT_PERMITTED, NO_SUCH_CALL, NO_SUCH_FAMILY = REFUSE | 1, REFUSE | 38, REFUSE | 97
 
 
-def filter_program(machine: str = platform.machine()) -> bytes:
+def filter_program() -> bytes:
     """Return the filter as the kernel and `bwrap --seccomp` read it.
 
     Raises:
         ValueError: the calls of this kind of machine are not known here.
     """
+    machine = platform.machine()
     if machine not in MACHINES:
         raise ValueError(f"the sandbox knows the system calls of {' and '.join(MACHINES)} only, not of {machine}")
     column = list(MACHINES).index(machine)

@@ -47,6 +47,10 @@ def on_ranks(size: int, work: Callable[[SharedStore, int], T]) -> list[T]:
 
 def test_rank_0s_value_is_on_every_rank() -> None:
     assert on_ranks(3, lambda shared, rank: shared.broadcast("name", f"rank {rank}")) == ["rank 0"] * 3
+    for value in (True, False):
+        assert (
+            on_ranks(3, lambda shared, rank, own=value: shared.broadcast_flag("flag", own ^ (rank > 0))) == [value] * 3
+        )
 
 
 def test_sums_are_on_every_rank() -> None:

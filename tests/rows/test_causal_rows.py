@@ -53,7 +53,7 @@ def expected(state: State, host: HostState, ahead: Lookahead, rank: int, ranks: 
             if ahead.behind is not None:
                 wanted = depth < ahead.behind.shape[1] and bool(ahead.behind[s, depth])
             else:
-                wanted = depth == drafts or (ahead.depths is not None and depth in ahead.depths)
+                wanted = depth == drafts or depth in ahead.depths
             if not wanted or depth > drafts - host.expects_eos[s]:
                 return 0
             # the answer's last token is never a draft, for no row would verify it
@@ -147,9 +147,9 @@ def chains(draw: st.DrawFn) -> tuple[State, HostState, Lookahead]:
         state.expects_eos[slot] = draw(st.integers(0, 1))
         state.branches[slot] = draw(st.integers(0, branches + 1)) if state.drafts[slot] else draw(st.integers(0, 1))
     masks, blocks = draw(st.integers(0, 4)), draw(st.booleans())
-    depths: Any = draw(st.sampled_from([None, (), (0,), (0, 2), tuple(range(drafts + 1))]))
+    depths: Any = draw(st.sampled_from([(), (0,), (0, 2), tuple(range(drafts + 1))]))
     behind = None
-    if depths == ():
+    if depths == () and draw(st.booleans()):
         flags = draw(st.lists(st.booleans(), min_size=slots * (drafts + 1), max_size=slots * (drafts + 1)))
         behind = np.array(flags).reshape(slots, drafts + 1)
     return state, state.to_host(), Lookahead(masks, depths, blocks, behind)

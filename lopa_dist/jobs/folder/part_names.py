@@ -7,6 +7,7 @@ from pathlib import Path, PurePosixPath
 
 from lopa_dist.remote import is_remote, opened
 
+KEY = "task.output"  # the setting that names an output
 ANSWERS = 1000  # the most in a part
 
 

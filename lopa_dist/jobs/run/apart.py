@@ -7,12 +7,11 @@ from pathlib import Path
 from lopa_dist.checks import UserError
 from lopa_dist.config import TaskConfig
 from lopa_dist.jobs.folder.journal import RESULTS
-from lopa_dist.jobs.folder.part_names import in_parts, part_name, parts_there, place_of
+from lopa_dist.jobs.folder.part_names import KEY, in_parts, part_name, parts_there, place_of
 from lopa_dist.remote import is_remote
 from lopa_dist.tasks.rows import local_files, takes
 
 OWN = (*RESULTS, "journal/001-0.jsonl")  # what a job writes into its run folder
-KEY = "task.output"
 
 
 def check_apart(task: TaskConfig, folder: Path | None = None) -> None:

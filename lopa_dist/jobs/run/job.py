@@ -17,7 +17,6 @@ from typing import Any
 from lopa_dist.atomic import no_room
 from lopa_dist.checks import UserError
 from lopa_dist.config import Config, typed
-from lopa_dist.decode.context import CONTEXTS
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Generation, Request
 from lopa_dist.engine.sizes import usual_rows
@@ -174,7 +173,7 @@ class Job:
         """Generate and write the results; return the report on rank 0, and nothing on others."""
         config, group = self.config, self.group
         before = self.finished_before() if self.is_rank_0 else {}
-        if group.store.broadcast("finished", "yes" if before else "no") == "yes":
+        if group.store.broadcast_flag("finished", bool(before)):
             return before
         self.parts = self.make_parts() if self.is_rank_0 else None
         model = self.builder.load(self.is_rank_0, group.tensor)
@@ -227,10 +226,10 @@ class Job:
             wandb_log.finish(engine, stopped, report)
         # all leave together: a launcher ends the others when one rank leaves a job that is not complete
         whole = report.get("requests") == len(self.input) and not report.get("open")
-        complete = group.store.broadcast("complete", "yes" if whole else "no")
-        if self.is_rank_0 and complete == "yes":
+        complete = group.store.broadcast_flag("complete", whole)
+        if self.is_rank_0 and complete:
             self.write_output(report)
-        if stopped and complete != "yes":
+        if stopped and not complete:
             raise Stopped(f"stopped by {group.stop.signal}; the results so far are kept")
         return report
 
@@ -292,7 +291,7 @@ class Job:
             masks = f" by up to {self.masks} masks of each text or block" if self.masks > 1 else ""
             how = f"scores texts{masks}, context {decode.context}"
         else:
-            cached, prompt = CONTEXTS[decode.context].summary, "its prompt and " if decode.scope.cache == "none" else ""
+            cached, prompt = decode.scope.summary, "" if decode.scope.stores_kv else "its prompt and "
             usual = usual_rows(decode)
             rows = f"{prompt}{usual} row{'s' * (usual != 1)} per sequence in a step"
             how = f"{rule_for(decode).words(decode)} (cached: {cached}; {rows})"
@@ -540,19 +539,21 @@ def idle_in_scoring(task: Task, given: Collection[str]) -> list[str]:
 
 def check_learning(config: Config, task: Task) -> None:
     """Raise a ValueError for options of learning that would have no effect."""
-    if config.job.learn is not None and scored_masks(task):
-        raise ValueError(f"job.learn={config.job.learn}: texts are scored, and nothing is drafted; leave it out")
-    if config.job.learn is not None and config.decode.drafts == 0:
-        raise ValueError(f"job.learn={config.job.learn}: decode.drafts=0 drafts nothing; leave one of them out")
-    if config.job.learn is not None and not config.decode.drafts_masks:
+    learn = config.job.learn
+    if learn is None:
+        for entry in fields(LearnConfig):
+            if (value := getattr(config.learn, entry.name)) != entry.default:
+                raise ValueError(f"learn.{entry.name}={value}: has no effect without job.learn (auto, or a number)")
+        return
+    if scored_masks(task):
+        raise ValueError(f"job.learn={learn}: texts are scored, and nothing is drafted; leave it out")
+    if config.decode.drafts == 0:
+        raise ValueError(f"job.learn={learn}: decode.drafts=0 drafts nothing; leave one of them out")
+    if not config.decode.drafts_masks:
         raise ValueError(
-            f"job.learn={config.job.learn}: masks learn, but decode.draft_from={config.decode.draft_from} drafts "
-            "without them; leave one of the two out"
+            f"job.learn={learn}: masks learn, but decode.draft_from={config.decode.draft_from} drafts without them; "
+            "leave one of the two out"
         )
-    for entry in fields(LearnConfig):
-        value = getattr(config.learn, entry.name)
-        if config.job.learn is None and value != entry.default:
-            raise ValueError(f"learn.{entry.name}={value}: has no effect without job.learn (auto, or a number)")
 
 
 def scored_masks(task: Task) -> int:

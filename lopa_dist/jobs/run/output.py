@@ -12,12 +12,11 @@ from lopa_dist.checks import UserError
 from lopa_dist.config import TaskConfig
 from lopa_dist.jobs.folder.open_files import lines_of
 from lopa_dist.jobs.folder.own_parts import keep_parts, note_parts, parts_written
-from lopa_dist.jobs.folder.part_names import in_parts, is_missing, parts_of, parts_there
+from lopa_dist.jobs.folder.part_names import KEY, in_parts, is_missing, parts_of, parts_there
 from lopa_dist.jobs.show.table import mixed_types, output_again, to_be_written, write_table
 from lopa_dist.remote import is_remote
 
 log = logging.getLogger("lopa_dist")
-KEY = "task.output"
 
 
 def warnings_of(task: TaskConfig, begins: bool) -> list[str]:

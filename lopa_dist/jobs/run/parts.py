@@ -14,7 +14,7 @@ from lopa_dist.config import TaskConfig
 from lopa_dist.encodable import json_line
 from lopa_dist.jobs.folder.journal import TRIED, Journal, attempt_of, line_of
 from lopa_dist.jobs.folder.own_parts import note_parts
-from lopa_dist.jobs.folder.part_names import ANSWERS, part_name
+from lopa_dist.jobs.folder.part_names import ANSWERS, KEY, part_name
 from lopa_dist.jobs.run.job_input import JobInput
 from lopa_dist.jobs.show.extra import Extra
 from lopa_dist.jobs.show.table import InputAgain, Kinds, input_names, passing_types, rows, to_be_written, write_rows
@@ -22,7 +22,6 @@ from lopa_dist.tasks.registry import make_task
 from lopa_dist.tasks.rows import signature
 
 log = logging.getLogger("lopa_dist")
-KEY = "task.output"
 EVERY_S = 10.0  # between two looks at the journal
 LIMIT_S = 60.0  # to write a part
 

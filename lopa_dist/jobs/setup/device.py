@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 
 import torch
 
@@ -58,12 +57,12 @@ def threads(config: Config, world: World) -> tuple[int, str]:
     return number, why
 
 
-def cores(world: World, environment: Mapping[str, str] = os.environ) -> tuple[int, str]:
+def cores(world: World) -> tuple[int, str]:
     """Return this rank's share of the cores that its process may run on, and what decides that."""
     usable = usable_cores()
     share = max(1, usable // world.local_size)
     why = "the cores of this machine" if world.local_size == 1 else f"the share of a rank in {usable} cores"
-    asked = environment.get("SLURM_CPUS_PER_TASK", "")  # Slurm need not bind tasks to their cores
+    asked = os.environ.get("SLURM_CPUS_PER_TASK", "")  # Slurm need not bind tasks to their cores
     if asked.isdigit() and 0 < int(asked) < share:
         return int(asked), "Slurm's --cpus-per-task"
     return share, why

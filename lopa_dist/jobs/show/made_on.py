@@ -57,10 +57,10 @@ def device_name(device: torch.device) -> str:
     return f"{cpu_name()}, {usable_cores()} cores"
 
 
-def cpu_name(file: Path = Path("/proc/cpuinfo")) -> str:
+def cpu_name() -> str:
     """Return the name of the CPU, or its architecture where the system does not say."""
     try:
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

@@ -16,7 +16,6 @@ from lopa_dist.jobs.show.page import Point, Scatter, place_labels
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-DARK = "#1f2933"
 FRONT = "front: no run beats these in both"
 COLORS = (
     "#0072B2",

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from lopa_dist.atomic import atomic
 from lopa_dist.encodable import encodable
-from lopa_dist.jobs.folder.part_names import in_parts, parts_of
+from lopa_dist.jobs.folder.part_names import KEY, in_parts, parts_of
 from lopa_dist.jobs.folder.results import result_lines
 from lopa_dist.jobs.show.report import why_no_results
 from lopa_dist.jobs.show.run_page import has_changed, items_again, question
@@ -145,7 +145,7 @@ def to_be_written(out: str | Path, key: str) -> Iterator[Path]:
     """Yield a file to write to; once it is whole, it is put in its place, which may be remote."""
     if not is_remote(str(out)):
         place = Path(out).expanduser()
-        if key == "task.output":
+        if key == KEY:
             place.parent.mkdir(parents=True, exist_ok=True)
         with atomic(place, hidden=True) as file:  # readers of a folder skip names that begin with a dot
             yield file
