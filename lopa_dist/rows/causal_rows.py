@@ -77,7 +77,7 @@ def row_counts(host: HostState, lookahead: Lookahead) -> RowCounts:
     if lookahead.behind is not None:
         wanted = lookahead.behind[:, : len(depth)] & (depth <= drafts[:, None])
     else:
-        wanted = np.isin(depth, lookahead.depths) | last
+        wanted = last | np.isin(depth, lookahead.depths) if lookahead.depths else last
     wanted &= (depth <= (drafts - host.expects_eos)[:, None]) & running[:, None]
     # Behind the token at depth d, which has the position complete - 1 + d, mask i predicts position complete + d + i.
     # There may be drafts up to position limit - 2: no row would verify one at the answer's last position, limit - 1.
