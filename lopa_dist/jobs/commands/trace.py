@@ -185,7 +185,7 @@ def trace(folder: Path, which: str) -> Trace:
     [generation] = engine.generate([of_try(request, line["usage"].get("tries", 1))])
     text = answer_of(tokenizer, generation, item.stop)[2]
     # where a prompt was cut, only its tokens show what is left
-    cut = str(tokenizer.decode(request.prompt, skip_special_tokens=True)) if encoder.cut else ""
+    cut = str(tokenizer.decode(request.prompt, skip_special_tokens=True)) if encoder.notes.cut else ""
     shown = zip(recorder.tokens, pieces(tokenizer, recorder.tokens), strict=True)
     texts = [END if token in builder.shape.eos_ids else piece for token, piece in shown]
     forwards, by_load = line["usage"]["forwards"], config.decode.drafts == "auto" or config.decode.drafts_text

@@ -47,7 +47,7 @@ class JobInput:
         self.items: Spool[Item] = Spool(Item, Origin, RequestSampling, ResponseFormat)
         self.encoded: Spool[Request | Rejection] = Spool(Request, Rejection)
         self.rejected = bytearray()  # 1 for each item that was rejected
-        self.truncated = encoder.cut  # indices of items whose prompts were cut
+        self.truncated = encoder.notes.cut  # indices of items whose prompts were cut
         self.carries = False  # whether any item is a sample or has fields that pass through (`carried`)
         self.aside: dict[int, str] = {}  # by index, why a request was set aside; it counts as rejected
         self.limits = array("i")  # the most tokens of each answer; 0 for rejected items

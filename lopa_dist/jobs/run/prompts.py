@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from itertools import chain, islice, takewhile
+from itertools import chain, takewhile
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, TemplateSyntaxError, meta
@@ -19,11 +19,10 @@ from lopa_dist.encodable import encodable
 from lopa_dist.engine.prefix_rules import cuts_prefix
 from lopa_dist.engine.request import Given, Request, request_key
 from lopa_dist.jobs.run.beginnings import Beginnings
+from lopa_dist.jobs.run.prompt_notes import PromptNotes
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.models.config import ModelConfig
-from lopa_dist.models.families import training_pattern
 from lopa_dist.models.files import SHIPPED
-from lopa_dist.tasks.response_format import TRIES
 from lopa_dist.tasks.task import DEFAULT, Item
 
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")
@@ -75,20 +74,7 @@ class Encoder:
         # the package's models know a few hundred words, and spell all others in bytes that mean nothing to them
         shipped = config.model.path in SHIPPED
         self.bytes = {i for word, i in tokenizer.get_vocab().items() if shipped and BYTE.fullmatch(word)}
-        self.strange: list[str] = []  # the first words that the model does not know, one per prompt
-        self.strange_prompts = 0
-        self.bounded = False  # whether the model's positions bound an answer below `decode.max_new_tokens`
-        self.cut = set[int]()  # indices of prompts that were too long, by `task.truncate`
-        self.left_out = set[str]()  # what the chat template left out of chats
-        self.odd_roles = set[str]()  # roles that templates seldom know
-        self.other_models: dict[str, None] = {}  # models that lines name, but this job does not load
-        self.formats = 0  # requests with a format
-        self.greedy_formats = 0  # requests with a format for which another try would give the same text
-        self.draws = False  # whether any request draws its tokens
-        self.scores = False  # whether texts are scored: a masked model's masks are drawn by the seed
-        self.greedy_samples = 0  # further answers to a prompt, which will equal the first one
-        self.greedy_filters = 0  # requests with a top_p or top_k that draw no token
-        self.sharpened = 0  # requests of a masked model whose sampling changes the probabilities that fill tokens
+        self.notes = PromptNotes(config, model, bool(tokenizer.chat_template))
         self.tokens = lru_cache(8)(lambda text, special: tokenizer(text, add_special_tokens=special).input_ids)
 
     def choose(self, item: Item) -> Item:
@@ -135,7 +121,7 @@ class Encoder:
             raise Refusal(item.error)
         named = item.origin.model if item.origin else None
         if named and named.rpartition("/")[2] != self.config.model.path.rstrip("/").rpartition("/")[2]:
-            self.other_models[named] = None
+            self.notes.other_models[named] = None
         if not item.continuations:
             return [self.render(item)]
         texts = []
@@ -190,12 +176,12 @@ class Encoder:
             texts = [self.render(item)]
             tokens.update(self.tokenized(texts))
         if gone:
-            self.cut.add(index)
+            self.notes.cut.add(index)
         return item, texts
 
     def scored(self, index: int, item: Item, texts: Sequence[Text], tokens: Mapping[Text, list[int]]) -> Request:
         """Return an item's continuations as a request, checked against the model."""
-        self.scores = True
+        self.notes.scores = True
         most, seed, begin = self.model.max_positions, self.config.seed, self.tokenizer.bos_token_id
         first = self.model.eos_ids[0] if begin is None else int(begin)  # what a document without a prompt begins with
         scored: list[tuple[Given, ...]] = []
@@ -257,9 +243,9 @@ class Encoder:
         for message in messages:
             role = str(message["role"])
             if message["content"].strip() not in text and role not in REWRITTEN:
-                self.left_out.add(f"messages of the role {role!r}")
+                self.notes.left_out.add(f"messages of the role {role!r}")
             elif role not in ROLES:
-                self.odd_roles.add(role)
+                self.notes.odd_roles.add(role)
         if any(message.get("tool_calls") for message in messages):
             without = [{key: value for key, value in one.items() if key != "tool_calls"} for one in messages]
             try:
@@ -267,7 +253,7 @@ class Encoder:
             except Exception:  # a template that needs the calls has read them
                 same = False
             if same:
-                self.left_out.add("tool_calls")
+                self.notes.left_out.add("tool_calls")
 
     def prefix(self, item: Item, text: str, ids: list[int]) -> int:
         """Return how many of a prompt's tokens are its prefix: few-shot examples, or all messages but the last."""
@@ -298,7 +284,7 @@ class Encoder:
         given = len(ids) + len(suffix)
         room = self.model.max_positions - given
         if most == decode.max_new_tokens >= self.model.max_positions and room > 0:  # no prompt leaves room for so many
-            most, self.bounded = room, True
+            most, self.notes.bounded = room, True
         size = f"the prompt has {given} tokens and {most} are to be generated, but"
         shorter = "in a job, task.truncate does"
         if self.config.task.truncate:
@@ -315,15 +301,15 @@ class Encoder:
         if self.bytes and not self.bytes.isdisjoint(ids):
             self.note_strange(ids)
         way = sampling or decode
-        self.draws |= way.temperature > 0
+        self.notes.draws |= way.temperature > 0
         own_thresholds = not decode.causal and decode.fill is None and decode.rule is None
         if own_thresholds and way.temperature and (way.temperature != 1 or way.top_p < 1 or way.top_k):
-            self.sharpened += 1
-        self.formats += item.response_format is not None
+            self.notes.sharpened += 1
+        self.notes.formats += item.response_format is not None
         if not way.temperature:
-            self.greedy_filters += sampling is not None and (sampling.top_p < 1 or sampling.top_k > 0)
-            self.greedy_samples += bool(item.origin and item.origin.sample)
-            self.greedy_formats += item.response_format is not None and item.response_format.tries > 1
+            self.notes.greedy_filters += sampling is not None and (sampling.top_p < 1 or sampling.top_k > 0)
+            self.notes.greedy_samples += bool(item.origin and item.origin.sample)
+            self.notes.greedy_formats += item.response_format is not None and item.response_format.tries > 1
         return Request(
             index,
             array("i", ids),  # 4 bytes per token; a list takes 8, and its numbers more: a job may have a million
@@ -366,100 +352,16 @@ class Encoder:
 
     def note_strange(self, ids: list[int]) -> None:
         """Count a prompt with words that the model does not know."""
-        self.strange_prompts += 1
-        if len(self.strange) < 3:
+        self.notes.strange_prompts += 1
+        if len(self.notes.strange) < 3:
             words = str(self.tokenizer.decode(ids, skip_special_tokens=True)).split()
             tokens = (self.words.encode(f" {word}", add_special_tokens=False).ids for word in words)
             unknown = (word for word, own in zip(words, tokens, strict=True) if not self.bytes.isdisjoint(own))
-            self.strange.append(next(unknown, "white space"))
+            self.notes.strange.append(next(unknown, "white space"))
 
     def warnings(self) -> list[str]:
         """Return warnings about the model and the requests so far, such as unknown words or cut prompts."""
-        messages = []
-        if not self.tokenizer.chat_template and self.config.model.chat_template != "never":
-            messages.append(
-                f"model={self.config.model.path} has no chat template: prompts go in as they are. That is right for a "
-                "base model (model.chat_template=never says so); an instruct model's tokenizer_config.json or "
-                "chat_template.jinja is missing, and its texts will be worse"
-            )
-        decode, pattern = self.config.decode, training_pattern(self.model, self.config.model.pattern)
-        if pattern.context in ("d2f", "blocks") and decode.context in ("vanilla", "dual"):
-            messages.append(
-                f"decode.context={decode.context}: model={self.config.model.path} was trained to see no masks behind "
-                "its block, and sees them here: its answers are likely to be worse than with decode.context="
-                f"{pattern.context} (model.pattern says how a model was trained)"
-            )
-        if self.other_models:
-            names = ", ".join(map(repr, islice(self.other_models, 3))) + (", ..." if len(self.other_models) > 3 else "")
-            messages.append(
-                f"lines ask for the model {names}: model={self.config.model.path} answers them. batch_output.jsonl "
-                "repeats the name that a line gave"
-            )
-        if self.strange_prompts:
-            words = ", ".join(repr(word) for word in dict.fromkeys(self.strange))
-            messages.append(
-                f"prompts with words that model={self.config.model.path} does not know ({words}): "
-                f"{self.strange_prompts}. Its answers to them mean nothing: it is a small model for trying things out. "
-                "examples/prompts.jsonl has prompts that it reads; model=... or model.path=... takes another model"
-            )
-        if self.bounded:
-            messages.append(
-                f"decode.max_new_tokens={self.config.decode.max_new_tokens}: the model has "
-                f"{self.model.max_positions} positions, so an answer has at most as many tokens as its prompt leaves"
-            )
-        if self.left_out:
-            messages.append(
-                f"{' and '.join(sorted(self.left_out))} of chats are not in their prompts: the model's chat template "
-                "leaves them out"
-            )
-        if self.odd_roles:
-            messages.append(
-                f"messages of the role {', '.join(map(repr, sorted(self.odd_roles)))}: many chat templates know "
-                "system, user and assistant alone, and may take another for the user's"
-            )
-        if self.cut:
-            side = self.config.task.truncate
-            gone = ", where instructions may stand" if side == "left" else ""
-            messages.append(
-                f"prompts that were too long for the model, and were cut (task.truncate={side}: "
-                f"at their {'beginning' if side == 'left' else 'end'}{gone}): {len(self.cut)}"
-            )
-        filters = [f"seed={self.config.seed}"] if self.config.seed else []
-        filters += [f"decode.top_p={decode.top_p}"] if decode.top_p < 1 else []
-        filters += [f"decode.top_k={decode.top_k}"] if decode.top_k else []
-        if filters and not self.draws and not self.scores:
-            messages.append(
-                f"{' and '.join(filters)}: no effect: at temperature 0 no token is drawn; set decode.temperature"
-            )
-        if self.greedy_filters:
-            messages.append(
-                f"requests with a top_p or top_k of their own at temperature 0: {self.greedy_filters}. These have no "
-                "effect: at temperature 0 no token is drawn"
-            )
-        if self.sharpened:
-            threshold = "decode.tau_conf" if decode.tau_entropy is None else "decode.tau_entropy"
-            messages.append(
-                f"requests with a temperature other than 1, a top_p or a top_k: {self.sharpened}. {threshold} and the "
-                "ranking of positions use probabilities after temperature and filters (as Dream's own program does): "
-                "the sharper these are, the more tokens are filled at once, and unverified ones may be worse; compare "
-                "with temperature 1"
-            )
-        if self.greedy_samples:
-            messages.append(
-                f"{self.greedy_samples} answers repeat another one to their prompt: several answers to a prompt are "
-                "equal at temperature 0; set decode.temperature"
-            )
-        if self.greedy_formats:
-            messages.append(
-                f"requests with a response_format at temperature 0: {self.greedy_formats}. An answer of another form "
-                "is not generated again, because that would give the same text; set decode.temperature"
-            )
-        if self.config.task.tries != TRIES and not self.formats:
-            messages.append(
-                f"task.tries={self.config.task.tries} has no effect: no request has a response_format, so every answer "
-                "is the first one"
-            )
-        return messages
+        return self.notes.warnings()
 
     def sampling(self, item: Item) -> Sampling | None:
         """Return how the item's tokens are drawn; None if that is as for the whole job."""

@@ -220,7 +220,7 @@ def test_masks_that_training_did_not_show_are_told(
     """The shipped model is right in 100 % of 60 answers with context d2f, in 77 % with vanilla and 57 % with dual."""
     config = Config(model=ModelOptions(pattern=pattern), decode=DecodeConfig(max_new_tokens=8, context=context))
     warnings = Encoder(config, WORDS, embedded_tokenizer).warnings()
-    told = [warning for warning in warnings if "was trained to see no masks behind its block" in warning]
+    told = [warning for warning in warnings if "was trained to see no masks after its block" in warning]
     assert len(told) == (pattern != "vanilla" and context in ("vanilla", "dual"))
 
 

@@ -1,0 +1,126 @@
+"""What is odd about a job's prompts, or about its settings with these prompts, in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import islice
+
+from lopa_dist.config import Config
+from lopa_dist.models.config import ModelConfig
+from lopa_dist.models.families import training_pattern
+from lopa_dist.tasks.response_format import TRIES
+
+
+@dataclass
+class PromptNotes:
+    """What the encoder has noticed about prompts so far.
+
+    Attributes:
+        has_template: whether the tokenizer has a chat template.
+    """
+
+    config: Config
+    model: ModelConfig
+    has_template: bool
+    strange: list[str] = field(default_factory=list)  # the first words that the model does not know, one per prompt
+    strange_prompts: int = 0
+    bounded: bool = False  # whether the model's positions bound an answer below `decode.max_new_tokens`
+    cut: set[int] = field(default_factory=set)  # indices of prompts that were too long, by `task.truncate`
+    left_out: set[str] = field(default_factory=set)  # what the chat template left out of chats
+    odd_roles: set[str] = field(default_factory=set)  # roles that templates seldom know
+    other_models: dict[str, None] = field(default_factory=dict)  # models that lines name, but this job does not load
+    formats: int = 0  # requests with a format
+    greedy_formats: int = 0  # requests with a format for which another try would give the same text
+    draws: bool = False  # whether any request draws its tokens
+    scores: bool = False  # whether texts are scored: a masked model's masks are drawn by the seed
+    greedy_samples: int = 0  # further answers to a prompt, which will equal the first one
+    greedy_filters: int = 0  # requests with a top_p or top_k that draw no token
+    sharpened: int = 0  # requests of a masked model whose sampling changes the probabilities that fill tokens
+
+    def warnings(self) -> list[str]:
+        """Return warnings about the model and the requests so far, such as unknown words or cut prompts."""
+        messages = []
+        if not self.has_template and self.config.model.chat_template != "never":
+            messages.append(
+                f"model={self.config.model.path} has no chat template: prompts go in as they are. That is right for a "
+                "base model (model.chat_template=never says so); an instruct model's tokenizer_config.json or "
+                "chat_template.jinja is missing, and its texts will be worse"
+            )
+        decode, pattern = self.config.decode, training_pattern(self.model, self.config.model.pattern)
+        if pattern.context in ("d2f", "blocks") and decode.context in ("vanilla", "dual"):
+            messages.append(
+                f"decode.context={decode.context}: model={self.config.model.path} was trained to see no masks after "
+                "its block, and sees them here: its answers are likely to be worse than with decode.context="
+                f"{pattern.context} (model.pattern says how a model was trained)"
+            )
+        if self.other_models:
+            names = ", ".join(map(repr, islice(self.other_models, 3))) + (", ..." if len(self.other_models) > 3 else "")
+            messages.append(
+                f"lines ask for the model {names}: model={self.config.model.path} answers them. batch_output.jsonl "
+                "repeats the name that a line gave"
+            )
+        if self.strange_prompts:
+            words = ", ".join(repr(word) for word in dict.fromkeys(self.strange))
+            messages.append(
+                f"prompts with words that model={self.config.model.path} does not know ({words}): "
+                f"{self.strange_prompts}. Its answers to them mean nothing: it is a small model for trying things out. "
+                "examples/prompts.jsonl has prompts that it reads; model=... or model.path=... takes another model"
+            )
+        if self.bounded:
+            messages.append(
+                f"decode.max_new_tokens={self.config.decode.max_new_tokens}: the model has "
+                f"{self.model.max_positions} positions, so an answer has at most as many tokens as its prompt leaves"
+            )
+        if self.left_out:
+            messages.append(
+                f"{' and '.join(sorted(self.left_out))} of chats are not in their prompts: the model's chat template "
+                "leaves them out"
+            )
+        if self.odd_roles:
+            messages.append(
+                f"messages of the role {', '.join(map(repr, sorted(self.odd_roles)))}: many chat templates know "
+                "system, user and assistant alone, and may take another for the user's"
+            )
+        if self.cut:
+            side = self.config.task.truncate
+            gone = ", where instructions may stand" if side == "left" else ""
+            messages.append(
+                f"prompts that were too long for the model, and were cut (task.truncate={side}: "
+                f"at their {'beginning' if side == 'left' else 'end'}{gone}): {len(self.cut)}"
+            )
+        filters = [f"seed={self.config.seed}"] if self.config.seed else []
+        filters += [f"decode.top_p={decode.top_p}"] if decode.top_p < 1 else []
+        filters += [f"decode.top_k={decode.top_k}"] if decode.top_k else []
+        if filters and not self.draws and not self.scores:
+            messages.append(
+                f"{' and '.join(filters)}: no effect: at temperature 0 no token is drawn; set decode.temperature"
+            )
+        if self.greedy_filters:
+            messages.append(
+                f"requests with a top_p or top_k of their own at temperature 0: {self.greedy_filters}. These have no "
+                "effect: at temperature 0 no token is drawn"
+            )
+        if self.sharpened:
+            threshold = "decode.tau_conf" if decode.tau_entropy is None else "decode.tau_entropy"
+            messages.append(
+                f"requests with a temperature other than 1, a top_p or a top_k: {self.sharpened}. {threshold} and the "
+                "ranking of positions use probabilities after temperature and filters (as Dream's own program does): "
+                "the sharper these are, the more tokens are filled at once, and unverified ones may be worse; compare "
+                "with temperature 1"
+            )
+        if self.greedy_samples:
+            messages.append(
+                f"{self.greedy_samples} answers repeat another one to their prompt: several answers to a prompt are "
+                "equal at temperature 0; set decode.temperature"
+            )
+        if self.greedy_formats:
+            messages.append(
+                f"requests with a response_format at temperature 0: {self.greedy_formats}. An answer of another form "
+                "is not generated again, because that would give the same text; set decode.temperature"
+            )
+        if self.config.task.tries != TRIES and not self.formats:
+            messages.append(
+                f"task.tries={self.config.task.tries} has no effect: no request has a response_format, so every answer "
+                "is the first one"
+            )
+        return messages
