@@ -185,13 +185,18 @@ class Job:
         logs = (self.is_rank_0 or config.logging.wandb.ranks) and config.logging.wandb.mode != "disabled"
         wandb_log = WandbLog(config, self.folder, group.world.rank) if logs else None
         session = Session(config, self.builder, group, self.input.items, self.requests, self.masks or None)
-        engine = session.engine
-        if wandb_log is not None:
-            engine.meanwhile.append(wandb_log.observe)
+        self.hook_up(session.engine, wandb_log)
+        self.generate(session)
+        return self.conclude(session.engine, wandb_log)
+
+    def hook_up(self, engine: Engine, wandb_log: WandbLog | None) -> None:
+        """Make the job's lessons, and let all that happens beside decoding and lessons be called by them."""
+        config, group = self.config, self.group
         self.lessons = Lessons(
             config, group, engine, self.builder.tokenizer, self.folder, self.builder.drafts_revision, len(self.requests)
         )
         if wandb_log is not None:
+            engine.meanwhile.append(wandb_log.observe)
             self.lessons.meanwhile.append(partial(wandb_log.learning, engine))
             self.lessons.heard.append(lambda told: wandb_log.learned(engine, asdict(told)))
         if self.lock:
@@ -200,6 +205,10 @@ class Job:
         if self.parts is not None:
             engine.meanwhile.append(self.parts)
             self.lessons.meanwhile.append(self.parts)
+
+    def generate(self, session: Session) -> None:
+        """Answer all requests that are left, and learn between them; a leader records the answers."""
+        group, engine = self.group, session.engine
         self.lessons.begin()
         if engine.drafter and not self.masks and any(self.attempt.done):
             recall(engine.drafter, self.attempt.journal, self.attempt.number, self.builder.tokenizer, group)
@@ -212,6 +221,14 @@ class Job:
                 self.record(generations, engine)
         else:
             deque(generations, maxlen=0)
+
+    def conclude(self, engine: Engine, wandb_log: WandbLog | None) -> dict[str, Any]:
+        """Write what is made of all results; return the report on rank 0, and nothing on others.
+
+        Raises:
+            Stopped: the job was asked to stop, and is not complete.
+        """
+        group = self.group
         traffic = group.store.sum(group.traffic)
         stopped = group.stop.asked
         if self.parts is not None:
