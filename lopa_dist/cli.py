@@ -122,6 +122,10 @@ def job(raw: DictConfig) -> Any:
     except (RankError, UserError) as error:
         into_log(f"{error}")
         raise
+    except SystemExit as error:
+        if where := own_line(error):
+            raise UserError(f"{where}sys.exit() was called, which ends no job; raise an error instead") from error
+        raise
     except KeyboardInterrupt:
         into_log(f"interrupted; go on with {again}")
         if world.rank == 0:

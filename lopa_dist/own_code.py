@@ -78,15 +78,25 @@ def module_of(text: str, key: str) -> ModuleType:
         path = Path(source).expanduser()
         if not path.is_file():
             raise ValueError(f"{key}={text}: no such file: {path.resolve()}")
-        spec = importlib.util.spec_from_file_location(path.stem, path, loader=Uncached(path.stem, str(path)))
-        assert spec
-        assert spec.loader
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        return executed(path)
     except ValueError:
         raise
-    except Exception as error:  # of the user's code
+    except (Exception, SystemExit) as error:  # of the user's code
         raise ValueError(f"{key}={text}: {source} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def executed(path: Path) -> ModuleType:
+    """Return a file as a module, which Python knows by a name of its own, as dataclasses and pickle need."""
+    name = f"{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, path, loader=Uncached(name, str(path)))
+    assert spec
+    assert spec.loader
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module
 
 
@@ -111,7 +121,7 @@ def own_files(file: Path) -> list[Path]:
         if source in found:
             continue
         found[source] = None
-        for name in imported(source):
+        for name in imported(source, package_of(source)):
             path = Path(str(getattr(sys.modules.get(name), "__file__", None) or "")).resolve()
             if path.suffix == ".py" and not is_installed(path):
                 left.append(path)
@@ -136,12 +146,24 @@ def own_line(error: BaseException) -> str:
     return f"{own[-1].filename}, line {own[-1].lineno}: " if own else ""
 
 
-def imported(source: Path) -> list[str]:
-    """Return the names of modules that a file may import, by its text, in that order."""
+def package_of(source: Path) -> str:
+    """Return the package of a file that was imported; empty if it is in none."""
+    files = (module for module in list(sys.modules.values()) if getattr(module, "__package__", None))
+    found = (module for module in files if Path(str(getattr(module, "__file__", None) or "")).name == source.name)
+    return next((str(module.__package__) for module in found if Path(str(module.__file__)).resolve() == source), "")
+
+
+def imported(source: Path, package: str = "") -> list[str]:
+    """Return the names of modules that a file of a package may import, by its text, in that order."""
     names: list[str] = []
     for node in ast.walk(ast.parse(source.read_bytes())):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.ImportFrom):
+            origin = "." * node.level + (node.module or "")
+            try:
+                whole = importlib.util.resolve_name(origin, package)
+            except ImportError:  # relative, and in no package
+                continue
+            names += [whole, *(f"{whole}.{alias.name}" for alias in node.names)]
     return names

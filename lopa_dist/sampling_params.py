@@ -71,7 +71,7 @@ def items_of_one(prompt: Prompt, asked: SamplingParams, index: int) -> list[Item
         form = 'a prompt is a string, or a chat as a list of {"role": "...", "content": "..."}'
         raise BadLine(f"the prompt is of type {type(prompt).__name__}: {form}")
     given = {key: value for key, value in asdict(asked).items() if value is not None and key != "stop"}
-    given["stop"] = list(asked.stop) if isinstance(asked.stop, tuple) else asked.stop
+    given["stop"] = list(asked.stop) if isinstance(asked.stop, tuple) else [] if asked.stop is None else asked.stop
     given |= {"prompt": prompt} if isinstance(prompt, str) else {"messages": [dict(turn) for turn in prompt]}
     request = read_request(given)
     if isinstance(asked.tries, bool) or not isinstance(asked.tries, int) or asked.tries < 1:

@@ -325,6 +325,21 @@ def test_prompts_may_come_one_by_one(llm: LLM) -> None:
     assert repr(llm).startswith("LLM('embedded'")
 
 
+def test_a_limit_of_one_prompt_is_no_other_s(llm: LLM) -> None:
+    """Where it is as large as all of the model's positions, each answer has as many tokens as its prompt leaves."""
+    most = SamplingParams(max_tokens=600)
+    wide = LLM("causal", "decode.max_new_tokens=512")
+    alone = wide.generate([PROBLEMS[0]], progress=False)
+    both = wide.generate([PROBLEMS[0], PROBLEMS[1]], sampling=[SamplingParams(), most], progress=False)
+    assert [both[0].text] == [one.text for one in alone]
+    assert both[1].text == wide.generate([PROBLEMS[1]], progress=False)[0].text
+
+
+def test_no_stop_is_none(llm: LLM) -> None:
+    [plain] = llm.generate(PROBLEMS[:1], progress=False)
+    assert llm.generate(PROBLEMS[:1], sampling=SamplingParams(stop=None), progress=False)[0].text == plain.text
+
+
 def test_the_callers_answers_to_signals_stay(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(llm, "collected", lambda *_: signal.raise_signal(signal.SIGTERM))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from lopa_dist.config import Config, JobConfig, TaskConfig, as_hydra_reads, chec
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.jobs.run.job import run
-from lopa_dist.own_code import digest, load, module_of
+from lopa_dist.own_code import digest, load, module_of, own_files
 from lopa_dist.parallel.launcher import World
 from lopa_dist.tasks.batch import Batch
 from lopa_dist.tasks.embedded import Arithmetic
@@ -236,6 +237,67 @@ def test_a_task_of_one_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert [line["text"] for line in lines(tmp_path / "run")[:4]] == [line["text"] for line in found[:4]]
     assert "accuracy_loosely" not in run(own_task(tmp_path, "Sums"), tmp_path / "run", World("python"))
     assert lines(tmp_path / "run") == found
+
+
+def test_relative_imports_are_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "pkg_of_mine"
+    package.mkdir()
+    for name, text in {"__init__": "", "helper": "x = 1", "other": "y = 1"}.items():
+        (package / f"{name}.py").write_text(text)
+    (package / "score.py").write_text(
+        "from .helper import x\nfrom . import other\ndef right(text, fields): return True"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert load("pkg_of_mine.score:right", "task.score")
+    assert {file.name for file in own_files(package / "score.py")} >= {"score.py", "helper.py", "other.py"}
+
+
+def test_a_file_is_a_module_that_python_knows(tmp_path: Path) -> None:
+    """As dataclasses need, whose annotations are texts; and one that fails is forgotten."""
+    (tmp_path / "judge.py").write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\nfrom typing import ClassVar\n"
+        "@dataclass\nclass Kept:\n    k: ClassVar[int] = 1\ndef right(text, fields): return Kept.k == 1\n"
+    )
+    function = load(f"{tmp_path}/judge.py:right", "task.score")
+    assert function("", {})
+    assert sys.modules[function.__module__].right is function
+    (tmp_path / "ends.py").write_text("import sys\nsys.exit('bye')")
+    with pytest.raises(ValueError, match=r"ends\.py cannot be imported: SystemExit: bye"):
+        load(f"{tmp_path}/ends.py:right", "task.score")
+    assert not [name for name in sys.modules if name.startswith("ends_")]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("Score('yes', None)", "`correct` is True, False or None"),
+        ("Score(True, 3.5)", "`extracted` and `expected` are texts"),
+        ("Score(True, None, metrics={'m': {1}})", "metrics that JSON cannot hold"),
+    ],
+)
+def test_scores_that_cannot_be_written_are_named(tmp_path: Path, body: str, said: str) -> None:
+    (tmp_path / "task.py").write_text(
+        "from lopa_dist.tasks.task import Item, Score\nclass Mine:\n    name = 'mine'\n"
+        "    def __init__(self, limit): pass\n    def items(self): yield Item('a', prompt='1 + 1 =')\n"
+        f"    def score(self, item, text): return {body}\n"
+    )
+    with pytest.raises(CannotJudge, match=re.escape(said)):
+        run(config(TaskConfig(f"{tmp_path}/task.py:Mine", limit=None), branches=0), tmp_path / "run", World("python"))
+
+
+def test_a_judge_may_change_and_end_what_it_likes(tmp_path: Path) -> None:
+    """Neither reaches the results: sys.exit() is an error of one verdict, and fields are copies."""
+    (tmp_path / "p.jsonl").write_text('{"prompt": "1 + 1 =", "tags": ["a"]}\n{"prompt": "1 + 2 =", "tags": ["b"]}\n')
+    (tmp_path / "judge.py").write_text(
+        "import sys\ndef known(text, fields):\n    fields['tags'].append(text)\n"
+        "    return True if fields['tags'][0] == 'a' else sys.exit(0)\n"
+    )
+    task = TaskConfig("batch", input=str(tmp_path / "p.jsonl"), score=f"{tmp_path}/judge.py:known", limit=None)
+    report = run(config(task, branches=0), tmp_path / "run", World("python"))
+    one, two = lines(tmp_path / "run")
+    assert (one["correct"], one["metadata"]["tags"]) == (True, ["a"])
+    assert (two["correct"], two["unjudged"], two["metadata"]["tags"]) == (None, "SystemExit: 0", ["b"])
+    assert report["unjudged"] == 1
 
 
 def test_all_is_judged_again_on_request(

@@ -7,6 +7,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import replace
 from difflib import get_close_matches
 from itertools import islice
@@ -237,7 +238,7 @@ class Batch:
         """
         if self.rule is None:
             return None
-        verdict = self.judge(text, given_fields(item.metadata or {}))
+        verdict = self.judge(text, deepcopy(given_fields(item.metadata or {})))  # a judge may change what it is given
         right, extracted = verdict if isinstance(verdict, tuple) and len(verdict) == 2 else (verdict, text.strip())
         if right not in (True, False):
             raise CannotJudge(

@@ -212,7 +212,7 @@ def continuations(task: Any, document: Mapping[str, Any], plain: Any, chat: Any)
         *context, text = of_plain.args
         *messages, text_in_chat = of_chat.args
         item = behind(Item(""), context[0], messages[0]) if context and context[0] else None
-        yield Continuation(text, text_in_chat, item)
+        yield Continuation(text, text_in_chat, item, spaces=True)
 
 
 def plainly(value: Any) -> Any:

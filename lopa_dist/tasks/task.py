@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -44,6 +45,7 @@ class Continuation:
     text: str
     text_in_chat: str  # the same, as it stands after a chat's last turn
     behind: Item | None = None  # the item whose prompt it follows, in both forms; None: it begins a document
+    spaces: bool = False  # whether white space at the prompt's end belongs to it, as in lm-evaluation-harness
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +154,24 @@ def score_of(task: Task, item: Item, text: str) -> Score | None:
     """Return what the task says of a text.
 
     Raises:
-        CannotJudge: the task, which may be the user's own, returned neither a `Score` nor None.
+        CannotJudge: the task, which may be the user's own, returned neither a `Score` that can be written nor None.
     """
     score = task.score(item, text)
-    if score is None or isinstance(score, Score):
+    if score is None:
         return score
-    raise CannotJudge(f"task {task.name}: score() returned {score!r}: return a Score(correct, extracted), or None")
+    if not isinstance(score, Score):
+        raise CannotJudge(f"task {task.name}: score() returned {score!r}: return a Score(correct, extracted), or None")
+    texts = score.extracted, score.expected
+    if score.correct not in (True, False, None) or not all(isinstance(one, str | None) for one in texts):
+        raise CannotJudge(
+            f"task {task.name}: score() returned {score!r}: `correct` is True, False or None, and `extracted` and "
+            "`expected` are texts or None"
+        )
+    try:
+        json.dumps(score.metrics)
+    except (TypeError, ValueError) as error:
+        raise CannotJudge(f"task {task.name}: score() returned metrics that JSON cannot hold: {error}") from error
+    return score
 
 
 class Cancelled(Exception):

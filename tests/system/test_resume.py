@@ -121,9 +121,9 @@ def test_one_rank_is_told_to_stop_and_all_leave_when_rank_0_has_written(tmp_path
 
 
 def long_input(folder: Path) -> tuple[Path, list[str]]:
-    """An input that takes long to read, and the overrides of a job with it."""
+    """An input that takes minutes to read, and the overrides of a job with it."""
     file = folder / "in.jsonl"
-    file.write_text("".join(f'{{"prompt": "Tom has {i} apples ."}}\n' for i in range(200_000)))
+    file.write_text("".join(f'{{"prompt": "Tom has {i} apples ."}}\n' for i in range(1_500_000)))
     return file, ["task=batch", f"task.input={file}", "task.limit=null"]
 
 
@@ -139,7 +139,7 @@ def test_a_signal_before_the_first_step_is_answered_at_once(tmp_path: Path) -> N
     began = time.monotonic()
     os.kill(process, signal.SIGUSR1)
     assert job.wait() == [75]
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60  # it did not read on
     assert "stopped by SIGUSR1 before the first step; go on" in job.printed()
     assert "Traceback" not in job.printed()
     assert entries(tmp_path / "run") == 0
@@ -157,7 +157,7 @@ def test_nor_do_two_ranks_of_which_one_is_told_read_on(tmp_path: Path) -> None:
     began = time.monotonic()
     os.kill(told, signal.SIGUSR1)
     assert job.wait() == [75, 75]
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60  # it did not read on
     assert "stopped by SIGUSR1 before the first step; go on" in job.printed(), job.printed()[-3000:]
     assert entries(tmp_path / "run") == 0
 

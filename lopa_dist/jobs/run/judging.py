@@ -93,7 +93,7 @@ class Judges(contextlib.AbstractContextManager["Judges"]):
                 return Verdict(answer, self.score(answer))
             except (Cancelled, CannotJudge):
                 raise
-            except Exception as error:  # a task's libraries raise whatever they like
+            except (Exception, SystemExit) as error:  # a task's libraries raise whatever they like
                 failure = f"{type(error).__name__}: {error}"[:500]
         return Verdict(answer, None, failure)
 

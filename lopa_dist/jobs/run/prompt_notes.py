@@ -29,6 +29,7 @@ class PromptNotes:
     left_out: set[str] = field(default_factory=set)  # what the chat template left out of chats
     odd_roles: set[str] = field(default_factory=set)  # roles that templates seldom know
     other_models: dict[str, None] = field(default_factory=dict)  # models that lines name, but this job does not load
+    special_stops: set[str] = field(default_factory=set)  # stop strings that no text has, and that end no answer
     formats: int = 0  # requests with a format
     greedy_formats: int = 0  # requests with a format for which another try would give the same text
     draws: bool = False  # whether any request draws its tokens
@@ -70,6 +71,12 @@ class PromptNotes:
             messages.append(
                 f"decode.max_new_tokens={self.config.decode.max_new_tokens}: the model has "
                 f"{self.model.max_positions} positions, so an answer has at most as many tokens as its prompt leaves"
+            )
+        if self.special_stops:
+            stops = ", ".join(map(repr, sorted(self.special_stops)))
+            messages.append(
+                f"stop strings that are special tokens ({stops}): no effect, because texts have no special tokens; the "
+                "model's generation_config.json says which of them end answers"
             )
         if self.left_out:
             messages.append(

@@ -74,6 +74,8 @@ class Encoder:
         # the package's models know a few hundred words, and spell all others in bytes that mean nothing to them
         shipped = config.model.path in SHIPPED
         self.bytes = {i for word, i in tokenizer.get_vocab().items() if shipped and BYTE.fullmatch(word)}
+        ends = set(tokenizer.convert_ids_to_tokens(list(model.eos_ids)))
+        self.special = set(tokenizer.all_special_tokens) - ends
         self.notes = PromptNotes(config, model, bool(tokenizer.chat_template))
         self.tokens = lru_cache(8)(lambda text, special: tokenizer(text, add_special_tokens=special).input_ids)
 
@@ -134,8 +136,8 @@ class Encoder:
             if not text or encodable(text) != text:
                 raise Refusal(f"continuation {text!r}: must be a text of at least one character")
             special = bool(prompt) and not self.begins(prompt, chat)
-            # spaces between the two belong to the continuation, as in lm-evaluation-harness
-            texts += [Text(prompt.rstrip(), special), Text(prompt + text, special)]
+            before = prompt.rstrip() if continuation.spaces else prompt
+            texts += [Text(before, special), Text(prompt + text, special)]
         return texts
 
     def tokenized(self, texts: Iterable[Text]) -> dict[Text, list[int]]:
@@ -283,7 +285,7 @@ class Encoder:
         suffix = self.suffix(item)
         given = len(ids) + len(suffix)
         room = self.model.max_positions - given
-        if most == decode.max_new_tokens >= self.model.max_positions and room > 0:  # no prompt leaves room for so many
+        if most >= self.model.max_positions and room > 0:  # no prompt leaves room for so many
             most, self.notes.bounded = room, True
         size = f"the prompt has {given} tokens and {most} are to be generated, but"
         shorter = "in a job, task.truncate does"
@@ -297,6 +299,7 @@ class Encoder:
         space = self.config.engine.kv_tokens
         if space is not None and decode.scope.stores_kv and given + most > space:
             raise Refusal(f"{size} engine.kv_tokens={space}; raise that, or shorten the prompt or max_tokens")
+        self.notes.special_stops |= self.special.intersection(item.stop)
         sampling = self.sampling(item)
         if self.bytes and not self.bytes.isdisjoint(ids):
             self.note_strange(ids)

@@ -75,7 +75,7 @@ def with_new_verdict(entry: dict[str, Any], item: Item, task: Task) -> dict[str,
             line |= score.fields()
     except CannotJudge:
         raise
-    except Exception as error:  # of the user's code
+    except (Exception, SystemExit) as error:  # of the user's code
         judged["unjudged"] = True
         line |= {"correct": None, "unjudged": f"{type(error).__name__}: {error}"[:500]}
     return judged | {"line": line, "figures": entry["figures"] | verdict}

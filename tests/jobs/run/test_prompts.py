@@ -75,6 +75,31 @@ def test_a_prompt_begins_once(text: str) -> None:
     assert [list(part.prompt) + list(part.answer) for part in scored.scored[0]] == [[3, 0, 1, 1]]
 
 
+def test_stop_strings_that_no_text_has_are_told(embedded_tokenizer: PreTrainedTokenizerFast) -> None:
+    encoder = Encoder(Config(), WORDS, embedded_tokenizer)
+    special = str(embedded_tokenizer.all_special_tokens[-1])
+    ends = set(embedded_tokenizer.convert_ids_to_tokens(list(WORDS.eos_ids)))
+    encoder.encode(0, Item("a", prompt="Tom", stop=("x",)))
+    assert "special tokens" not in "".join(encoder.warnings())
+    encoder.encode(0, Item("a", prompt="Tom", stop=(special, "x")))
+    assert (f"stop strings that are special tokens ('{special}')" in "".join(encoder.warnings())) == (
+        special not in ends
+    )
+
+
+def test_white_space_before_a_continuation_is_the_prompt_s(embedded_tokenizer: PreTrainedTokenizerFast) -> None:
+    """As a chat template's; except in the harness's tasks, where it is scored."""
+    encoder = Encoder(Config(model=ModelOptions(chat_template="never")), WORDS, embedded_tokenizer)
+    behind = Item("a", prompt="Tom has\n")
+    counts = []
+    for spaces in (False, True):
+        continuation = Continuation("3", "3", behind, spaces)
+        request = encoder.encode(0, replace(behind, continuations=(continuation,)))
+        assert isinstance(request, Request)
+        counts.append(len(request.scored[0][0].answer))
+    assert counts[1] > counts[0]
+
+
 TURNS = [
     {"role": "user", "content": "Tom has 3 coins ."},
     {"role": "assistant", "content": "3"},
