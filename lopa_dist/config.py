@@ -544,7 +544,7 @@ def as_hydra_reads(arguments: list[str]) -> list[str]:
     If they name a model by its path alone, ``model=local`` is added, so that the embedded model's own settings do not
     apply. The user's own task, ``task=FILE.py:CLASS``, becomes ``task=own`` with ``task.name=FILE.py:CLASS``. The value
     of `task.prompt` is quoted, because its braces, colons and commas are plain text. A path that begins with ``~/`` is
-    one in the home directory, though shells leave it as it is behind a ``=``.
+    one in the home directory, though shells leave it as it is after a ``=``.
     """
     arguments = [
         f"{key}={quoted(os.path.expanduser(value))}" if value.startswith("~/") and "," not in value else a

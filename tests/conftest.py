@@ -41,7 +41,7 @@ if not GPU:  # hidden, and kernels are interpreted: Triton reads that when one i
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ["TRITON_INTERPRET"] = "1"
 
-AFTER_EACH = 8  # files of other tests behind one of system tests, as many as keep the cores busy while those wait
+AFTER_EACH = 8  # files of other tests after one of system tests, as many as keep the cores busy while those wait
 
 SMALL = ModelConfig(
     family="Dream", vocab_size=48, hidden_size=32, layers=2, heads=4, kv_heads=2, head_dim=8, intermediate_size=48,

@@ -158,7 +158,7 @@ def paper_settings() -> list[list[str]]:
 
 @pytest.mark.parametrize(("model", "tokens"), [("embedded", 64), ("causal", 64), ("lists", 144)])
 def test_the_models_of_the_package_keep_their_answers_length_with_any_way_of_decoding(model: str, tokens: int) -> None:
-    """512 tokens behind a prompt would not fit into their 512 positions: every request would be refused."""
+    """512 tokens after a prompt would not fit into their 512 positions: every request would be refused."""
     for preset in (file.stem for file in (cli.CONF / "decode").glob("*.yaml")):
         assert composed(f"model={model}", f"decode={preset}").decode.max_new_tokens == tokens
     assert composed(f"model={model}", "decode=lopa", "decode.max_new_tokens=80").decode.max_new_tokens == 80
@@ -456,7 +456,7 @@ LONG = [
 def test_a_signal_while_a_job_of_a_sweep_writes_ends_the_sweep(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Behind that job, which is whole. Its name, of all overrides, is longer than a folder's may be."""
+    """After that job, which is whole. Its name, of all overrides, is longer than a folder's may be."""
     write = Job.write_page
 
     def signalled(self: Job, report: dict[str, Any]) -> None:

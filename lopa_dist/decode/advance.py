@@ -107,7 +107,7 @@ def advance(state: State, winner: Winner) -> Window:
 
 
 def active_blocks(config: DecodeConfig, masked: Tensor, total: Tensor, running: Tensor) -> Tensor:
-    """Return the fully active blocks ``[S, blocks]``: the first one, and those behind a block that is nearly full.
+    """Return the fully active blocks ``[S, blocks]``: the first one, and those after a block that is nearly full.
 
     Everything before the window is complete. Nothing that was filled is ever masked again, so a block that was nearly
     full stays so, and nothing has to be remembered.

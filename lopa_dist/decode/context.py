@@ -18,7 +18,7 @@ class Part(NamedTuple):
 
     begin: int  # place of the first row that is computed anew for each mask
     first: int  # place of the first token
-    end: int  # place behind the last token
+    end: int  # place after the last token
 
 
 IntsOrTensor = TypeVar("IntsOrTensor", Ints, "Tensor")
@@ -41,12 +41,12 @@ def end_of(attention: str, position: Ints, size: int) -> Ints | int:
 class Context:
     """A row of `CONTEXTS`.
 
-    "Before" and "behind" are as seen from the window, which begins at the first block that has masks and ends with the
+    "Before" and "after" are as seen from the window, which begins at the first block that has masks and ends with the
     last one that may be filled.
     """
 
     window_attention: str
-    """A row of the window sees the whole window (full), nothing behind its block (block_causal) or itself (causal)."""
+    """A row of the window sees the whole window (full), nothing after its block (block_causal) or itself (causal)."""
 
     prompt_attention: str
     """A prompt's row sees the prompt (self), the window too (joint), or the prompt up to its own block (blocks) or to
@@ -65,7 +65,7 @@ class Context:
 
     - none: no K/V; all rows of a sequence run in every step.
     - block: those of all tokens before. The forward after a block was completed computes its K/V for good.
-    - dual: those of all tokens before and of the masks behind. The forward after a block was completed computes all K/V
+    - dual: those of all tokens before and of the masks after. The forward after a block was completed computes all K/V
       of the sequence anew.
 
     With block, rows see only the masks of appended blocks; otherwise they see those of the whole answer."""
@@ -78,12 +78,12 @@ class Context:
 
     @property
     def causal(self) -> bool:
-        """Whether a row sees nothing behind itself, so that verification is exact (`rules.causal`)."""
+        """Whether a row sees nothing after itself, so that verification is exact (`rules.causal`)."""
         return self.window_attention == "causal"
 
     @property
     def by_blocks(self) -> bool:
-        """Whether a window's row sees nothing behind its block: K/V of complete blocks are the same in every branch."""
+        """Whether a window's row sees nothing after its block: K/V of complete blocks are the same in every branch."""
         return self.window_attention == "block_causal"
 
     @property
@@ -102,8 +102,8 @@ class Context:
         return self.cache == "block"
 
     @property
-    def stores_kv_behind(self) -> bool:
-        """Whether a step takes K/V of the masks behind the window from an earlier one, too."""
+    def caches_masks_after(self) -> bool:
+        """Whether a step takes K/V of the masks after the window from an earlier one, too."""
         return self.cache == "dual"
 
     @property
@@ -113,7 +113,7 @@ class Context:
 
     @property
     def cuts_prompts(self) -> bool:
-        """Whether a prompt can be cut between any units, so that the K/V before the cut depend on nothing behind it."""
+        """Whether a prompt can be cut between any units, so that the K/V before the cut depend on nothing after it."""
         return self.keeps_kv and self.prompt_attention in ("blocks", "causal")
 
     def unit(self, size: int) -> int:
@@ -129,7 +129,7 @@ class Context:
     def last_end(self, limit: IntsOrTensor, size: int) -> IntsOrTensor:
         """Return where the last block ends in answers that end at `limit`.
 
-        Blocks that are counted from the prompt's first token are whole, as in training. What lies behind the limit
+        Blocks that are counted from the prompt's first token are whole, as in training. What lies after the limit
         belongs to no answer.
         """
         return -(-limit // size) * size if self.from_prompt else limit
@@ -155,13 +155,13 @@ class Context:
             size: of a block.
             drafts: the most that a branch verifies.
         """
-        if self.causal:  # the last prompt token, the answer, and what drafts may lie behind its end
+        if self.causal:  # the last prompt token, the answer, and what drafts may lie after its end
             return answer + drafts + 2
         # twice the length: the widest window of the batch, laid over any sequence, stays inside
         return 2 * -(-(answer + (size - 1) * self.from_prompt) // size) * size
 
     def sees(self, position: Ints, size: int) -> Ints | int:
-        """Return the position behind the last one that each row sees, ``[R]``, unless its segment ends before that.
+        """Return the position after the last one that each row sees, ``[R]``, unless its segment ends before that.
 
         Args:
             position: ``[R]`` of the rows; those of prompts are negative.
@@ -173,7 +173,7 @@ class Context:
         return np.where(position < 0, end_of(self.prompt_attention, position, size), in_window)
 
     def parts(self, prompt: int, end: int, size: int, shift: int) -> list[Part]:
-        """Return the parts in which a given answer is scored: all of it, or its blocks if none sees those behind it.
+        """Return the parts in which a given answer is scored: all of it, or its blocks if none sees those after it.
 
         Args:
             prompt, end: tokens of the prompt, and of prompt and answer together.

@@ -4,7 +4,7 @@ Positions are relative to the end of the prompt: the first generated token is po
 All sequences' generated tokens begin in the same column of `canvas`, so block arithmetic needs no per-sequence offset.
 
 Models that count blocks from the first token of the prompt (context=blocks) need none either: the prompt's tokens
-behind its last complete block are moved to position 0 and after, where they count as `known`. So position 0 begins a
+after its last complete block are moved to positions from 0 on, where they count as `known`. So position 0 begins a
 block in the model's counting, too, and the first block of the answer has masks from position `known` on only.
 """
 
@@ -103,7 +103,7 @@ class HostState(NamedTuple):
     starts_masked: Ints  # 1 if the window's first position, `complete`, is masked
     branches: Ints  # to run in the next forward, anchor included; 0 for slots that do not run
     drafts: Ints  # the most drafts that the next forward may accept, those of the deepest branch's path included
-    expects_eos: Ints  # 1 if the model expects an end-of-text behind the drafts: nothing is drafted there (causal)
+    expects_eos: Ints  # 1 if the model expects an end-of-text after the drafts: nothing is drafted there (causal)
     winner: Ints  # branch that the last step chose
     accepted: Ints  # drafts that the last step accepted
     done: Ints  # 1 if the slot is empty or its sequence is finished, FAILED if its predictions were not numbers
@@ -127,7 +127,7 @@ class Admitted(NamedTuple):
     max_new_tokens: int
     key: int  # of its random numbers
     sampled: bool  # whether it draws any
-    suffix: Sequence[int] = ()  # tokens behind the answer, where rows see them
+    suffix: Sequence[int] = ()  # tokens after the answer, where rows see them
 
 
 SLOT_DIMENSIONS = {
@@ -173,7 +173,7 @@ class State:
         self.done, self.step = rows["done"], rows["step"]
         self.edit_position, self.edit_token = self.edits
         self.chain_position, self.chain_token, self.chain_verifying = self.chain
-        # [S, K] each: choices in a branch's path, the branch that verifies the last one, its token, drafts behind it
+        # [S, K] each: choices in a branch's path, the branch that verifies the last one, its token, drafts after it
         self.path_depth, self.path_parent, self.path_token, self.path_drafts = self.paths
         self.answers = self.canvas[:, self.origin :]  # a view that begins with position 0
         self._window: Window | None = None
@@ -283,8 +283,8 @@ class State:
         for row, one, begin in zip(canvas, admitted, (self.origin - new.prompt).tolist(), strict=True):
             row[begin : begin + len(one.prompt)] = one.prompt
             if one.suffix:
-                behind = begin + len(one.prompt) + one.max_new_tokens
-                row[behind : behind + len(one.suffix)] = one.suffix
+                after = begin + len(one.prompt) + one.max_new_tokens
+                row[after : after + len(one.suffix)] = one.suffix
         self.sampled[slots] = [one.sampled for one in admitted]
 
         first, step = self.admission_places

@@ -220,8 +220,8 @@ class CDrafter(Drafter):
 
     def proposed(self, slot: int, more: Sequence[int]) -> list[tuple[int, float]]:
         """See `Drafter`."""
-        behind, tokens, chances = numbers(more), np.zeros(VOTERS, np.int64), np.zeros(VOTERS)
+        after, tokens, chances = numbers(more), np.zeros(VOTERS, np.int64), np.zeros(VOTERS)
         count = self.library.drafter_proposed(
-            self.own, slot, memory(behind), len(behind), memory(tokens), memory(chances)
+            self.own, slot, memory(after), len(after), memory(tokens), memory(chances)
         )
         return list(zip(tokens[:count].tolist(), chances[:count].tolist(), strict=True))

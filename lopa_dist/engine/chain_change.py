@@ -14,9 +14,9 @@ def change_of(places: Ints, slots: Ints, complete: Ints, tokens: Ints, counts: I
         places: `State.chain_places`.
         slots: ``[n]`` of the sequences.
         complete: ``[n]`` as in `HostState`.
-        tokens: ``[n, m]`` their drafts; tokens behind the last draft are written, too, but nothing reads them.
+        tokens: ``[n, m]`` their drafts; tokens after the last draft are written, too, but nothing reads them.
         counts: ``[n]`` how many drafts they have; no row could verify more than stand before the answer's limit.
-        expects_eos: ``[n]`` 1 if an end-of-text is expected behind them.
+        expects_eos: ``[n]`` 1 if an end-of-text is expected after them.
     """
     number = np.arange(tokens.shape[1])
     canvas, chain, drafts, eos = places[0, :, None] + places[1, :, None] * slots

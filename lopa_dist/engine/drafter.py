@@ -3,7 +3,7 @@
 No draft changes a text, so a draft may come from anywhere. A batch job repeats itself: templates, phrases, samples of
 one prompt, copies from the prompt. A chain is built one draft at a time, and three sources propose the next token:
 
-- *masks*: what the masks behind the last verified token predicted, as far as there were any;
+- *masks*: what the masks after the last verified token predicted, as far as there were any;
 - *text*: what most often followed the last tokens in the answers that this replica has written (`NGrams`;
   SuffixDecoding, arXiv 2411.04975, does this for a server);
 - *own*: what followed the last tokens where they last occurred in the request's own prompt and answer (prompt lookup),
@@ -398,7 +398,7 @@ def mask_kind(on_track: int, depth: int, probability: float) -> int:
 
     Args:
         on_track: 0 while the chain is what masks predicted, then DEPTHS.
-        depth: of the place in the chain; the last kind of depths is also that of all behind it.
+        depth: of the place in the chain; the last kind of depths is also that of all after it.
         probability: of the predicted token.
     """
     return OF_MASKS + (on_track + min(depth, DEPTHS - 1)) * LEVELS + level(probability)

@@ -2,10 +2,10 @@
 
 Every running sequence owns a range for its committed tokens, as long as its prompt and its longest answer. If the K/V
 of a prompt's first tokens (its prefix: all of the prompt, or the examples that many prompts begin with) depend on
-nothing behind them, sequences whose prompts begin alike share one range for the prefix, and each owns a range for the
+nothing after them, sequences whose prompts begin alike share one range for the prefix, and each owns a range for the
 rest. One of them computes the prefix, in the first forward that needs it. Some unused prefixes stay for later requests.
 
-Behind the ranges lies scratch space, where each forward's rows write their K/V in packed order (pre-write). Committing
+After the ranges comes scratch space, where each forward's rows write their K/V in packed order (pre-write). Committing
 copies the winner's complete blocks from scratch into its sequence's range. If another rank ran the winner, they come
 from that rank as one packed buffer (LoPA-Dist's two-phase protocol).
 """
@@ -50,7 +50,7 @@ class PrefixEntry:
 
 
 class KVPool:
-    """Keys and values ``[layers, tokens, kv_heads, head_dim]``: `budget` tokens for sequences, scratch behind them."""
+    """Keys and values ``[layers, tokens, kv_heads, head_dim]``: `budget` tokens for sequences, scratch after them."""
 
     def __init__(
         self, model: ModelConfig, sequences: int, budget: int, dtype: torch.dtype, device: torch.device
@@ -130,10 +130,10 @@ class KVPool:
         """Mark slots as free."""
         if begin < end:
             at = bisect_left(self.gaps, (begin, end))
-            before, behind = self.gaps[max(at - 1, 0) : at], self.gaps[at : at + 1]
-            joins_before, joins_behind = bool(before) and before[0][1] == begin, bool(behind) and behind[0][0] == end
-            joined = (before[0][0] if joins_before else begin, behind[0][1] if joins_behind else end)
-            self.gaps[at - joins_before : at + joins_behind] = [joined]
+            before, after = self.gaps[max(at - 1, 0) : at], self.gaps[at : at + 1]
+            joins_before, joins_after = bool(before) and before[0][1] == begin, bool(after) and after[0][0] == end
+            joined = (before[0][0] if joins_before else begin, after[0][1] if joins_after else end)
+            self.gaps[at - joins_before : at + joins_after] = [joined]
 
     def drop(self, prefix: Tokens) -> None:
         """Free a prefix that is not used."""

@@ -7,7 +7,7 @@ it. For a masked model there is a lower bound (LLaDA, arXiv 2502.09992), the mea
 
 Masks are drawn by the answer's key; their sizes l are spread evenly, as in the authors' program. If an answer is so
 short that it has no more masks than samples were asked for, all of them are computed, and the bound has no sampling
-error. In contexts where a row sees nothing behind its block, each block sees the true blocks before it, and the bounds
+error. In contexts where a row sees nothing after its block, each block sees the true blocks before it, and the bounds
 of the blocks add up.
 
 Many answers and many of their masks share one forward. What a row sees before its block is computed once for all masks

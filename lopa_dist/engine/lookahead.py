@@ -1,4 +1,4 @@
-"""How far a causal model looks ahead in each step: how many masks stand behind which drafts.
+"""How far a causal model looks ahead in each step: how many masks follow which drafts.
 
 No text depends on it, so the choice may follow the load. On a device with time to spare, rows cost little, and many
 drafts bring many tokens per forward. On a busy one, a row that brings no token is wasted, and few drafts are best.
@@ -202,13 +202,13 @@ class LookaheadPolicy:
             masks = 0
         most = None if branches >= self.branches else 1
         if ends is not None and masks:
-            behind = np.zeros(ends.shape, bool)
+            has_group = np.zeros(ends.shape, bool)
             likely = np.argsort(-ends, 1, kind="stable")
-            np.put_along_axis(behind, likely[:, :groups], True, 1)
+            np.put_along_axis(has_group, likely[:, :groups], True, 1)
             if not self.auto:  # auto knows what a group costs
                 second = likely[:, 1:2]
-                np.put_along_axis(behind, second, np.take_along_axis(ends, second, 1) >= SECOND, 1)
-            return Lookahead(masks, (), self.blocks, behind, most)
+                np.put_along_axis(has_group, second, np.take_along_axis(ends, second, 1) >= SECOND, 1)
+            return Lookahead(masks, (), self.blocks, has_group, most)
         if groups == 1:  # also of masked models, whose steps need no choice
             return Lookahead(masks, (), self.blocks, None, most)
         of_chain = self.acceptance.ends(masks)
@@ -242,7 +242,7 @@ class LookaheadPolicy:
         self.chosen[ahead.masks] = self.chosen.get(ahead.masks, 0) + 1
         if ahead.masks:
             running = host.branches > 0
-            groups = running if ahead.behind is None else ahead.behind[running]
+            groups = running if ahead.has_group is None else ahead.has_group[running]
             self.mask_rows += ahead.masks * int(groups.sum())
         if self.auto:
             now = self.clock()
@@ -273,7 +273,7 @@ class LookaheadPolicy:
         self.choice, self.rows, self.from_masks = choice, rows, from_masks
         if not self.causal:
             return
-        running = (before.done == 0) & (after.done == 0)  # a text that ends accepts nothing behind its end
+        running = (before.done == 0) & (after.done == 0)  # a text that ends accepts nothing after its end
         drafted = running & ((before.drafts > 0) if masks is None else (masks > 0))
         if drafted.any():
             most = before.drafts if masks is None else masks  # drafts of text further on say nothing about masks
@@ -377,17 +377,17 @@ class LookaheadPolicy:
         mean = share * brought + (1 - share) * of_text
         length = self.lengths[1] / self.lengths[0]
         rounds = (length - of_text) / mean + (1 - 1 / mean) / 2
-        behind = groups * (masks + Lookahead(masks, (), self.blocks).lead * (masks > 0))
+        of_groups = groups * (masks + Lookahead(masks, (), self.blocks).lead * (masks > 0))
         drafts, of_bare_drafts = self.acceptance.length(masks), self.bare.length(self.most * text)
 
-        def seconds(drafts: float, masks_behind: float) -> float:
-            masks = masks_behind * self.mask_cost
-            return self.times.of(self.kind_of(masks_behind, text)).expected(
+        def seconds(drafts: float, masks_after: float) -> float:
+            masks = masks_after * self.mask_cost
+            return self.times.of(self.kind_of(masks_after, text)).expected(
                 sequences * (1 + drafts + masks + branches * self.paths * (drafts + masks / groups))
             )
 
-        bare, last = seconds(of_bare_drafts, behind), seconds(share * drafts + (1 - share) * of_bare_drafts, 0)
-        step = share * seconds(drafts, behind) + (1 - share) * bare
+        bare, last = seconds(of_bare_drafts, of_groups), seconds(share * drafts + (1 - share) * of_bare_drafts, 0)
+        step = share * seconds(drafts, of_groups) + (1 - share) * bare
         total = bare + min(max(rounds, 0), 1) * last + max(rounds - 1, 0) * step
         return sequences * length / total
 

@@ -24,7 +24,7 @@ class PrefixRules:
     def shared(self, tokens: int, prefix: int) -> int:
         """Return how many first tokens of a prompt have K/V that other requests may use.
 
-        K/V that depend on nothing behind them may serve all prompts that begin alike: complete prompts that never see
+        K/V that depend on nothing after them may serve all prompts that begin alike: complete prompts that never see
         their answer, complete blocks of block-causal prompts, and any beginning of causal ones. If the rest is longer
         than a chunk, all of the prompt is shared, because only shared prefixes are computed in chunks.
 
@@ -57,7 +57,7 @@ class PrefixRules:
     def chunk(self) -> int | None:
         """The most tokens of a shared prefix that are computed in a forward; None: no bound.
 
-        Only prompts that are causal, by blocks or by tokens, have chunks: no unit depends on what is behind it.
+        Only prompts that are causal, by blocks or by tokens, have chunks: no unit depends on what comes after it.
         """
         if self.prefill_chunk is None or not self.cuts:
             return None

@@ -57,7 +57,7 @@ class Request:
     prefix: int = 0  # tokens of the prompt that many requests begin with: few-shot examples, a system prompt
     token_steps: bool = False  # whether to tell how each token was written
     stop: tuple[str, ...] = ()  # the answer ends at the first of these strings; the caller cuts the text there
-    suffix: Sequence[int] = ()  # tokens behind the answer, which then has `max_new_tokens` masks, or ends earlier
+    suffix: Sequence[int] = ()  # tokens after the answer, which then has `max_new_tokens` masks, or ends earlier
     # texts to score, instead of generating one: the likelihood of each is the sum over its parts
     scored: tuple[tuple[Given, ...], ...] = ()
 

@@ -73,7 +73,7 @@ class Runner:
         self.whole = NativeLayers(network, self.rotations) if whole else None  # all layers in one call
         self.shard = head_shard(tensor or Solo())
         self.request_sampling: dict[int, Sampling] = {}  # by slot, of requests with their own
-        # hidden states of shared prefixes' last rows, which predict the first token behind a prompt
+        # hidden states of shared prefixes' last rows, which predict the first token after a prompt
         self.prefix_hidden = model.head_weight.new_zeros(pool.most_prefixes, model.config.hidden_size)
 
     def prepare(self, batch: ForwardBatch, slots: Ints | None = None) -> Prepared:

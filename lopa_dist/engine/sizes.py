@@ -15,7 +15,7 @@ def usual_rows(config: DecodeConfig) -> int:
 
 
 def most_branch_rows(config: DecodeConfig, window: int) -> int:
-    """Return the most rows of a branch whose window has `window` rows, those behind the window included."""
+    """Return the most rows of a branch whose window has `window` rows, those after the window included."""
     return rule_for(config).rows.of_branch(config, window)
 
 
@@ -51,7 +51,7 @@ def most_rows(config: DecodeConfig, branches: int, prompt: int, suffix: int = 0)
     """Return the most rows of one sequence in a forward on one rank.
 
     With `keeps_kv` its prompt is computed with the anchor alone. Later, a window has the row before it and the answer
-    behind the committed tokens: as many blocks as may be active, which may all be completed in one step, and as many
+    after the committed tokens: as many blocks as may be active, which may all be completed in one step, and as many
     again after them. Rows that are in no window, such as a causal model's, may run beside the prompt's
     (`RowMaker.apart`).
 
@@ -59,7 +59,7 @@ def most_rows(config: DecodeConfig, branches: int, prompt: int, suffix: int = 0)
         config: of the step.
         branches: of the sequence on this rank.
         prompt: tokens of its prompt that go through the model at once, and of its suffix.
-        suffix: tokens behind its answer; if there are any, all of the answer is seen.
+        suffix: tokens after its answer; if there are any, all of the answer is seen.
     """
     longest = longest_sequence(config, prompt)
     window = config.max_new_tokens + config.block_size + 1

@@ -166,7 +166,7 @@ class Head:
         self.replay = Replay()
 
     def load(self, predictions: Predictions) -> None:
-        """Copy the step's inputs into the buffers; rows behind them keep old ones, and their records are not read."""
+        """Copy the step's inputs into the buffers; rows after them keep old ones, and their records are not read."""
         count = len(predictions.rows)
         self.which[:count] = predictions.rows
         self.rows.fill_(count)
@@ -244,7 +244,7 @@ class StaticRunner(Runner):
         self.forget()
 
     def make_room(self, rows: int) -> None:
-        """Make the buffer of hidden states: `rows` rows, and behind them the stored ones."""
+        """Make the buffer of hidden states: `rows` rows, and after them the stored ones."""
         self.hidden = torch.cat([self.prefix_hidden.new_zeros(rows, self.prefix_hidden.shape[1]), self.prefix_hidden])
         self.room, self.prefix_hidden = rows, self.hidden[rows:]
 

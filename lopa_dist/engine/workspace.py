@@ -16,7 +16,7 @@ class Workspace:
 
     asked: int  # sequences that should run at once; `plan` may have fewer
     longest: int  # the most tokens given to a request
-    suffix: int  # the most of these that are behind its answer
+    suffix: int  # the most of these that follow its answer
     plan: Plan
     pool: KVPool
     runner: Runner

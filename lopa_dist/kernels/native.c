@@ -845,19 +845,19 @@ int attend(const T *q, ptrdiff_t ldq, T *out, const T *keys, const T *values, co
             for (int64_t i = part * PART; i < end; i += QUERIES) {
                 int queries = end - i < QUERIES ? (int)(end - i) : QUERIES;
                 const float *wide[QUERIES];
-                float *sums[QUERIES], *weights[QUERIES], *behind = scores + QUERIES * room;
+                float *sums[QUERIES], *weights[QUERIES], *space = scores + QUERIES * room;
                 T *to[QUERIES];
                 int64_t columns_seen[QUERIES] = {0}, depths[QUERIES] = {0};
-                for (int n = 0; n < QUERIES; n++, behind += 2 * D) {
+                for (int n = 0; n < QUERIES; n++, space += 2 * D) {
                     weights[n] = scores + n * room;
-                    wide[n] = n < queries ? behind : wide[0];
-                    sums[n] = behind + D;
+                    wide[n] = n < queries ? space : wide[0];
+                    sums[n] = space + D;
                     if (n >= queries) continue;
                     int64_t row = s->start + (i + n) / group, h = head * group + (i + n) % group;
                     const T *of = q + row * ldq + h * D;
                     for (EVERY(D)) {
-                        if (some) store_some(behind + i, GET(of + i), (int)some);
-                        else store(behind + i, get(of + i));
+                        if (some) store_some(space + i, GET(of + i), (int)some);
+                        else store(space + i, get(of + i));
                     }
                     to[n] = out + (row * H + h) * D;
                     columns_seen[n] = seen[row];

@@ -535,7 +535,7 @@ def check_drafts(config: ModelConfig, drafts: int | str, branches: int = 0, draf
     """Raise a ValueError if a model has no masks for the drafts asked for, or cannot have these branches."""
     if branches and config.block_drafts:
         raise ValueError(
-            f"decode.branches={branches}: {config.family} models draft in a block behind cached tokens, and a branch's "
+            f"decode.branches={branches}: {config.family} models draft in a block after cached tokens, and a branch's "
             "tokens are not cached: set decode.branches=0"
         )
     if drafts and draft_from == "masks" and not config.has_mask:

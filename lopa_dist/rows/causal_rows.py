@@ -2,7 +2,7 @@
 
 For a sequence whose pending token is the c-th, with m drafts and groups of n masks:
 
-    row         pending   d_1 ... d_m       group behind d_i (i = 0: pending)
+    row         pending   d_1 ... d_m       group after d_i (i = 0: pending)
     place       c         c+1 ... c+m       c+i+1 ... c+i+n
     predicts    c+1       c+2 ... c+m+1     c+i+2 ... c+i+n+1
     sees        0 ... c   0 ... its own     0 ... c+i, and its group up to itself
@@ -24,8 +24,8 @@ K/V of tokens are written to their place in the pool before attention. Accepting
 K/V of a rejected one are overwritten by the next forward. K/V of masks lie in scratch. A prompt's rows run in the
 forward of its sequence's first step, before all others; its last token is the first pending one.
 
-A branch beside the chain (`rules.paths`) is one more segment behind the pending token: its drafts and a group of n
-masks behind them, all in scratch. Branch ranks share these branches; all other rows run on every rank, so that each has
+A branch beside the chain (`rules.paths`) is one more segment after the pending token: its drafts and a group of n
+masks after them, all in scratch. Branch ranks share these branches; all other rows run on every rank, so that each has
 all K/V. If such a branch wins, `engine.commit` moves the K/V of its accepted tokens into the pool.
 """
 
@@ -53,7 +53,7 @@ from lopa_dist.staging import together
 class RowCounts(NamedTuple):
     """How many rows each sequence has, not counting those of prompts."""
 
-    masks: Ints  # [S, D] masks behind each depth of the chain whose predictions count
+    masks: Ints  # [S, D] masks after each depth of the chain whose predictions count
     common: Ints  # [S] rows of the chain and its groups, which all branch ranks run
     path: Ints  # [S] rows of each branch beside the chain
 
@@ -61,7 +61,7 @@ class RowCounts(NamedTuple):
 def row_counts(host: HostState, lookahead: Lookahead) -> RowCounts:
     """Return how many rows each sequence has.
 
-    Masks are left out if no row before the answer's limit could verify their predictions, and behind an end-of-text.
+    Masks are left out if no row before the answer's limit could verify their predictions, and after an end-of-text.
 
     Args:
         host: of the step.
@@ -74,21 +74,21 @@ def row_counts(host: HostState, lookahead: Lookahead) -> RowCounts:
         masks = np.zeros((len(drafts), len(depth)), np.int64)
         return RowCounts(masks=masks, common=running + drafts, path=drafts * (host.branches > 1))
     last = depth == drafts[:, None]  # [S, D]
-    if lookahead.behind is not None:
-        wanted = lookahead.behind[:, : len(depth)] & (depth <= drafts[:, None])
+    if lookahead.has_group is not None:
+        wanted = lookahead.has_group[:, : len(depth)] & (depth <= drafts[:, None])
     else:
         wanted = last | np.isin(depth, lookahead.depths) if lookahead.depths else last
     wanted &= (depth <= (drafts - host.expects_eos)[:, None]) & running[:, None]
-    # Behind the token at depth d, which has the position complete - 1 + d, mask i predicts position complete + d + i.
+    # After the token at depth d, which has the position complete - 1 + d, mask i predicts position complete + d + i.
     # There may be drafts up to position limit - 2: no row would verify one at the answer's last position, limit - 1.
     most = host.limit[:, None] - 2 - (host.complete[:, None] + depth)
     masks = np.minimum(np.maximum(most, 0), lookahead.masks) * wanted
     of_groups = masks.sum(1) + lookahead.lead * (masks > 0).sum(1)
-    behind_last = masks[np.arange(len(masks)), drafts]
+    after_last = masks[np.arange(len(masks)), drafts]
     return RowCounts(
         masks=masks,
         common=running + drafts + of_groups,  # the pending token, its drafts, and groups
-        path=(drafts + behind_last) * (host.branches > 1),
+        path=(drafts + after_last) * (host.branches > 1),
     )
 
 
@@ -156,15 +156,15 @@ def prompt_segments(host: HostState, prefill: Prefill) -> tuple[Ints, Ints, Ints
 class Rows(NamedTuple):
     """The rows of a forward on one rank; [R] is a row. Places are counted as those of `Segments`."""
 
-    kind: Ints  # [R] of its segment, like the two fields behind it
+    kind: Ints  # [R] of its segment, like the two fields after it
     sequence: Ints  # [R]
     branch: Ints  # [R]
     number: Ints  # [R] in its segment
     place: Ints  # [R]
-    seen: Ints  # [R] place behind the cached tokens that it sees
+    seen: Ints  # [R] place after the cached tokens that it sees
     hi: Ints  # [R] rows of its segment that it sees, of those in scratch
     depth: Ints  # [R] of the token from which it predicts: 0 the pending one, i the i-th draft
-    mask: Ints  # [R] number of a mask behind that token, from 1; 0: that token. In a group, 0 and -1 predict nothing
+    mask: Ints  # [R] number of a mask after that token, from 1; 0: that token. In a group, 0 and -1 predict nothing
 
 
 def rows_of(host: HostState, lookahead: Lookahead, segments: Segments) -> Rows:
@@ -183,7 +183,7 @@ def rows_of(host: HostState, lookahead: Lookahead, segments: Segments) -> Rows:
 
 
 def depth_and_mask(drafts: Ints, number: Ints) -> tuple[Ints, Ints]:
-    """Return `Rows.depth` and `Rows.mask` of rows of paths: drafts, and masks behind the last one.
+    """Return `Rows.depth` and `Rows.mask` of rows of paths: drafts, and masks after the last one.
 
     Args:
         drafts: ``[n]`` of each row's path.
@@ -197,13 +197,13 @@ class Shape(NamedTuple):
 
     segments: Segments
     start: Ints  # [G] first row of each segment
-    shared: Ints  # [G] place behind the cached tokens that all its rows see, its own in the pool included
-    sequence: Ints  # [R] as in `Rows`, like the three fields behind it
+    shared: Ints  # [G] place after the cached tokens that all its rows see, its own in the pool included
+    sequence: Ints  # [R] as in `Rows`, like the three fields after it
     place: Ints  # [R]
     seen: Ints  # [R]
     hi: Ints  # [R]
     in_scratch: NDArray[np.bool_]  # [R] whether a row's K/V go into scratch
-    ahead: Ints  # [H] how far behind its row a prediction belongs: 1, or 0 in blocks
+    ahead: Ints  # [H] how far after its row a prediction belongs: 1, or 0 in blocks
     columns: int  # of the records
     depths: int  # as in `ChainCells`
     group: int
@@ -387,17 +387,17 @@ class CausalRows:
         return rows_on_rank(host, lookahead, share)
 
     def usual(self, config: DecodeConfig) -> int:
-        """See `RowMaker`: the pending token, its drafts, and masks behind them; drafts and masks of each path."""
+        """See `RowMaker`: the pending token, its drafts, and masks after them; drafts and masks of each path."""
         return 1 + 2 * config.max_drafts * config.max_branches
 
     def of_branch(self, config: DecodeConfig, window: int) -> int:
-        """See `RowMaker`: no rows stand behind the window."""
+        """See `RowMaker`: no rows follow the window."""
         return window
 
     def apart(self, config: DecodeConfig, branches: int) -> int:
-        """See `RowMaker`: the chain, groups of masks behind its tokens, and paths.
+        """See `RowMaker`: the chain, groups of masks after its tokens, and paths.
 
-        With ``drafts=auto`` there may be a group behind every token, otherwise behind two
+        With ``drafts=auto`` there may be a group after every token, otherwise after two
         (`LookaheadPolicy.lookahead`).
         """
         answer = config.max_new_tokens
@@ -419,7 +419,7 @@ class CausalRows:
 
 
 def path_columns(rows: Rows, path_rows: Ints, width: int, of_paths: Ints, share: Share) -> Ints:
-    """Return where the predictions of paths go, behind those of chains and groups.
+    """Return where the predictions of paths go, after those of chains and groups.
 
     First come the first paths of all sequences on this rank, then their second paths, and so on. For example, if the
     paths of two sequences have 5 and 3 rows, the columns 0 to 4 and 5 to 7 are those of their first paths, 8 to 12 and

@@ -8,7 +8,7 @@ others, the drafts before them would have to be filled in the branch. Instead it
   logit shift it is a copy of the row at p_i - 1, with the token that this position has then; without the shift it is a
   mask at p_i.
 
-These rows stand behind the window's rows, and behind rows of other kinds, in this order:
+These rows follow the window's rows, and rows of other kinds, in this order:
 
     window rows, in the order of positions | T_1 ... T_{m-1} | C_2 ... C_m
 
@@ -21,7 +21,7 @@ the window's rows. Its `until` is the depth from which on rows do not see it: i 
 windows all drafts of a sequence lie in its first open block, and rows of later blocks are seen at depth 0 only.
 
 All branches of a sequence have rows for the same number of drafts, so all have equal shapes, on whichever rank they
-run. If a branch has fewer drafts, positions that it has filled stand behind them in `State.chain`. Their rows'
+run. If a branch has fewer drafts, positions that it has filled follow them in `State.chain`. Their rows'
 predictions are not used, and real drafts see the tokens there like any others.
 
 `VerifiedDrafts` has its functions in the order in which a step calls them: `rows` counts the rows, `find` finds them
@@ -39,7 +39,7 @@ from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.state import HostState, Records, State
 from lopa_dist.ragged import UNBOUNDED, Ints, ragged_arange, ranges
 from lopa_dist.rows.forward_batch import DraftRows, ForwardBatch
-from lopa_dist.rows.structure import DraftOrigins, Kind, RowsBehind, Structure, block_begins
+from lopa_dist.rows.structure import DraftOrigins, ExtraRows, Kind, Structure, block_begins
 
 
 def drafts_with_rows(config: DecodeConfig, host: HostState) -> Ints:
@@ -53,14 +53,14 @@ class VerifiedDrafts(Kind):
     Rows of drafts see the rows before them, unless these have an `until` of 1.
     """
 
-    def rows(self, config: DecodeConfig, host: HostState) -> RowsBehind:
+    def rows(self, config: DecodeConfig, host: HostState) -> ExtraRows:
         """Return the rows of drafts: of each branch its token rows, then as many verification rows.
 
         What they hold follows from the drafts, so it is filled in on the device (`place`).
         """
         t = drafts_with_rows(config, host)  # [S] token rows, and as many verification rows
         depth = ragged_arange(2 * t) % t.repeat(2 * t) + 1  # for t = 3: 1 2 3 | 1 2 3
-        return RowsBehind(
+        return ExtraRows(
             count=2 * t, reported=t, own=depth, depth=depth, until=np.full_like(depth, UNBOUNDED),
             position=host.complete.repeat(2 * t),
         )  # fmt: skip
@@ -68,7 +68,7 @@ class VerifiedDrafts(Kind):
     def find(self, state: State, host: HostState, structure: Structure) -> None:
         """Set what the structure says about drafts, and what the device needs to fill in their rows, if there are any.
 
-        This sets `drafts`, `indices` and, with block-causal windows, the `until` of rows behind the drafts' block.
+        This sets `drafts`, `indices` and, with block-causal windows, the `until` of rows after the drafts' block.
 
         A rank whose branches have no such rows needs this, too, because it unpacks the records of all ranks.
 
@@ -88,7 +88,7 @@ class VerifiedDrafts(Kind):
         token_row = (structure.start + structure.rows - 2 * t)[segment] + number
         verification_row = token_row + t[segment]
 
-        if config.scope.by_blocks:  # rows behind the drafts' block
+        if config.scope.by_blocks:  # rows after the drafts' block
             block_end = (host.complete % config.block_size + config.block_size)[sequence].repeat(structure.rows)
             later = structure.row_position[: len(block_end)] >= block_end
             structure.until[later & (structure.depth == 0)] = 1
@@ -159,8 +159,8 @@ class VerifiedDrafts(Kind):
             dense.index_copy_(2, batch.drafts.cell, verified)
             rows = dense.view(size, -1, slots, m - 1).transpose(1, 2)  # [size, S, K, m - 1]
             sees_drafts = position[..., 1:] >= batch.drafts.predicts_from[:, None, None]
-            behind_first = drafts[..., 1:]
-            torch.where(sees_drafts, rows, behind_first, out=behind_first)
+            after_first = drafts[..., 1:]
+            torch.where(sees_drafts, rows, after_first, out=after_first)
         return Records(packed, Records(drafts.flatten(2)))
 
 

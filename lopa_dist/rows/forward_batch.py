@@ -25,9 +25,9 @@ class RowTable:
 
     A window's segment belongs to a sequence and a branch; for prompts see `rows.prefill`. A segment's rows see the
     first `shared` tokens of their sequence in the pool, the first `hi` rows of their own segment and, if there is a
-    `tail`, a second range of cached tokens, which lie behind the segment.
+    `tail`, a second range of cached tokens, which follow the segment.
 
-    Rows of a segment are in the order of positions. In a window's segment, further rows may follow: see `RowsBehind`.
+    Rows of a segment are in the order of positions. In a window's segment, further rows may follow: see `ExtraRows`.
     """
 
     sequence: Ints  # [G] sequence of each segment
@@ -38,7 +38,7 @@ class RowTable:
     first: Ints  # [G] position of its first row, relative to the prompt's end
     hi: Ints  # [R] how many of its segment's first rows a row sees
     depth: Ints  # [R] drafts that a row takes as filled: it sees no row whose `DraftRows.until` is not above it
-    tail: tuple[Ints, Ints] | None = None  # [G] a second cached range that it sees, behind it: first token and number
+    tail: tuple[Ints, Ints] | None = None  # [G] a second cached range that it sees, after it: first token and number
     seen: Ints | None = None  # [R] cached tokens that each row sees; None: all `shared` ones of its segment
     place: Ints | None = None  # [R] token of its sequence whose K/V a row writes into the pool; -1: into scratch
 
@@ -70,7 +70,7 @@ class Heads:
     slots: Tensor  # [H] in the records, flattened
     sequence: Ints  # [H] whose position is predicted
     branches: int  # on this rank
-    columns: int  # predictions wanted of each branch: for masked positions, then those of rows behind windows
+    columns: int  # predictions wanted of each branch: for masked positions, then those of rows after windows
 
     @cached_property
     def predictions(self) -> Predictions:
@@ -87,7 +87,7 @@ class Windows:
     """Where windows lie, and where in ``[S, K, W]`` their predictions belong."""
 
     begin: Ints  # [S] position of the first row of each sequence's windows
-    stop: Ints  # [S] position behind their last row
+    stop: Ints  # [S] position after their last row
     width: int  # W
     of_commit: Tensor | None  # [S] bool, from `structure.record_of_commit`; None: false for all
 
@@ -97,7 +97,7 @@ class ChainCells:
     """Where the predictions of a causal model's forward belong in ``[S, D, 1 + n]``.
 
     For each of the D depths of a sequence's chain: the prediction of the draft there (of the pending token at depth 0),
-    and those of the n masks behind it.
+    and those of the n masks after it.
     """
 
     cells: Tensor  # [A] of what every branch rank runs: chains and their groups
@@ -119,20 +119,20 @@ class ForwardBatch:
     prefill: Prefill | None  # None if there are no prompts
     windows: Windows | None = None  # of a masked model
     chains: ChainCells | None = None  # of a causal model
-    drafts: DraftRows | None = None  # the rows that verify drafts behind windows; None if there are none
+    drafts: DraftRows | None = None  # the rows that verify drafts after windows; None if there are none
 
     def must_be_finite(self) -> Tensor | None:
-        """Return which packed rows stand behind windows, as drafts' do, or are padding, ``[R']`` bool.
+        """Return which packed rows follow windows, as drafts' do, or are padding, ``[R']`` bool.
 
-        None: no row stands behind a window. If there are no windows, all rows are returned: a token's K/V must be the
+        None: no row follows a window. If there are no windows, all rows are returned: a token's K/V must be the
         same whether it is verified as a draft or alone.
         """
         table, windows = self.table, self.windows
         if windows is None:
             return torch.ones_like(self.tokens, dtype=torch.bool)
-        behind = np.where(table.branch < 0, 0, table.rows - (windows.stop - windows.begin)[table.sequence])  # [G]
-        if not behind.any():
+        extra = np.where(table.branch < 0, 0, table.rows - (windows.stop - windows.begin)[table.sequence])  # [G]
+        if not extra.any():
             return None
         found = np.ones(len(self.tokens), bool)
-        found[: len(table.hi)] = ragged_arange(table.rows) >= (table.rows - behind).repeat(table.rows)
+        found[: len(table.hi)] = ragged_arange(table.rows) >= (table.rows - extra).repeat(table.rows)
         return to_device(found, self.tokens.device)

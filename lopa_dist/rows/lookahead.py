@@ -17,12 +17,12 @@ class Lookahead:
     masks: int  # of a group
     depths: tuple[int, ...] = ()  # depths of the chain with a group, besides the last one
     blocks: bool = False  # whether a group's masks predict their own places (`ModelConfig.block_drafts`)
-    behind: NDArray[np.bool_] | None = None  # [S, D'] which depths of each chain have a group, instead of `depths`
+    has_group: NDArray[np.bool_] | None = None  # [S, D'] which depths of each chain have a group, instead of `depths`
     most_branches: int | None = None  # the most branches that run, the chain included; None: all
 
     def take(self, slots: Ints) -> Lookahead:
         """Return the same for some slots."""
-        return self if self.behind is None else replace(self, behind=self.behind[slots])
+        return self if self.has_group is None else replace(self, has_group=self.has_group[slots])
 
     @property
     def lead(self) -> int:

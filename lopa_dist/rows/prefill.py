@@ -37,11 +37,11 @@ class Prefill:
 
     sequence: Ints  # [P] sequence of each segment; shared prefixes come first
     first: Ints  # [P] position of its first row
-    stop: Ints  # [P] position behind its last row
+    stop: Ints  # [P] position after its last row
     num_prefixes: int  # segments that are shared prefixes
     waiting: NDArray[np.bool_]  # [S] sequences whose prompt is not in the cache before this forward
     prefix_row: Ints  # [S] packed row where the sequence's shared prefix begins; -1: it is not in this forward
-    suffix_row: Ints  # [S] packed row where the prompt goes on behind the prefix; -1: it is not in this forward
+    suffix_row: Ints  # [S] packed row where the prompt goes on after the prefix; -1: it is not in this forward
     hidden_to_store: tuple[Ints, Ints] | None = None  # rows whose hidden states are stored, and their `hidden_slot`s
     reads_stored: bool = False  # whether a prediction of the forward takes a stored hidden state (`Predictions.rows`)
 
@@ -55,11 +55,11 @@ def prefill_segments(config: DecodeConfig, host: HostState, shared: SharedPrefix
     length, source = (shared.length, shared.source) if shared else (np.zeros_like(host.prompt), np.full_like(slots, -1))
     prefixes = np.nonzero(waiting & (source == slots))[0]
     suffixes = np.nonzero(waiting & (host.prompt > length))[0]
-    behind_prefix = length - host.prompt
+    after_prefix = length - host.prompt
     return Prefill(
         sequence=np.append(prefixes, suffixes),
-        first=np.append(-host.prompt[prefixes], behind_prefix[suffixes]),
-        stop=np.append(behind_prefix[prefixes], np.zeros_like(suffixes)),
+        first=np.append(-host.prompt[prefixes], after_prefix[suffixes]),
+        stop=np.append(after_prefix[prefixes], np.zeros_like(suffixes)),
         num_prefixes=len(prefixes),
         waiting=waiting,
         prefix_row=np.full_like(slots, -1),

@@ -93,7 +93,7 @@ class RowMaker(Protocol):
         """Return how many rows a sequence usually has in a step, all its branches and drafts included."""
 
     def of_branch(self, config: DecodeConfig, window: int) -> int:
-        """Return the most rows of a branch whose window has `window` rows, those behind the window included."""
+        """Return the most rows of a branch whose window has `window` rows, those after the window included."""
 
     def apart(self, config: DecodeConfig, branches: int) -> int:
         """Return the most rows of a sequence in a forward on one rank that are neither its prompt's nor in windows.

@@ -22,12 +22,12 @@ from lopa_dist.rows.share import Share
 
 
 @dataclass
-class RowsBehind:
-    """Rows of one kind. In every branch they stand behind the window's rows, in the order of `WindowRows.kinds`.
+class ExtraRows:
+    """Rows of one kind. In every branch they follow the window's rows, in the order of `WindowRows.kinds`.
 
     A row sees the cached tokens, the rows of its segment that stand before its kind, and the first `own` rows of its
     kind. Of the segment's rows, it sees only those whose `until` is above its `depth`. The window's rows do not see
-    rows behind the window, whose K/V are never kept.
+    rows after the window, whose K/V are never kept.
 
     All branches of a sequence have the same rows, so they have equal shapes, on whichever rank they run. [n] is a row
     of one branch of each sequence: first `count[0]` rows of sequence 0, then `count[1]` rows of sequence 1, and so on.
@@ -42,14 +42,14 @@ class RowsBehind:
 
 
 class Kind:
-    """A kind of rows that stand behind windows. A subclass says at least how many there are and what they see (`rows`).
+    """A kind of rows that follow windows. A subclass says at least how many there are and what they see (`rows`).
 
     Structures are cached, so `rows` and `find` may read only what `window_rows.shapes` yields for each sequence. Rows
     that hold other tokens than the canvas does are filled in on the device, by `place`. Records of a kind are dropped
     unless `unpack` reads them.
     """
 
-    def rows(self, config: DecodeConfig, host: HostState) -> RowsBehind:
+    def rows(self, config: DecodeConfig, host: HostState) -> ExtraRows:
         """Return these rows of every sequence.
 
         A sequence with all branches and drafts must have the most (`WindowRows.of_branch`).
@@ -130,14 +130,14 @@ class Structure:
     # positions, counted from the sequence's `block_begins`
     first: Ints  # [G] position of a segment's first row
     begin: Ints  # [S] position of the first row of a sequence's windows
-    stop: Ints  # [S] position behind their last row
+    stop: Ints  # [S] position after their last row
     row_sequence: Ints  # [P]
     row_position: Ints  # [P]
     # what the device needs, by name:
     #   edit_cell [G]: of a segment's branch in `State.edits`
     #   number [h]: which of all wanted positions is predicted
     #   row_minus_cell [h]: see `rows_minus_cells`
-    #   rows_behind [H - h]: the predicting rows behind windows
+    #   extra_rows [H - h]: the predicting rows after windows
     #   head_slot [H]: as `Heads.slots`
     # and, where drafts have rows, those of `VerifiedDrafts.find`
     indices: dict[str, Ints]
@@ -160,13 +160,13 @@ def make_structure(
     host: HostState,
     share: Share,
     prefixes: SharedPrefixes | None,
-    behind: Sequence[RowsBehind],
+    extra: Sequence[ExtraRows],
 ) -> Structure:
     """Return the structure of a forward.
 
     Args:
         state, host, share, prefixes: as in `layout`.
-        behind: the rows behind windows, by kind, in order.
+        extra: the rows after windows, by kind, in order.
     """
     config, block_begin = state.config, block_begins(state.config, host)
 
@@ -180,14 +180,14 @@ def make_structure(
         branch = np.append(np.full_like(prefill.sequence, -1), branch)
         reports = np.append(np.zeros_like(prefill.sequence, bool), reports)
         first, span = np.append(prefill.first, first), np.append(prefill.stop - prefill.first, span)
-    rows = span + sum(kind.count[sequence] for kind in behind) * (branch >= 0)
+    rows = span + sum(kind.count[sequence] for kind in extra) * (branch >= 0)
     start = begins(rows)
     if prefill:
         note_rows(prefill, start, prefixes)
         if prefixes and state.vocabulary.shift:
             note_hidden_states(prefill, host, prefixes)
 
-    # a segment's rows in the order of positions; those behind windows are set in `add_rows_behind`
+    # a segment's rows in the order of positions; those after windows are set in `add_extra_rows`
     total = int(rows.sum())
     position = ranges(first, rows)
     row_sequence, row_position = np.zeros((2, padded(max(total, 1)) + 1), np.int64)
@@ -200,16 +200,16 @@ def make_structure(
     structure = Structure(
         sequence=sequence, branch=branch, start=start, rows=rows, hi=own_columns(config, position, first, span, rows),
         depth=np.zeros(total, np.int64), until=np.full(total, UNBOUNDED), head_sequence=sequence[:0],
-        columns=int(wanted.sum() + sum(kind.reported.sum() for kind in behind)),
+        columns=int(wanted.sum() + sum(kind.reported.sum() for kind in extra)),
         width=-(-longest // config.block_size) * config.block_size,
-        computed=(stop - begin + sum(kind.count for kind in behind)) * host.branches,
+        computed=(stop - begin + sum(kind.count for kind in extra)) * host.branches,
         prefill=prefill, wanted=int(wanted.sum()), of_commit=record_of_commit(state, host),
         first=first - block_begin[sequence], begin=begin - block_begin, stop=stop - block_begin,
         row_sequence=row_sequence, row_position=row_position,
         indices={"edit_cell": sequence * config.max_branches + np.maximum(branch, 0)},
     )  # fmt: skip
     predict_windows(state, host, structure, prefixes, wanted, reports, share)
-    add_rows_behind(structure, behind, span, reports, block_begin, share)
+    add_extra_rows(structure, extra, span, reports, block_begin, share)
     return structure
 
 
@@ -241,7 +241,7 @@ def predict_windows(
     structure.indices |= {
         "number": number,
         "row_minus_cell": rows_minus_cells(state, host, structure, prefixes, reported),
-        "rows_behind": number[:0],
+        "extra_rows": number[:0],
         "head_slot": number + (share.slot(structure.branch) * structure.columns).repeat(reported),
     }
 
@@ -271,26 +271,26 @@ def rows_minus_cells(
         # forward, any row will do: `unpack` puts the stored record in its place.
         first_row = np.maximum(first_row, structure.start)
         if prefill:
-            behind_prompt = prefill.waiting[sequence] & (host.prompt[sequence] > 0)
-            first_row = np.where(behind_prompt, last_rows(prefill, host, prefixes)[sequence], first_row)
+            after_prompt = prefill.waiting[sequence] & (host.prompt[sequence] > 0)
+            first_row = np.where(after_prompt, last_rows(prefill, host, prefixes)[sequence], first_row)
         changed = np.flatnonzero(reported * host.starts_masked[sequence])
         result[begins(reported)[changed]] = (first_row - first_cell)[changed]
     return result
 
 
-def add_rows_behind(
+def add_extra_rows(
     structure: Structure,
-    behind: Sequence[RowsBehind],
+    extra: Sequence[ExtraRows],
     span: Ints,
     reports: NDArray[np.bool_],
     block_begin: Ints,
     share: Share,
 ) -> None:
-    """Set what the rows behind windows see, and where their predictions go.
+    """Set what the rows after windows see, and where their predictions go.
 
     Args:
         structure: of the windows' rows, with room for these rows; changed in place.
-        behind: as in `make_structure`.
+        extra: as in `make_structure`.
         span: ``[G]`` rows of each segment without these.
         reports: ``[G]`` as in `predict_windows`.
         block_begin: ``[S]`` from `block_begins`.
@@ -298,7 +298,7 @@ def add_rows_behind(
     """
     sequence, branch, indices = structure.sequence, structure.branch, structure.indices
     column = structure.wanted  # of the kind's first prediction
-    for kind in behind:
+    for kind in extra:
         rows = kind.count[sequence] * (branch >= 0)  # [G]
         row = ranges(structure.start + span, rows)
         number = ranges(begins(kind.count)[sequence], rows)  # among the [n] of `kind`
@@ -311,7 +311,7 @@ def add_rows_behind(
         reported = kind.reported[sequence] * reports  # [G]
         slot = share.slot(branch) * structure.columns + column + begins(kind.reported)[sequence]
         structure.head_sequence = np.append(structure.head_sequence, sequence.repeat(reported))
-        indices["rows_behind"] = np.append(indices["rows_behind"], ranges(structure.start + span - reported, reported))
+        indices["extra_rows"] = np.append(indices["extra_rows"], ranges(structure.start + span - reported, reported))
         indices["head_slot"] = np.append(indices["head_slot"], ranges(slot, reported))
         column += int(kind.reported.sum())
 
@@ -380,12 +380,12 @@ def record_of_commit(state: State, host: HostState) -> NDArray[np.bool_]:
 
 
 def own_columns(config: DecodeConfig, position: Ints, first: Ints, span: Ints, rows: Ints) -> Ints:
-    """Return how many of its segment's first rows each row sees, ``[R]``, without those behind windows.
+    """Return how many of its segment's first rows each row sees, ``[R]``, without those after windows.
 
     Args:
         config: of the step.
         position: ``[R]``.
         first: ``[G]`` position of each segment's first row.
-        span, rows: ``[G]`` rows of each segment, without and with those behind its window.
+        span, rows: ``[G]`` rows of each segment, without and with those after its window.
     """
     return np.minimum(config.scope.sees(position, config.block_size) - first.repeat(rows), span.repeat(rows))

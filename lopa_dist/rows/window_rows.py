@@ -31,10 +31,10 @@ MOST_STRUCTURES = 1024  # in the cache; when there are more, all are dropped
 
 @dataclass(frozen=True)
 class WindowRows:
-    """The rows of masked models: each branch's window, and behind it those of further kinds (`RowMaker`).
+    """The rows of masked models: each branch's window, and after it those of further kinds (`RowMaker`).
 
     Args:
-        kinds: of rows behind windows, in this order.
+        kinds: of rows after windows, in this order.
     """
 
     kinds: tuple[Kind, ...] = ()
@@ -61,7 +61,7 @@ class WindowRows:
         begin, stop = structure.begin + block_begin, structure.stop + block_begin
         shared = host.prompt[sequence] + first  # 0 if the first row is the prompt's first
         tail = None
-        if state.config.scope.stores_kv_behind:
+        if state.config.scope.caches_masks_after:
             tail = (host.prompt + stop)[sequence], (host.limit + host.suffix - stop)[sequence]
 
         # to the device in one transfer: what depends on where the windows are
@@ -99,7 +99,7 @@ class WindowRows:
         )  # fmt: skip
 
     def unpack(self, state: State, batch: ForwardBatch, gathered: Tensor) -> Records:
-        """Return the records as ``[S, K, W]`` over `State.window`, with what the kinds of rows behind windows add.
+        """Return the records as ``[S, K, W]`` over `State.window`, with what the kinds of rows after windows add.
 
         A branch has a record for every position that is predicted in the anchor (`State.wanted`). Records of branches
         that did not run are zeros.
@@ -142,8 +142,8 @@ class WindowRows:
         key = (share, *shapes(config, host)) if keeps else ()
         if key in structures:
             return structures[key]
-        behind = [rows for kind in self.kinds if (rows := kind.rows(config, host)).count.any()]
-        made = make_structure(state, host, share, prefixes, behind)
+        extra = [rows for kind in self.kinds if (rows := kind.rows(config, host)).count.any()]
+        made = make_structure(state, host, share, prefixes, extra)
         for kind in self.kinds:
             kind.find(state, host, made)
         made.on_device = together(state.canvas.device, **made.indices)
@@ -161,8 +161,8 @@ class WindowRows:
         windows, pending = batch.windows, (before.complete > before.committed) & (before.branches > 0)
         if windows is None or not config.scope.stores_kv or not pending.any():
             return None
-        behind = windows.stop if config.scope.stores_kv_behind else before.complete
-        count = np.where(pending, np.maximum(behind - windows.begin, 0), 0)
+        stop = windows.stop if config.scope.caches_masks_after else before.complete
+        count = np.where(pending, np.maximum(stop - windows.begin, 0), 0)
         anywhere = (before.committed < 0) | (config.scope.by_blocks)
         return Kept(before.prompt + windows.begin, count, anywhere)
 
@@ -240,14 +240,14 @@ def predict(state: State, structure: Structure, index: dict[str, Tensor], positi
     where = torch.nonzero_static(wanted, size=structure.wanted, fill_value=nowhere)[:, 0]
     found = where.index_select(0, index["number"])
     rows = (index["row_minus_cell"] + found).clamp_(max=len(positions) - 1)  # in range for `nowhere`, too
-    rows_behind = index["rows_behind"]
-    if len(rows_behind):
-        rows = torch.cat([rows, rows_behind])
+    extra_rows = index["extra_rows"]
+    if len(extra_rows):
+        rows = torch.cat([rows, extra_rows])
     keys = None
     if state.sampled.any():
         of_head = to_device(structure.head_sequence, positions.device)
-        of_window, of_behind = of_head[: len(found)], of_head[len(found) :]
-        predicted = positions[rows_behind] - state.prompt[of_behind] + int(state.vocabulary.shift)
+        of_window, of_extra = of_head[: len(found)], of_head[len(found) :]
+        predicted = positions[extra_rows] - state.prompt[of_extra] + int(state.vocabulary.shift)
         predicted = torch.cat([state.complete[of_window] + found % structure.width, predicted])
         keys = state.noise_keys(of_head, predicted)
     return Predictions(rows, keys, where)

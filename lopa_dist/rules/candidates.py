@@ -29,7 +29,7 @@ def candidates(state: State, winner: Winner, window: Window, most: int, end: Ten
         winner: of the step.
         window: from `advance`.
         most: n.
-        end: ``[S]`` the position behind the last possible candidate; None: the window's end.
+        end: ``[S]`` the position after the last possible candidate; None: the window's end.
     """
     config, records, span = state.config, winner.records, window.span
     masked = state.fillable(window.masked)

@@ -1,18 +1,18 @@
 """The step of a causal model: drafts are verified, and the text is the same as when written one token at a time.
 
 The last verified token is *pending*: its K/V are not computed yet. It stands at position ``complete - 1``, and the
-drafts d_1 .. d_m behind it. In a causal model the row of each token predicts the next one from exactly the tokens
+drafts d_1 .. d_m after it. In a causal model the row of each token predicts the next one from exactly the tokens
 before it, so the rows of pending and of the drafts verify everything at once:
 
 - d_i is accepted if all drafts before it are, and the row before it predicts d_i;
 - the row of the last accepted token predicts one more token, which is verified, too, and is pending next.
 
-Masks behind the chain predict the drafts of the next step: each sees what is before it (I-DLM, arXiv 2604.11035), or
-all masks of its group (linear self-speculation, arXiv 2607.05722). A group may stand behind every token at which the
+Masks after the chain predict the drafts of the next step: each sees what is before it (I-DLM, arXiv 2604.11035), or
+all masks of its group (linear self-speculation, arXiv 2607.05722). A group may follow every token at which the
 chain may end (TiDAR, arXiv 2511.08923). If the chain ends at a token without a group, the next step has no drafts.
 
 With `decode.branches` there are branches beside the chain (`paths`): each is a chain of its own, with second choices
-for one or two of the drafts, and masks behind it. The branch with the most accepted drafts wins.
+for one or two of the drafts, and masks after it. The branch with the most accepted drafts wins.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def verify(state: State, records: Records) -> Winner:
     Args:
         state: from which the forward was laid out.
         records: ``[S, K, D]``, what the rows of pending and of each branch's D - 1 drafts predict. `Records.drafts`
-            ``[S, K, D, n]`` is what the n masks behind each of these rows predict; without a mask, the token is -1.
+            ``[S, K, D, n]`` is what the n masks after each of these rows predict; without a mask, the token is -1.
 
     Returns:
         The verified tokens, up to the first end-of-text and the answer's limit.
@@ -79,7 +79,7 @@ def chains(state: State) -> Tensor:
 def advance(state: State, winner: Winner) -> None:
     """Write the verified tokens, and move the frontiers past them, in place.
 
-    Predictions behind the last verified token are written, too, because nothing reads what stands behind the frontier.
+    Predictions after the last verified token are written, too, because nothing reads what follows the frontier.
     """
     records, running = winner.records, state.done == 0
     brought = winner.position >= 0
@@ -102,7 +102,7 @@ def advance(state: State, winner: Winner) -> None:
 
 
 def proposals(winner: Winner) -> Records:
-    """Return what the masks behind each chain's end predicted, ``[S, n]``; without a mask, the token is -1."""
+    """Return what the masks after each chain's end predicted, ``[S, n]``; without a mask, the token is -1."""
     groups, accepted = winner.records.drafts, winner.accepted
     assert groups is not None
     assert accepted is not None
@@ -114,7 +114,7 @@ def spawn(state: State, winner: Winner, window: Window | None = None) -> None:
 
     If drafts come from text and there are no branches, set none: the host drafts (`put_chains`). The anchor's drafts
     are also written into the canvas. Drafts that no row before the answer's limit could verify are left out, and so are
-    an end-of-text and all drafts behind it: if the end-of-text is right, the row of the last draft before it predicts
+    an end-of-text and all drafts after it: if the end-of-text is right, the row of the last draft before it predicts
     it. `window` is None: causal models have no windows.
     """
     config = state.config
@@ -166,7 +166,7 @@ def put_chains(
         state, host: of all slots, after the same step.
         slots: ``[n]`` of the sequences.
         counts: ``[n]`` how many drafts they have; no row could verify more than stand before the answer's limit.
-        expects_eos: ``[n]`` 1 if an end-of-text is expected behind them.
+        expects_eos: ``[n]`` 1 if an end-of-text is expected after them.
         change: what their chains change in `State.longs`, ``[2, c]`` (`engine.chain_change`).
         paths: for each sequence, more branches after those that it has, each with as many drafts as its chain.
     """

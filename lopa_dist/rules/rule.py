@@ -13,7 +13,7 @@ from lopa_dist.rows.row_maker import RowMaker
 from lopa_dist.rows.window_rows import WindowRows
 
 WINDOWS = WindowRows()
-"""The rows of windows with nothing behind them."""
+"""The rows of windows with nothing after them."""
 
 
 def anchor_only(state: State, winner: Winner, window: Window | None) -> None:

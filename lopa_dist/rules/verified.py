@@ -205,7 +205,7 @@ def write_verifying_tokens(state: State) -> None:
     example, if a branch has the path 7: A (token A at position 7) and the drafts 6: b, 8: c and 9: d, these are the
     sequence's token at 5 for b, A for c, and c for d.
 
-    `chain` has further entries behind the drafts. Their results are not used, but their rows run, so each must be a
+    `chain` has further entries after the drafts. Their results are not used, but their rows run, so each must be a
     token.
     """
     m, (position, token) = state.config.drafts, state.chain[:2].view(2, state.slots, state.config.max_branches, -1)

@@ -47,7 +47,7 @@ def test_replayed_records_give_the_texts_without_the_model(
         found = {g.request.index: (g.tokens, g.forwards) for g in again.generate(REQUESTS)}
     assert found == wanted
     assert len(watched.steps) == len(records) - 1 == len(watched.rows), "all but the first"
-    assert set(watched.steps) == {1000.0}, "a tick from each arrival to the launch behind it"
+    assert set(watched.steps) == {1000.0}, "a tick from each arrival to the launch after it"
     assert any(rows > top for rows in watched.rows) == (top < TOP)
 
 

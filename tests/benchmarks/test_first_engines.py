@@ -41,7 +41,7 @@ def products_of_linears_alone(patched: Patch) -> None:
 
 
 def bounds_that_are_not_kept(patched: Patch) -> None:
-    """Rows of a chain see the tokens behind them."""
+    """Rows of a chain see the tokens after them."""
     right = static_runner.tile
 
     def cut(segments: Segments, *given: Any) -> Tiles:

@@ -196,7 +196,7 @@ class Oracle:
         for pos, token in filled.items():
             self._write(pos, token)
 
-        # 5. Activate the block behind one that is nearly full: after the edits, before the fill.
+        # 5. Activate the block that follows a nearly full one: after the edits, before the fill.
         blocks = self._blocks()
         self._activate()
 
@@ -366,7 +366,7 @@ class Oracle:
 
         What verification confirmed before makes both choices more probable than the model said.
 
-        A path ends with a second choice, or behind `size` drafts of another one, and has at most two second choices.
+        A path ends with a second choice, or after `size` drafts of another one, and has at most two second choices.
         """
         first, second = [], []
         for _, p, _, _, q in records:

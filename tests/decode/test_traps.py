@@ -30,7 +30,7 @@ CONFIG = DecodeConfig(
 
 
 def started(config: DecodeConfig, blocks: int = 1) -> State:
-    """One sequence behind its prefill, with `blocks` blocks appended and nothing filled."""
+    """One sequence after its prefill, with `blocks` blocks appended and nothing filled."""
     state = State.empty(config, Vocabulary(MASK, (EOS,), True), 1, 3, torch.device("cpu"))
     admit(state, 0, [1, 2, 3], config.max_new_tokens, 0)
     state.committed[0] = 0
@@ -129,7 +129,7 @@ def test_threshold_is_strict_and_on_probability_not_on_confidence() -> None:
 
 
 def test_lookaheads_take_tokens_of_the_records_before_the_fill() -> None:
-    """Spawned behind the anchor's fill, from the same records: the next best positions, one token each."""
+    """Spawned after the anchor's fill, from the same records: the next best positions, one token each."""
     state = started(CONFIG)
     found = records(state)
     for rank, position in enumerate((9, 4, 20, 11)):
@@ -213,7 +213,7 @@ def test_a_completed_block_is_forwarded_once_more_before_it_is_committed() -> No
 
 
 def test_blocks_complete_in_order_only() -> None:
-    """A full block behind an unfinished one stays in the window, without masks."""
+    """A full block after an unfinished one stays in the window, without masks."""
     state = started(CONFIG, blocks=2)
     put(state, range(32, 64))
     step(state, records(state))
@@ -264,7 +264,7 @@ def test_the_prompts_tail_begins_the_first_block() -> None:
     assert batch.positions[:64].tolist() == list(range(64))
     step(state, records(state, probability=HIGH))
     assert not bool(state.done[0])  # the end of text in the prompt is not the answer's
-    step(state, records(state, probability=HIGH))  # commits the block, and fills the first position behind it
+    step(state, records(state, probability=HIGH))  # commits the block, and fills the first position after it
     assert (int(state.complete[0]), bool(state.done[0])) == (32, False)
     step(state, records(state, probability=HIGH))
     assert bool(state.done[0])

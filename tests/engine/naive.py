@@ -69,7 +69,7 @@ class Naive:
         if suffix:  # all of the answer is seen from the start
             self.oracle.end = max_new_tokens
         self.cache: Cache = []
-        self.of_commit: Record = 0, 0.0, 0.0, 0, 0.0  # what the last commit's forward predicts behind the cache
+        self.of_commit: Record = 0, 0.0, 0.0, 0, 0.0  # what the last commit's forward predicts after the cache
         self.near_tie = False  # two tokens, branches or positions so close that rounding may choose either
         self.thresholds = tuple(t for t in (config.tau_conf, config.tau_add, config.tau_act, config.tau_edit) if t)
         if config.tau_entropy is not None:
@@ -86,7 +86,7 @@ class Naive:
         return (end if scope.keeps_kv else self.oracle.max_new_tokens) + len(self.suffix)
 
     def forward(self, tokens: list[int], at: list[int], first: int) -> tuple[dict[int, Tensor], Cache]:
-        """Distributions by row position for rows `at`, against the cache before `first` and behind them."""
+        """Distributions by row position for rows `at`, against the cache before `first` and after them."""
         sees = [[c < self.visible(r) for c in at] for r in at]
         rows, new = self.run(tokens, at, sees, first)
         return dict(zip(at, rows, strict=True)), new
@@ -145,10 +145,10 @@ class Naive:
                 old_k, old_v = self.cache[layer]
                 k = torch.cat([old_k[:below], k, old_k[below + span :]])
                 v = torch.cat([old_v[:below], v, old_v[below + span :]])
-            behind = len(k) - n - below if self.cache else 0  # cached tokens behind the rows' own
+            after = len(k) - n - below if self.cache else 0  # cached tokens after the rows' own
             ends = torch.tensor([self.visible(max(position, first)) for position in at])
-            later = torch.arange(behind) + first + span < ends[:, None]
-            seen = torch.cat([torch.ones(n, len(k) - n - behind, dtype=torch.bool), own, later], 1)
+            later = torch.arange(after) + first + span < ends[:, None]
+            seen = torch.cat([torch.ones(n, len(k) - n - after, dtype=torch.bool), own, later], 1)
             k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
             scores = torch.einsum("rhd,chd->hrc", q, k) / q.shape[2] ** 0.5
             return torch.einsum("hrc,chd->rhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), v)

@@ -25,7 +25,7 @@ CASES = [(name, number) for name, one in authors.COMPARISONS.items() for number 
 
 @pytest.mark.parametrize(("name", "number"), CASES)
 def test_texts_are_those_of_the_authors(name: str, number: int, tmp_path: Path) -> None:
-    """Token for token, and in as many forwards, or fewer: masks behind the end of the answer may stay."""
+    """Token for token, and in as many forwards, or fewer: masks after the end of the answer may stay."""
     comparison, wanted = authors.COMPARISONS[name], authors.texts(name)[number]
     setting = comparison.settings[number]
     assert len(wanted) == setting.prompts

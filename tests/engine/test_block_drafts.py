@@ -27,9 +27,9 @@ from tests.engine import test_causal
 from tests.engine.ranks import on_ranks
 from tests.engine.test_causal import (
     SAMPLINGS,
-    behind_several,
     causal,
     engines,
+    groups_after_several,
     lookaheads,
     one_at_a_time,
     requests_of,
@@ -121,7 +121,7 @@ def drafted(
 ) -> list[int | None]:
     """The definition: [last token, masks ...] sees itself and, causally computed, what is before it.
 
-    The mask behind the last token stands for the next one, which that token's own row verifies: what the `masks` behind
+    The mask after the last token stands for the next one, which that token's own row verifies: what the `masks` after
     it predict are the drafts, each of its own place, with the noise of that place. None where two tokens are so close
     that rounding may choose.
     """
@@ -153,7 +153,7 @@ def drafted(
 def test_drafts_are_what_the_definition_says(
     which: str, attention: str, temperature: float, block_model: Transformer, request: pytest.FixtureRequest
 ) -> None:
-    """Behind every draft, accepted or not, in each step of some answers; and no adapter changes a text."""
+    """After every draft, accepted or not, in each step of some answers; and no adapter changes a text."""
     model: Transformer = request.getfixturevalue(which)
     steps: list[Proposed] = []
 
@@ -171,7 +171,7 @@ def test_drafts_are_what_the_definition_says(
         steps.clear()
         config = causal(drafts=3, draft_from="masks", temperature=temperature)
         engine = Engine(model, config, Solo(), EngineConfig(1, attention=attention), look)
-        behind_several(engine, 4)
+        groups_after_several(engine, 4)
         [generation] = engine.generate([one])
         assert generation.tokens == texts(block_model, replace(config, drafts=0), [one])[one.index]
         proposed: list[int] = []

@@ -92,12 +92,12 @@ def texts(
     **options: Any,
 ) -> Texts:
     engine = Engine(model, config, comm or Solo(), EngineConfig(**options), tensor=tensor)
-    behind_several(engine, groups)
+    groups_after_several(engine, groups)
     return {g.request.index: g.tokens for g in engine.generate(requests)}
 
 
-def behind_several(engine: Engine, groups: int) -> None:
-    """Let groups of masks stand behind several drafts, as drafts=auto may choose."""
+def groups_after_several(engine: Engine, groups: int) -> None:
+    """Let groups of masks follow several drafts, as drafts=auto may choose."""
     if isinstance(engine.config.drafts, int):
         engine.lookahead.choice = engine.lookahead.choice._replace(groups=groups)
 
@@ -181,13 +181,13 @@ def test_ranks(small_model: Transformer, drafts: int | str) -> None:
 
 
 def test_what_is_counted(small_model: Transformer) -> None:
-    """One token at a time is a row and a forward per token; groups behind every draft leave no step without drafts."""
+    """One token at a time is a row and a forward per token; groups after every draft leave no step without drafts."""
     requests = [replace(one, max_new_tokens=24) for one in requests_of(3, 4)]
 
     def run(groups: int = 1, **options: Any) -> Engine:
         config = causal(stop_at_eos=False, draft_from="masks", **options)
         engine = Engine(small_model, config, Solo(), EngineConfig(max_sequences=3))
-        behind_several(engine, groups)
+        groups_after_several(engine, groups)
         assert all(len(g.tokens) <= 24 for g in engine.generate(requests))
         return engine
 
@@ -232,14 +232,14 @@ def test_acceptance_and_times_choose() -> None:
 def test_a_second_group_stands_where_a_fixed_chain_may_well_end() -> None:
     ends = np.array([[0.1, 0.2, 0.7], [0.05, 0.9, 0.05], [0.5, 0.1, 0.4]])
     fixed = LookaheadPolicy(causal(drafts=2))
-    behind = fixed.lookahead(ends).behind
-    assert behind is not None
-    assert behind.tolist() == [[False, True, True], [False, True, False], [True, False, True]]
+    has_group = fixed.lookahead(ends).has_group
+    assert has_group is not None
+    assert has_group.tolist() == [[False, True, True], [False, True, False], [True, False, True]]
     auto = LookaheadPolicy(causal(drafts="auto"))
     auto.choice = Choice(2, 1)
-    behind = auto.lookahead(ends).behind
-    assert behind is not None
-    assert behind.sum(1).tolist() == [1, 1, 1]  # auto knows what a group costs
+    has_group = auto.lookahead(ends).has_group
+    assert has_group is not None
+    assert has_group.sum(1).tolist() == [1, 1, 1]  # auto knows what a group costs
 
 
 def test_rows_of_all_groups_count_against_masks_that_bring_nothing(small_model: Transformer) -> None:
@@ -254,7 +254,7 @@ def test_rows_of_all_groups_count_against_masks_that_bring_nothing(small_model: 
 
     engine.on_step.append(look)
     list(engine.generate(requests_of(5, 8)))
-    assert 0 < sum(ran) <= engine.lookahead.mask_rows  # masks behind an answer's limit are counted, and do not run
+    assert 0 < sum(ran) <= engine.lookahead.mask_rows  # masks after an answer's limit are counted, and do not run
 
 
 def test_what_other_masks_would_bring() -> None:

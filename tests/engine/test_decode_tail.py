@@ -1,4 +1,4 @@
-"""What a GPU is given to do behind a step's forward: choice of tokens, verification, and the state's updates.
+"""What a GPU is given to do after a step's forward: choice of tokens, verification, and the state's updates.
 
 Each operation there takes the GPU some microseconds, whatever its size, and the next forward waits for them all.
 """
@@ -64,7 +64,7 @@ class Tail(TorchDispatchMode):
     ],
     ids=str,
 )
-def test_a_step_has_few_operations_behind_its_forward(
+def test_a_step_has_few_operations_after_its_forward(
     small_model: Transformer, monkeypatch: pytest.MonkeyPatch, knobs: dict[str, Any], most: int, sequences: int
 ) -> None:
     """They were 171, 117 and 76; another version of torch may take one or two more."""

@@ -41,7 +41,7 @@ def small(folder: Path, sharpness: float, edits: bool) -> Transformer:
 
 @pytest.mark.parametrize("number", range(len(llada2.SETTINGS)))
 def test_texts_are_those_of_the_authors(number: int, tmp_path: Path) -> None:
-    """Token for token, and in as many forwards, or fewer: masks behind the end of the answer may stay."""
+    """Token for token, and in as many forwards, or fewer: masks after the end of the answer may stay."""
     setting, wanted = llada2.SETTINGS[number], json.loads(llada2.TEXTS.read_text())[number]
     assert len(wanted) == setting.prompts
     model = small(tmp_path, setting.sharpness, setting.tau_edit is not None)

@@ -31,7 +31,7 @@ def given(seed: int, prompt: int, answer: int) -> Given:
 def distributions(model: Transformer, context: str, one: Given, part: range, masked: set[int]) -> dict[int, Tensor]:
     """Log probabilities of all tokens at the masked positions of a part of the answer, by a dense forward.
 
-    Every row is at its place in the text. What is behind the part is left out; before it the answer is in clear.
+    Every row is at its place in the text. What comes after the part is left out; before it the answer is in clear.
     """
     size, prompt, shift = 4, len(one.prompt), int(model.config.shift)
     text = [*one.prompt, *one.answer][: part.stop]
@@ -86,7 +86,7 @@ def bound(model: Transformer, context: str, one: Given) -> float:
 
 
 def filled_greedily(model: Transformer, context: str, one: Given) -> list[int]:
-    """The answer that filling one token of a part at a time gives, parts behind others that are as given."""
+    """The answer that filling one token of a part at a time gives, parts after others that are as given."""
     answer = []
     for part in parts(context, one):
         text, masked = [*one.prompt, *one.answer], set(part)
@@ -154,7 +154,7 @@ def test_greedy_answers_are_recognised(small_model: Transformer, context: str) -
             answer.append(int(logits.argmax()))
     else:
         answer = list(one.answer)
-        for _ in parts(context, one):  # a part is filled behind those that are as given
+        for _ in parts(context, one):  # a part is filled after those that are as given
             answer = filled_greedily(small_model, context, Given(one.prompt, answer, 0))
     others = [[*answer[:i], (answer[i] + 1) % 46, *answer[i + 1 :]] for i in range(7)]
     found = Scorer(small_model, config(context), samples=1).score([Given(one.prompt, a, 0) for a in (answer, *others)])

@@ -34,7 +34,7 @@ BASE = DecodeConfig(
 
 
 def random_requests(seed: int, count: int, most: int, config: DecodeConfig | None = None) -> list[Request]:
-    """Of a context in which rows see what is behind them, some have a suffix."""
+    """Of a context in which rows see what comes after them, some have a suffix."""
     rng = random.Random(seed)
 
     def suffix() -> list[int]:

@@ -1,4 +1,4 @@
-"""A table of what came behind which contexts."""
+"""A table of what came after which contexts."""
 
 from __future__ import annotations
 

@@ -68,14 +68,14 @@ def test_the_consumer_works_while_the_device_does(small_model: Transformer, monk
     assert segments[0] == ""
     for number, segment in enumerate(segments[1:], 1):
         events = segment.strip("|").split("|")
-        between, behind = events[: events.index("synchronise")], events[events.index("synchronise") + 1 :]
+        between, after = events[: events.index("synchronise")], events[events.index("synchronise") + 1 :]
         assert (between[0], between[-1]) == ("count", "meanwhile")
         assert set(between[1:-1]) <= {"yield"}
-        assert not behind or number == steps - 1
-    # so the host's work costs nothing, but for that behind the last step
+        assert not after or number == steps - 1
+    # so the host's work costs nothing, but for that after the last step
     last = device.events[::-1].index("synchronise")
-    behind_last = sum({"meanwhile": 1.0, "yield": 0.5}.get(event, 0.0) for event in device.events[-last:])
-    assert device.now == steps * FORWARD_S + behind_last
+    after_last = sum({"meanwhile": 1.0, "yield": 0.5}.get(event, 0.0) for event in device.events[-last:])
+    assert device.now == steps * FORWARD_S + after_last
 
 
 def test_every_step_is_counted_and_shown_once(small_model: Transformer) -> None:

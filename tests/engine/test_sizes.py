@@ -63,7 +63,7 @@ def test_no_forward_of_one_sequence_exceeds_the_bound(small_model: Transformer, 
 def test_nor_does_one_that_looks_ahead_as_far_as_it_may(
     monkeypatch: pytest.MonkeyPatch, drafts: Any, branches: int, source: str, tokens: int
 ) -> None:
-    """Groups of masks behind all drafts are more rows than a short prompt and answer have tokens."""
+    """Groups of masks after all drafts are more rows than a short prompt and answer have tokens."""
     widest = Choice(16, 17, int(branches > 0))
     monkeypatch.setattr(LookaheadPolicy, "propose", lambda *_: widest if drafts == "auto" else Choice(16, 1, 1))
     monkeypatch.setattr(memory, "free_bytes", lambda device: 1 << 34)

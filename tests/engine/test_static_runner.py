@@ -74,8 +74,8 @@ def read_again(config: DecodeConfig, host: HostState, slot: int) -> Ints:
     anew = committed < 0 or (not config.scope.keeps_kv and committed < host.complete[slot])
     if anew or host.done[slot]:
         return np.arange(0)
-    behind = (host.limit + host.suffix)[slot] if config.scope.cache == "dual" else host.end[slot]
-    return np.append(np.arange(prompt + committed), np.arange(prompt + host.end[slot], prompt + behind))
+    after = (host.limit + host.suffix)[slot] if config.scope.cache == "dual" else host.end[slot]
+    return np.append(np.arange(prompt + committed), np.arange(prompt + host.end[slot], prompt + after))
 
 
 def poison(engine: Engine) -> None:
@@ -231,7 +231,7 @@ def test_tiles_in_parts_share_a_workspace(small_model: Transformer, monkeypatch:
 def test_a_causal_step_reads_a_sequences_cached_tokens_once(
     small_model: Transformer, monkeypatch: pytest.MonkeyPatch, reproducible: bool
 ) -> None:
-    """The chain and the group behind its end share a tile, wherever they see the same tokens and both fit."""
+    """The chain and the group after its end share a tile, wherever they see the same tokens and both fit."""
     steps: list[tuple[Segments, Tiles]] = []
 
     def cut(segments: Segments, *given: Any) -> Tiles:

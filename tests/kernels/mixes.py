@@ -48,8 +48,8 @@ def own_columns(kind: str, rows: int, unit: int) -> list[int]:
     """`hi` of a segment's rows; `unit` is the block size, the length of the prompt, or the number of token rows."""
     if kind == "drafts":
         t = token_rows(rows, unit)
-        behind = [rows - 2 * t + i for i in range(1, t + 1)]
-        return [rows - 2 * t] * (rows - 2 * t) + behind + behind
+        seen = [rows - 2 * t + i for i in range(1, t + 1)]
+        return [rows - 2 * t] * (rows - 2 * t) + seen + seen
     if kind == "full":
         return [rows] * rows
     if kind == "causal":

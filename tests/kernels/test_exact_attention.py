@@ -35,7 +35,7 @@ def test_equals_the_oracle(group: int, mix: Mix, seed: int) -> None:
 @given(first=st.integers(0, 150), count=st.integers(2, 40), cut=st.integers(0, 60), group=st.sampled_from([1, 2, 5]))
 @settings(max_examples=60, deadline=None)
 def test_a_row_has_the_same_bits_alone(first: int, count: int, cut: int, group: int) -> None:
-    """Verified behind others or run alone, and with its first tokens in a range of their own or not."""
+    """Verified after others or run alone, and with its first tokens in a range of their own or not."""
     generator = torch.Generator().manual_seed(first)
     pool = torch.randn(2, 600, KV_HEADS, 16, generator=generator)
     keys, values = pool[0], pool[1]
@@ -50,7 +50,7 @@ def test_a_row_has_the_same_bits_alone(first: int, count: int, cut: int, group: 
 
 
 @given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=40), st.integers(0, 40))
-def test_zeros_behind_a_sum_change_no_bit(values: list[float], zeros: int) -> None:
+def test_zeros_after_a_sum_change_no_bit(values: list[float], zeros: int) -> None:
     short, long = torch.tensor([values]), torch.tensor([values + [0.0] * zeros])
     total = short.sum()
     found = in_order(short, [1] * len(values))
@@ -75,7 +75,7 @@ def test_a_row_has_the_same_bits_beside_other_sequences(firsts: list[int], seed:
 
 
 def joined(parts: list[Segments]) -> Segments:
-    """Return the segments of several sequences, one behind the other."""
+    """Return the segments of several sequences, one after the other."""
 
     def of(name: str) -> Ints:
         return np.concatenate([getattr(part, name) for part in parts])
@@ -91,9 +91,7 @@ def joined(parts: list[Segments]) -> Segments:
     group=st.sampled_from([1, 2, 5]),
 )  # fmt: skip
 @settings(max_examples=40, deadline=None)
-def test_masks_behind_a_chain_change_none_of_its_bits(
-    first: int, drafts: int, masks: int, cut: int, group: int
-) -> None:
+def test_masks_after_a_chain_change_none_of_its_bits(first: int, drafts: int, masks: int, cut: int, group: int) -> None:
     """They see what the chain sees, and themselves, so both are computed together."""
     generator = torch.Generator().manual_seed(first)
     keys, values = torch.randn(2, 600, KV_HEADS, 16, generator=generator)

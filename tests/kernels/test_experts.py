@@ -106,7 +106,7 @@ def test_groups_are_whole_tiles_in_the_order_of_experts(rows: list[int]) -> None
 
 @pytest.mark.skipif(not hasattr(F, "grouped_mm"), reason="this torch has no grouped product")
 def test_the_grouped_product_of_a_gpu_takes_the_same_groups() -> None:
-    """On a CPU it runs, too, also with room behind the last group, as there is where the host does not count."""
+    """On a CPU it runs, too, also with room after the last group, as there is where the host does not count."""
     generator = torch.Generator().manual_seed(1)
     weight = torch.randn(COUNT, 16, 32, generator=generator).bfloat16()
     groups = grouped(CHOICES[:50], COUNT)
@@ -127,13 +127,13 @@ def test_the_grouped_product_of_a_gpu_takes_the_same_groups() -> None:
 )  # fmt: skip
 @pytest.mark.parametrize("count", [1, 50])
 def test_tritons_product(count: int, kind: str, dtype: torch.dtype, height: int) -> None:
-    """Interpreted where there is no GPU: right, blind to what is behind, a row's bits its own."""
+    """Interpreted where there is no GPU: right, blind to what comes after, a row's bits its own."""
     held, scale = HELD[kind]
     weight = held if kind == "int8" else held.to(dtype)
 
     def product(groups: Groups, x: Tensor) -> Tensor:
-        behind = torch.full((2 * height, IN), torch.nan, dtype=dtype)
-        given = torch.cat([x, behind]).to(DEVICE), weight.to(DEVICE), None if scale is None else scale.to(DEVICE)
+        rest = torch.full((2 * height, IN), torch.nan, dtype=dtype)
+        given = torch.cat([x, rest]).to(DEVICE), weight.to(DEVICE), None if scale is None else scale.to(DEVICE)
         return experts_triton.expert_linear(*given, groups.ends.to(DEVICE), height).cpu()
 
     groups = grouped(CHOICES[:count], COUNT, height)

@@ -245,7 +245,7 @@ def two_branches() -> Mix:
 
 
 def chains(sequences: int, cached: int, chain: int, group: int) -> Mix:
-    """Steps of a causal model: chains, whose tokens are cached, and behind all of them the groups of masks."""
+    """Steps of a causal model: chains, whose tokens are cached, and after all of them the groups of masks."""
     of = np.arange(sequences)
     rows = np.repeat([chain, group], sequences)
     start = np.cumsum(rows) - rows
@@ -263,7 +263,7 @@ def chains(sequences: int, cached: int, chain: int, group: int) -> Mix:
 
 
 @pytest.mark.parametrize("split", [None, Split(5, 16)])
-def test_a_chain_and_the_group_behind_it_in_one_tile(split: Split | None) -> None:
+def test_a_chain_and_the_group_after_it_in_one_tile(split: Split | None) -> None:
     """Right, also in parts, with more tiles than programs: the interpreted device has four processors."""
     mix = chains(11, 75, 4, 3)
     qkv = tensors(mix, KV_HEADS, 4, 16)
@@ -275,7 +275,7 @@ def test_a_chain_and_the_group_behind_it_in_one_tile(split: Split | None) -> Non
 
 @pytest.mark.parametrize(("chain", "group"), [(1, 4), (5, 4), (9, 7)])
 def test_a_shared_tile_changes_no_rows_bits(chain: int, group: int) -> None:
-    """Whether a group stands behind a chain or not, and a chain before a group, in tiles of one height."""
+    """Whether a group follows a chain or not, and a chain precedes a group, in tiles of one height."""
     mix = chains(3, 150, chain, group)
     qkv = tensors(mix, KV_HEADS, 4, 16)
     cut: Cut = (64, None, False)
@@ -343,16 +343,16 @@ def test_a_row_has_the_same_bits_whether_what_it_sees_is_cached_or_of_this_forwa
     k, v = torch.randn(2, cached + tail + rows + total, KV_HEADS, dim)
     scratch = cached + tail + rows
     own = slice(cached + tail, scratch)
-    for of in (k, v):  # of the same tokens: behind the cached ones, and in scratch
+    for of in (k, v):  # of the same tokens: after the cached ones, and in scratch
         of[scratch : scratch + rows] = of[own]
     number, none = np.arange(rows), np.zeros(total, np.int64)
     before = cached + tail
     seen, hi = none.copy(), none.copy()
 
-    def attend(behind: int, seen: Ints, hi: Ints) -> Tensor:
-        """With `behind` of the rows' own tokens among the cached ones."""
-        ranges = (np.array([cached]), np.array([tail + behind])) if tail else None
-        shared = cached if tail else cached + behind
+    def attend(cached_own: int, seen: Ints, hi: Ints) -> Tensor:
+        """With `cached_own` of the rows' own tokens among the cached ones."""
+        ranges = (np.array([cached]), np.array([tail + cached_own])) if tail else None
+        shared = cached if tail else cached + cached_own
         one = Segments(
             np.array([0]),
             np.array([rows]),

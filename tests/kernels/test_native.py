@@ -138,17 +138,17 @@ def test_attention_equals_the_oracle(
 @given(first=st.integers(0, 150), count=st.integers(2, 40), cut=st.integers(0, 60), group=st.sampled_from([1, 2, 5]))
 @settings(max_examples=60, deadline=None)
 def test_a_row_attends_to_the_same_bits_alone(dtype: torch.dtype, first: int, count: int, cut: int, group: int) -> None:
-    """Beside others or alone, with its first tokens in a range of their own or not, and whatever lies behind."""
+    """Beside others or alone, with its first tokens in a range of their own or not, and whatever comes after."""
     keys, values = random(2, 600, 2, 40, seed=first, dtype=dtype)
     keys[400 : 400 + cut], values[400 : 400 + cut] = keys[100 : 100 + cut], values[100 : 100 + cut]
     q = random(count, 2 * group, 40, seed=first + 1, dtype=dtype)
     with torch.inference_mode():
         together = attend(rows_of(first, count, 100, cut, 400), q, keys, values)
         for row in {0, count // 2, count - 1}:
-            behind = keys.clone(), values.clone()
-            for tensor in behind:
+            cut_off = keys.clone(), values.clone()
+            for tensor in cut_off:
                 tensor[100 + first + row + 1 :] = torch.nan
-            found = attend(rows_of(first + row, 1, 100, 0, 0), q[row : row + 1], *behind)
+            found = attend(rows_of(first + row, 1, 100, 0, 0), q[row : row + 1], *cut_off)
             assert torch.equal(found[0], together[row])
 
 

@@ -61,7 +61,7 @@ def test_the_kernels_route_as_torch_does(name: str, count: int, height: int, see
     assert torch.equal(groups.place, places.place)
     assert torch.equal(groups.choice[:end], places.choice[:end])
     assert torch.equal(groups.row, groups.choice // router.chosen)
-    assert not groups.choice[end:].any(), "rows behind the last group read row 0"
+    assert not groups.choice[end:].any(), "rows after the last group read row 0"
     assert len(groups.choice) == routing.room_for(count * router.chosen, experts, height)
 
 

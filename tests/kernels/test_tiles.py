@@ -193,7 +193,7 @@ def test_low_stacks_alone_are_split(mix: Mix, cut: Cut) -> None:
             assert count == most or -(-width // count) <= -(-width // most) + split.columns
 
 
-def test_a_long_prompt_behind_a_prefix_is_not_split() -> None:
+def test_a_long_prompt_after_a_prefix_is_not_split() -> None:
     """Nor does a short one become tiny pieces."""
 
     def parts(rows: int, cached: int) -> int:
@@ -301,7 +301,7 @@ def read(tiles: Tiles) -> int:
 
 
 def causal_step(sequences: int, cached: int, chain: int, group: int, prompt: int = 0) -> Segments:
-    """A prompt that is computed, chains, whose tokens are cached, and the groups behind them."""
+    """A prompt that is computed, chains, whose tokens are cached, and the groups after them."""
     of = np.arange(sequences)
     rows = np.concatenate([[prompt] * (prompt > 0), np.repeat([chain, group], sequences)]).astype(np.int64)
     base = np.concatenate([[0] * (prompt > 0), np.tile(prompt + of * cached, 2)]).astype(np.int64)
@@ -314,7 +314,7 @@ def causal_step(sequences: int, cached: int, chain: int, group: int, prompt: int
 
 
 @pytest.mark.parametrize("split", [None, Split(4)])
-def test_chains_and_the_groups_behind_them_read_cached_columns_once(split: Split | None) -> None:
+def test_chains_and_the_groups_after_them_read_cached_columns_once(split: Split | None) -> None:
     """64 sequences of Qwen3-8B with 7 drafts and 1,000 cached tokens: in tiles of their own they read them twice."""
     rows = causal_tile_rows(4)
     tiles = tile(causal_step(64, 1000, 8, 7), rows, split)

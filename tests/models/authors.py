@@ -40,7 +40,7 @@ class Comparison:
     kind: Kind
     settings: tuple[Setting, ...]
     sharpness: float = 3.0  # of the head's weights, so that probabilities lie on both sides of the thresholds
-    suffix: tuple[int, ...] = ()  # what their program has behind the answer
+    suffix: tuple[int, ...] = ()  # what their program has after the answer
 
     def weights(self) -> dict[str, Tensor]:
         """Return all tensors; numbers of numpy's frozen generator, so that they are the same everywhere."""

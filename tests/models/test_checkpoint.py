@@ -482,7 +482,7 @@ def test_theta_in_rope_parameters(folder: Path) -> None:
 
 
 def test_a_model_without_a_mask_token_marks_unfilled_cells_with_an_id_of_no_token(tmp_path: Path) -> None:
-    """Also where its tokenizer has tokens behind the vocabulary; and it drafts from text alone."""
+    """Also where its tokenizer has tokens after the vocabulary; and it drafts from text alone."""
     kind = small_checkpoints.CAUSAL_KINDS["qwen3"]
     small_checkpoints.write(tmp_path, kind, small_checkpoints.weights_of(kind, small_checkpoints.reference(kind)))
     config, model = read_config(tmp_path), load_model(tmp_path, torch.float32, CPU)

@@ -126,7 +126,7 @@ def test_whole_sequence(pair: Pair, mask: str, attention: str) -> None:
 
 
 @pytest.mark.parametrize("mask", ["full", "block_causal", "causal"])
-def test_behind_a_cached_prefix(pair: Pair, mask: str) -> None:
+def test_after_a_cached_prefix(pair: Pair, mask: str) -> None:
     model, other = pair
     tokens, visible, pool = tokens_of(2), mask_of(mask, LENGTH), new_pool(model)
     [before] = forward(model, pool, [part(0, tokens, visible, 0, PROMPT)], "torch")
@@ -137,7 +137,7 @@ def test_behind_a_cached_prefix(pair: Pair, mask: str) -> None:
 
 @pytest.mark.parametrize("mask", ["full", "block_causal"])
 def test_segments_of_branches_in_one_batch(pair: Pair, mask: str) -> None:
-    """Two sequences of unlike length, two branches each that differ by a token, behind their own cached prompts."""
+    """Two sequences of unlike length, two branches each that differ by a token, after their own cached prompts."""
     model, other = pair
     pool, parts, expected = new_pool(model, 2), [], []
     for slot, length in enumerate((LENGTH, LENGTH - 5)):

@@ -31,7 +31,7 @@ CPU = torch.device("cpu")
 
 @torch.no_grad()
 def probabilities(model: Transformer) -> Tensor:
-    """What the model says of the masks behind a problem."""
+    """What the model says of the masks after a problem."""
     prompt = load_tokenizer(EMBEDDED).encode(prompt_text(next(problems("held_out", 1)).question))
     tokens = torch.tensor([*prompt, *[model.config.mask_id] * 64])
 

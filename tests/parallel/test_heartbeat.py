@@ -59,7 +59,7 @@ def test_a_store_that_has_just_gone_is_not_awaited(monkeypatch: pytest.MonkeyPat
 
 
 def test_rank_0_is_silent_from_when_all_have_joined_also_if_it_has_never_told_of_others() -> None:
-    """It was stopped right behind joining; torchrun's agent keeps the store, which goes on answering."""
+    """It was stopped right after joining; torchrun's agent keeps the store, which goes on answering."""
     store = HashStore()
     heart = Heartbeat(store, 1, 2, INTERVAL_S, lambda: None)
     try:

@@ -49,9 +49,9 @@ def expected(state: State, host: HostState, ahead: Lookahead, rank: int, ranks: 
             place = pending + depth
             rows.append(Row(s, text[place], place, place + 1, (), True, (0, depth, 0)))
 
-        def masks_behind(depth: int, s: int = s, drafts: int = drafts) -> int:
-            if ahead.behind is not None:
-                wanted = depth < ahead.behind.shape[1] and bool(ahead.behind[s, depth])
+        def masks_after(depth: int, s: int = s, drafts: int = drafts) -> int:
+            if ahead.has_group is not None:
+                wanted = depth < ahead.has_group.shape[1] and bool(ahead.has_group[s, depth])
             else:
                 wanted = depth == drafts or depth in ahead.depths
             if not wanted or depth > drafts - host.expects_eos[s]:
@@ -60,19 +60,19 @@ def expected(state: State, host: HostState, ahead: Lookahead, rank: int, ranks: 
             return max(0, min(ahead.masks, int(host.limit[s]) - 2 - (int(host.complete[s]) + depth)))
 
         for depth in range(drafts + 1):
-            count, behind = masks_behind(depth), pending + depth
+            count, last = masks_after(depth), pending + depth
             if not count:
                 continue
             if ahead.blocks:
-                group = [(text[behind], behind), *((MASK, behind + i) for i in range(1, count + 2))]
+                group = [(text[last], last), *((MASK, last + i) for i in range(1, count + 2))]
                 for number, (token, place) in enumerate(group):
                     cell = (0, depth, number - 1) if number > 1 else None
-                    rows.append(Row(s, token, place, behind, tuple(group), False, cell))
+                    rows.append(Row(s, token, place, last, tuple(group), False, cell))
             else:
-                group = [(MASK, behind + i) for i in range(1, count + 1)]
+                group = [(MASK, last + i) for i in range(1, count + 1)]
                 for i in range(1, count + 1):
-                    rows.append(Row(s, MASK, behind + i, behind + 1, tuple(group[:i]), False, (0, depth, i)))
-        count = masks_behind(drafts)
+                    rows.append(Row(s, MASK, last + i, last + 1, tuple(group[:i]), False, (0, depth, i)))
+        count = masks_after(drafts)
         for branch in range(1, int(host.branches[s])):
             if (branch - 1) % ranks != rank:
                 continue
@@ -126,7 +126,7 @@ def reported(rows: CausalRows, state: State, batches: list[ForwardBatch]) -> lis
 
 @st.composite
 def chains(draw: st.DrawFn) -> tuple[State, HostState, Lookahead]:
-    """Sequences in the middle of their answers, or at the beginning, with drafts, and what is wanted behind them."""
+    """Sequences in the middle of their answers, or at the beginning, with drafts, and what is wanted after them."""
     drafts, branches = draw(st.integers(1, 4)), draw(st.integers(0, 3))
     config = DecodeConfig(branches=branches, context="causal", drafts=drafts, max_new_tokens=12)
     slots = draw(st.integers(1, 3))
@@ -148,11 +148,11 @@ def chains(draw: st.DrawFn) -> tuple[State, HostState, Lookahead]:
         state.branches[slot] = draw(st.integers(0, branches + 1)) if state.drafts[slot] else draw(st.integers(0, 1))
     masks, blocks = draw(st.integers(0, 4)), draw(st.booleans())
     depths: Any = draw(st.sampled_from([(), (0,), (0, 2), tuple(range(drafts + 1))]))
-    behind = None
+    has_group = None
     if depths == () and draw(st.booleans()):
         flags = draw(st.lists(st.booleans(), min_size=slots * (drafts + 1), max_size=slots * (drafts + 1)))
-        behind = np.array(flags).reshape(slots, drafts + 1)
-    return state, state.to_host(), Lookahead(masks, depths, blocks, behind)
+        has_group = np.array(flags).reshape(slots, drafts + 1)
+    return state, state.to_host(), Lookahead(masks, depths, blocks, has_group)
 
 
 @settings(max_examples=300, deadline=None)

@@ -23,7 +23,7 @@ MASK, EOS, SIZE = 999, 998, 4
 
 @st.composite
 def drafted(draw: st.DrawFn, among: Sequence[str] = CONTEXTS) -> tuple[State, int]:
-    """One to three sequences behind their prefill, with chains of drafts anywhere that they may be; and the ranks."""
+    """One to three sequences after their prefill, with chains of drafts anywhere that they may be; and the ranks."""
     config = DecodeConfig(
         verify="agreement",
         drafts=draw(st.integers(2, 6)),

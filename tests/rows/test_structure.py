@@ -86,7 +86,7 @@ def test_one_sequence_finds_most_of_its_structures(small_model: Transformer, dra
 
 
 @pytest.mark.parametrize("context", ["d2f", "d2f_causal", "blocks"])
-def test_a_prompt_that_waits_is_no_sequence_behind_its_first_block(small_model: Transformer, context: str) -> None:
+def test_a_prompt_that_waits_is_no_sequence_after_its_first_block(small_model: Transformer, context: str) -> None:
     """In blocks of one token, both begin one token before their window."""
     config = replace(BASE, block_size=1, context=context, stop_at_eos=False)
     both = lay_out_both_ways(small_model, config, 1, seed=1)

@@ -25,10 +25,10 @@ MASK, EOS = 99, 7
         ([1, 2, EOS, 4], True, 2, 0),
         ([EOS, 2, 3, 4], True, 0, 0),
         ([1, 2, EOS, 4], False, 4, 4),
-        ([1, 2, -1, EOS], True, 2, 4),  # a mask that did not run predicts nothing, and what is behind it neither
+        ([1, 2, -1, EOS], True, 2, 4),  # a mask that did not run predicts nothing, and what comes after it neither
     ],
 )
-def test_nothing_is_drafted_behind_an_end(predicted: list[int], stop_at_eos: bool, drafted: int, masks: int) -> None:
+def test_nothing_is_drafted_after_an_end(predicted: list[int], stop_at_eos: bool, drafted: int, masks: int) -> None:
     """Nor is the end itself: the row before it predicts it, and nobody asks what would come then."""
     config = DecodeConfig(
         branches=0, context="causal", drafts=4, draft_from="masks", max_new_tokens=40, stop_at_eos=stop_at_eos
@@ -46,7 +46,7 @@ def test_nothing_is_drafted_behind_an_end(predicted: list[int], stop_at_eos: boo
     assert host.drafts[0] == drafted
     found, rows, _ = row_counts(host, Lookahead(4, (0, 4)))
     assert found[0, drafted] == masks
-    assert found.sum() == masks + 4 * (drafted > 0)  # the group behind the pending token runs, whatever ends the chain
+    assert found.sum() == masks + 4 * (drafted > 0)  # the group after the pending token runs, whatever ends the chain
     assert rows[0] == drafted + 1 + found.sum()
 
 

@@ -1,7 +1,7 @@
 """`python -m tests.system.faulty RANK STEP HOW [overrides]`: the main job, with a fault in one rank at one step.
 
 HOW is kill (SIGKILL), stop (SIGSTOP), hang (alive, but for ever in its forward) or raise. With `late-` before it, the
-collective of that step is NCCL's: it returns at once on every rank, raises nothing, and the copy to the host behind it
+collective of that step is NCCL's: it returns at once on every rank, raises nothing, and the copy to the host after it
 never comes.
 """
 

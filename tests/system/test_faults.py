@@ -140,7 +140,7 @@ def test_groups_that_are_a_part_of_the_job_know_its_timeout(tmp_path: Path) -> N
 def test_a_collective_that_never_raises_names_the_lost_rank_and_keeps_what_was_done(
     tmp_path: Path, how: str, said: str
 ) -> None:
-    """As NCCL's, which returns at once, while the copy to the host behind it never comes."""
+    """As NCCL's, which returns at once, while the copy to the host after it never comes."""
     folder, mesh = tmp_path / "run", {"branch": 2}
     ranks = forked_job(folder, 2, ["1", "30", f"late-{how}"], mesh)
     try:

@@ -80,7 +80,7 @@ def test_a_clean_row_depends_on_no_group(
 def test_a_group_sees_what_a_decoder_shows_it(
     model: Transformer, laid_out: tuple[list[TrainingExample], CausalBatch]
 ) -> None:
-    """Its logits are those of masks behind the tokens up to its own, in a sequence of nothing else."""
+    """Its logits are those of masks after the tokens up to its own, in a sequence of nothing else."""
     examples, batch = laid_out
     seen = 0
     for row in [i for i, e in enumerate(examples) if not e.drill][:3]:
@@ -94,7 +94,7 @@ def test_a_group_sees_what_a_decoder_shows_it(
     assert seen > 10
 
 
-def test_rows_predict_the_tokens_behind_them(
+def test_rows_predict_the_tokens_after_them(
     model: Transformer, laid_out: tuple[list[TrainingExample], CausalBatch]
 ) -> None:
     """Every next token of an answer up to its end, from the prompt's last token on; in a drill, its results alone."""

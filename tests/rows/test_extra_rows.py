@@ -1,4 +1,4 @@
-"""A further kind of rows behind the windows is one class: all others hold, see and predict what they did before."""
+"""A further kind of rows after the windows is one class: all others hold, see and predict what they did before."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from lopa_dist.rows import ForwardBatch
 from lopa_dist.rows.draft_rows import VerifiedDrafts
 from lopa_dist.rows.lookahead import NO_LOOKAHEAD
 from lopa_dist.rows.share import Share
-from lopa_dist.rows.structure import Kind, RowsBehind
+from lopa_dist.rows.structure import ExtraRows, Kind
 from lopa_dist.rows.window_rows import WindowRows
 from tests.rows.test_draft_rows import MASK, drafted
 
 
 class NextMask(Kind):
-    """One row behind each window: the mask behind its last block, which sees the window and itself."""
+    """One row after each window: the mask after its last block, which sees the window and itself."""
 
-    def rows(self, config: DecodeConfig, host: HostState) -> RowsBehind:
+    def rows(self, config: DecodeConfig, host: HostState) -> ExtraRows:
         count = (host.branches > 0).astype(int)
         one = np.ones(count.sum(), int)
-        return RowsBehind(count, count, own=one, depth=0 * one, until=one, position=host.end[host.branches > 0])
+        return ExtraRows(count, count, own=one, depth=0 * one, until=one, position=host.end[host.branches > 0])
 
 
 DRAFTS, BOTH = WindowRows((VerifiedDrafts(),)), WindowRows((NextMask(), VerifiedDrafts()))
@@ -51,7 +51,7 @@ def rows_of(batch: ForwardBatch, g: int, skip: int | None) -> list[tuple[int, in
 
 @settings(max_examples=60, deadline=None)
 @given(case=drafted(["d2f", "d2f_causal"]))
-def test_a_row_behind_every_window(case: tuple[State, int]) -> None:
+def test_a_row_after_every_window(case: tuple[State, int]) -> None:
     state, ranks = case
     if state.complete[0] == 0:
         state.committed[0] = -1  # its prompt runs in the same forward
@@ -63,7 +63,7 @@ def test_a_row_behind_every_window(case: tuple[State, int]) -> None:
     wanted = len(before[0].heads.predictions.where)
     for rank, (one, two) in enumerate(zip(before, after, strict=True)):
         assert two.heads.columns == one.heads.columns + len(running)
-        behind = two.must_be_finite()  # whose K/V must be finite, because the window's rows do not see them
+        extra = two.must_be_finite()  # whose K/V must be finite, because the window's rows do not see them
         slots = dict(zip(two.heads.predictions.rows.tolist(), two.heads.slots.tolist(), strict=True))
         for g in range(len(one.table.rows)):
             slot, branch = int(one.table.sequence[g]), int(one.table.branch[g])
@@ -76,9 +76,9 @@ def test_a_row_behind_every_window(case: tuple[State, int]) -> None:
             assert int(two.tokens[row]) == MASK
             assert int(two.positions[row]) == host.prompt[slot] + host.end[slot]
             assert two.table.hi[row] == width + 1
-            assert behind is not None
-            assert behind[row]
-            assert not behind[two.table.start[g] : row].any()
+            assert extra is not None
+            assert extra[row]
+            assert not extra[two.table.start[g] : row].any()
             column = wanted + running.tolist().index(slot)
             mine = branch % ranks == rank  # otherwise its rows run here for the K/V alone
             assert slots.get(row) == (branch // ranks * two.heads.columns + column if mine else None)
