@@ -102,7 +102,7 @@ class RunningBatch:
         self.waiting.extend(self.next_requests(missing) if missing > 0 else [])
         admitted: list[Admitted] = []
         for slot in empty:
-            if not self.waiting or not self.scheduler.fits(slot, self.waiting[0]):
+            if not self.waiting or not self.scheduler.allocate(slot, self.waiting[0]):
                 break
             request = self.waiting.popleft()
             sampling = request.sampling or self.sampling
@@ -229,7 +229,7 @@ class RunningBatch:
         for slot, tokens in zip(finished, answers, strict=True):
             generations.append(self.generation(slot, tokens, ways.get(slot), now))
             self.runner.request_sampling.pop(slot, None)
-            self.scheduler.leave(slot)
+            self.scheduler.free(slot)
             if self.chains:
                 self.chains.leave(slot)
             del self.running[slot]

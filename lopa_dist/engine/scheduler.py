@@ -38,7 +38,7 @@ class Scheduler:
         self.last_run = np.zeros(len(pool.base), np.int64)  # the step in which each slot ran last
         self.step = 0
 
-    def fits(self, slot: int, request: Request) -> bool:
+    def allocate(self, slot: int, request: Request) -> bool:
         """Give a slot the K/V space that a request needs; return False if too little is free."""
         if not self.config.scope.stores_kv:
             return True
@@ -46,7 +46,7 @@ class Scheduler:
         tokens = len(request.prompt) + request.max_new_tokens + len(request.suffix)
         return self.pool.allocate(slot, tokens, tuple(prefix))
 
-    def leave(self, slot: int) -> None:
+    def free(self, slot: int) -> None:
         """Free the K/V space of a slot whose sequence is finished."""
         if self.config.scope.stores_kv:
             self.pool.free(slot)
