@@ -231,7 +231,7 @@ class LLM:
             session = Session(config, builder, group, items, requests)
             earlier, self.engine = self.engine, None
             if earlier:
-                session.engine.succeed(earlier)
+                session.engine.take_over(earlier)
                 del earlier  # what was not taken over is freed before more is made
 
             def values(generation: Generation) -> list[Any]:

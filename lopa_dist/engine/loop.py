@@ -100,7 +100,7 @@ class Engine:
         self.drafter = drafter_for(config, ids)
         self.vocabulary = Vocabulary(ids.mask_id, ids.eos_ids, ids.shift)
 
-    def succeed(self, earlier: Engine) -> None:
+    def take_over(self, earlier: Engine) -> None:
         """Take over what an earlier engine of the same model has made and learned, if it decoded alike.
 
         That is its K/V space with the runner's graphs, the texts that it drafts from, and what it knows of its steps'
