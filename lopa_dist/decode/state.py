@@ -159,7 +159,7 @@ class State:
     sampled: NDArray[np.bool_]  # [S] whether the request draws random numbers
     # the memory of all tensors above of this type but `eos_ids`, in one piece, so that the host can change several of
     # them in one operation; None in what `take` returns
-    longs: Tensor | None = None
+    storage: Tensor | None = None
     written: Tensor | None = None  # [S, 3, N + 1] how tokens were written (`decode/written.py`); None: not asked for
 
     def __post_init__(self) -> None:
@@ -185,7 +185,7 @@ class State:
 
     @cached_property
     def chain_places(self) -> Ints:
-        """Return where the parts of a chain lie in `longs`, ``[2, 4]``.
+        """Return where the parts of a chain lie in `storage`, ``[2, 4]``.
 
         Columns: position 0 of the answer, the anchor's first draft, `drafts`, `expects_eos`. Row 0 has the indices for
         slot 0, row 1 the distance from slot to slot.
@@ -195,7 +195,7 @@ class State:
 
     @cached_property
     def admission_places(self) -> Ints:
-        """Return where the numbers that a new request resets lie in `longs`, ``[2, c]``; rows as in `chain_places`.
+        """Return where the numbers that a new request resets lie in `storage`, ``[2, c]``; rows as in `chain_places`.
 
         The columns are first those of `HostState`, then those of `key`, `settling`, `paths` and `edit_position`.
         """
@@ -232,8 +232,8 @@ class State:
             "chain": (3, slots, k * config.max_drafts),
             "paths": (4, slots, k),
         }
-        longs = torch.zeros(sum(map(math.prod, shapes.values())), dtype=torch.long, device=device)
-        parts = longs.split([math.prod(shape) for shape in shapes.values()])
+        storage = torch.zeros(sum(map(math.prod, shapes.values())), dtype=torch.long, device=device)
+        parts = storage.split([math.prod(shape) for shape in shapes.values()])
         state = cls(
             config=config,
             vocabulary=vocabulary,
@@ -242,7 +242,7 @@ class State:
             eos=torch.zeros(slots, dtype=torch.bool, device=device),
             boundary=torch.zeros(config.record_size, slots, dtype=torch.int32, device=device),
             sampled=np.zeros(slots, bool),
-            longs=longs,
+            storage=storage,
             **{name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)},
         )
         state.canvas.fill_(vocabulary.mask_id)
@@ -296,8 +296,8 @@ class State:
             self.canvas.device, slots=np.ascontiguousarray(slots), canvas=canvas.ravel(), places=places.ravel(),
             begins=begins.ravel(),
         )  # fmt: skip
-        assert self.longs is not None
-        self.longs.index_copy_(0, sent["places"], sent["begins"])
+        assert self.storage is not None
+        self.storage.index_copy_(0, sent["places"], sent["begins"])
         self.canvas.index_copy_(0, sent["slots"], sent["canvas"].view(canvas.shape))
         self.eos.index_fill_(0, sent["slots"], 0)
         values = np.concatenate(host).reshape(len(host), -1)
@@ -369,7 +369,7 @@ class State:
             for name, dimension in SLOT_DIMENSIONS.items()
             if (tensor := getattr(self, name)) is not None
         }
-        return replace(self, **parts, sampled=self.sampled[slots], longs=None)
+        return replace(self, **parts, sampled=self.sampled[slots], storage=None)
 
     def put(self, slots: Ints, part: State) -> None:
         """Write back what `take` returned, after its step."""

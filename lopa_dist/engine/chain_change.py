@@ -8,7 +8,7 @@ from lopa_dist.ragged import Ints
 
 
 def change_of(places: Ints, slots: Ints, complete: Ints, tokens: Ints, counts: Ints, expects_eos: Ints) -> Ints:
-    """Return what new chains of anchors change in `State.longs`, ``[2, c]``: numbers in it, and their new values.
+    """Return what new chains of anchors change in `State.storage`, ``[2, c]``: numbers in it, and their new values.
 
     Args:
         places: `State.chain_places`.

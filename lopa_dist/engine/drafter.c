@@ -500,10 +500,10 @@ static int64_t draft_one(Drafter *d, Text *text, int64_t most, double worth, con
 }
 
 /* Draft for the running sequences that are due, and return how many they are, n. due, done, limit and complete are [S].
-places [2, 4] are where `State.longs` has an answer, a chain, the number of its drafts and whether an end-of-text is
+places [2, 4] are where `State.storage` has an answer, a chain, the number of its drafts and whether an end-of-text is
 expected: those of slot 0, and how far apart adjacent slots are. masks and probabilities are [S, width]; the first
 num_masks[slot] of a row are valid. With m being most_drafts, made is set to, one after the other: the slots [n], the most
-drafts of each [n], drafts [n], whether an end-of-text is expected [n], tokens [n, m], and what changes in `State.longs`
+drafts of each [n], drafts [n], whether an end-of-text is expected [n], tokens [n, m], and what changes in `State.storage`
 [2, n (2 m + 2)], numbers in it and their new values. ends [n, m + 1] is set to the probabilities that each chain ends at
 each depth, followed by zeros. */
 int64_t drafter_draft_due(Drafter *d, const uint8_t *due, const int64_t *done, const int64_t *limit,

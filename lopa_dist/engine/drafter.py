@@ -98,7 +98,7 @@ class Due(NamedTuple):
     expects_eos: Ints  # [n] 1 if an end-of-text was proposed after the chain
     tokens: Ints  # [n, m]
     ends: NDArray[np.float64]  # [n, m + 1] probability that the accepted part of the chain ends at each depth
-    change: Ints  # [2, c] of `State.longs` (`chain_change`)
+    change: Ints  # [2, c] of `State.storage` (`chain_change`)
 
 
 @dataclass

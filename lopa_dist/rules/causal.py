@@ -167,7 +167,7 @@ def put_chains(
         slots: ``[n]`` of the sequences.
         counts: ``[n]`` how many drafts they have; no row could verify more than stand before the answer's limit.
         expects_eos: ``[n]`` 1 if an end-of-text is expected after them.
-        change: what their chains change in `State.longs`, ``[2, c]`` (`engine.chain_change`).
+        change: what their chains change in `State.storage`, ``[2, c]`` (`engine.chain_change`).
         paths: for each sequence, more branches after those that it has, each with as many drafts as its chain.
     """
     drafts, eos, branches = host.drafts.copy(), host.expects_eos.copy(), host.branches
@@ -182,8 +182,8 @@ def put_chains(
         tokens = np.array([token for some in paths for path in some for token in path], np.int64)
         cells = np.append(cell.repeat(lengths) + ragged_arange(lengths), state.branches.storage_offset() + slots)
         change = np.concatenate([change, np.stack([cells, np.append(tokens, branches[slots])])], 1)
-    assert state.longs is not None
-    state.longs.index_copy_(0, *to_device(change, state.canvas.device).unbind())
+    assert state.storage is not None
+    state.storage.index_copy_(0, *to_device(change, state.canvas.device).unbind())
     return host._replace(drafts=drafts, expects_eos=eos, branches=branches)
 
 
