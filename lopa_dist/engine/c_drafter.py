@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from lopa_dist.c_library import DOUBLE, INT, LONG, P, Unavailable, load_or_why, memory
 from lopa_dist.decode import HostState
-from lopa_dist.engine.contexts import CONTEXTS, PARTS
+from lopa_dist.engine.contexts import NGRAM_CONTEXTS, PARTS
 from lopa_dist.engine.drafter import (
     HOPES,
     MASK_VOTER,
@@ -66,8 +66,8 @@ def fault() -> str | None:
 
 def context_rows() -> Ints:
     """Return the contexts as C reads them, a row each: what it tells, length, number of parts, places, kinds."""
-    rows = np.zeros((len(CONTEXTS), 3 + 2 * PARTS), np.int64)
-    for row, context in zip(rows, CONTEXTS, strict=True):
+    rows = np.zeros((len(NGRAM_CONTEXTS), 3 + 2 * PARTS), np.int64)
+    for row, context in zip(rows, NGRAM_CONTEXTS, strict=True):
         count = len(context.parts)
         row[:3] = context.tells, context.length, count
         row[3 : 3 + count], row[3 + PARTS : 3 + PARTS + count] = np.transpose(context.parts)
@@ -106,7 +106,7 @@ class CDrafter(Drafter):
         mixer, eos, contexts = self.mixer, numbers(sorted(self.eos_ids)), context_rows()
         arrays = mixer.tried, mixer.right, mixer.chance, mixer.weights, self.hope, self.leans, self.chances
         self.own = self.library.drafter_new(
-            entries, most, eos.ctypes.data, len(eos), contexts.ctypes.data, len(CONTEXTS),
+            entries, most, eos.ctypes.data, len(eos), contexts.ctypes.data, len(NGRAM_CONTEXTS),
             *(np.asarray(array).ctypes.data for array in arrays),
         )  # fmt: skip
 

@@ -16,7 +16,7 @@ REACH = 128  # how many tokens back an earlier occurrence is looked for
 PARTS = 5  # the most parts of a context
 
 
-class Context(NamedTuple):
+class NgramContext(NamedTuple):
     """A context: what it tells, and its parts, each with its place (counted back from the text's end) and its kind."""
 
     tells: int
@@ -28,8 +28,8 @@ class Context(NamedTuple):
         return max(place for place, _ in self.parts)
 
 
-CONTEXTS = tuple(
-    Context(tells, tuple((place, kind) for place, kind in enumerate(parts, 1) if kind is not None))
+NGRAM_CONTEXTS = tuple(
+    NgramContext(tells, tuple((place, kind) for place, kind in enumerate(parts, 1) if kind is not None))
     for tells, parts in (
         (TOKEN, (TOKEN,)),
         (TOKEN, (TOKEN, TOKEN)),
@@ -67,5 +67,5 @@ def keys(tokens: Sequence[int], backs: Sequence[int], end: int) -> list[int]:
         hash((number, *((backs if kind else tokens)[end - place] for place, kind in context.parts))) or 1
         if end >= context.length
         else 0
-        for number, context in enumerate(CONTEXTS)
+        for number, context in enumerate(NGRAM_CONTEXTS)
     ]

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.engine.chain_change import change_of
-from lopa_dist.engine.contexts import CONTEXTS, TOKEN, back_of
+from lopa_dist.engine.contexts import NGRAM_CONTEXTS, TOKEN, back_of
 from lopa_dist.engine.mixer import Decision, Mixer, Proposal
 from lopa_dist.engine.ngrams import COUNT, ENTRY_BYTES, NGrams
 from lopa_dist.engine.work import Work
@@ -47,17 +47,17 @@ MATCH = 8  # the most tokens of a repeated passage that are compared
 REMEMBERED = 4096  # the last tokens of a prompt, in which passages are looked for
 
 # numbers of voters: the contexts, then passages, then masks
-PASSAGES, MASK_VOTER = len(CONTEXTS), len(CONTEXTS) + 1
-VOTERS = len(CONTEXTS) + 2
+PASSAGES, MASK_VOTER = len(NGRAM_CONTEXTS), len(NGRAM_CONTEXTS) + 1
+VOTERS = len(NGRAM_CONTEXTS) + 2
 # numbers of kinds of proposals: by context and count, by a passage's length, then by a mask's depth and probability
 BITS = [min(count.bit_length(), 7) for count in range(COUNT + 1)]
-OF_PASSAGES = 8 * len(CONTEXTS)
+OF_PASSAGES = 8 * len(NGRAM_CONTEXTS)
 OF_MASKS = OF_PASSAGES + MATCH + 1
 LEVELS = 8  # of a mask's probability (`level`)
 DEPTHS = 16  # of masks' proposals; those after the chain has left what masks predicted are counted apart
 KINDS = OF_MASKS + 2 * DEPTHS * LEVELS
 HOPES = [HOPE] * OF_MASKS + [1 - 0.75 * 0.5 ** (kind % LEVELS) for kind in range(KINDS - OF_MASKS)]
-SOURCE_OF = [*(TEXT if context.tells == TOKEN else OWN for context in CONTEXTS), OWN, MASKS]  # by voter
+SOURCE_OF = [*(TEXT if context.tells == TOKEN else OWN for context in NGRAM_CONTEXTS), OWN, MASKS]  # by voter
 
 
 NOTHING: Ints = np.zeros((0, 0), np.int64)  # no predictions of masks

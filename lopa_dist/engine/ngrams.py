@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lopa_dist.engine.contexts import CONTEXTS, TOKEN, back_of, keys
+from lopa_dist.engine.contexts import NGRAM_CONTEXTS, TOKEN, back_of, keys
 
 COUNT = 255  # the largest count; the low 8 bits of an entry have its count, those above what it tells
 MOST = 2**20  # entries of the young table, and of the old one
@@ -44,7 +44,7 @@ class NGrams:
             backs = [back_of(tokens, number) for number in range(len(tokens))]
         for number in range(begin, len(tokens)):
             told = tokens[number], backs[number]
-            for context, key in zip(CONTEXTS, keys(tokens, backs, number), strict=True):
+            for context, key in zip(NGRAM_CONTEXTS, keys(tokens, backs, number), strict=True):
                 if not key:
                     continue
                 came = told[context.tells]
@@ -64,7 +64,7 @@ class NGrams:
     def after(self, tokens: Sequence[int], backs: Sequence[int]) -> list[tuple[int, int, int]]:
         """Return what the table proposes after a text: the number of each context, its token, and the entry's count."""
         found, end = [], len(tokens)
-        for number, (context, key) in enumerate(zip(CONTEXTS, keys(tokens, backs, end), strict=True)):
+        for number, (context, key) in enumerate(zip(NGRAM_CONTEXTS, keys(tokens, backs, end), strict=True)):
             entry = self.young.get(key)
             if entry is None and self.old:
                 entry = self.old.get(key)

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lopa_dist.engine.config import EngineConfig
-from lopa_dist.engine.contexts import CONTEXTS
+from lopa_dist.engine.contexts import NGRAM_CONTEXTS
 from lopa_dist.engine.drafter import LEVELS, MASKS, OWN, TEXT, Drafter, level, source_of
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.ngrams import NGrams
@@ -34,7 +34,7 @@ class Adversary(NGrams):
         self.random, self.tokens = random.Random(seed), tokens
 
     def after(self, tokens: Sequence[int], backs: Sequence[int]) -> list[tuple[int, int, int]]:
-        some = [number for number in range(len(CONTEXTS)) if self.random.random() < 0.5]
+        some = [number for number in range(len(NGRAM_CONTEXTS)) if self.random.random() < 0.5]
         return [(number, self.random.randrange(self.tokens), 3) for number in some]
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lopa_dist.engine.contexts import BACK, CONTEXTS, REACH, TOKEN, back_of, keys
+from lopa_dist.engine.contexts import BACK, NGRAM_CONTEXTS, REACH, TOKEN, back_of, keys
 from lopa_dist.engine.ngrams import COUNT, NGrams
 
 TEXTS = st.lists(st.lists(st.integers(0, 3), max_size=30), max_size=4)
@@ -38,19 +38,19 @@ def test_how_far_back_a_token_had_stood(text: list[int]) -> None:
 
 
 def test_contexts_differ_in_what_they_read() -> None:
-    assert len(set(CONTEXTS)) == len(CONTEXTS)
+    assert len(set(NGRAM_CONTEXTS)) == len(NGRAM_CONTEXTS)
     text = [1, 2, 3, 4, 5, 6]
     for place in range(1, 7):
         other = [*text[:-place], 9, *text[len(text) - place + 1 :]]
-        for context, one, two in zip(CONTEXTS, keys(text, [0] * 6, 6), keys(other, [0] * 6, 6), strict=True):
+        for context, one, two in zip(NGRAM_CONTEXTS, keys(text, [0] * 6, 6), keys(other, [0] * 6, 6), strict=True):
             assert (one != two) == ((place, TOKEN) in context.parts)
-    assert keys([1], [0], 1).count(0) == sum(context.length > 1 for context in CONTEXTS)
+    assert keys([1], [0], 1).count(0) == sum(context.length > 1 for context in NGRAM_CONTEXTS)
 
 
 @given(texts=TEXTS)
 def test_what_came_more_often_than_all_else_is_found(texts: list[list[int]]) -> None:
     table = added(texts)
-    for number, context in enumerate(CONTEXTS):
+    for number, context in enumerate(NGRAM_CONTEXTS):
         followed: dict[tuple[int, ...], Counter[int]] = {}
         for text in texts:
             told = (text, backs_of(text))
@@ -101,7 +101,7 @@ def test_the_oldest_go_first() -> None:
     for first in range(0, 60, 3):
         table.add([first, first + 1, first + 2], 0)
         assert after(table, [100])[0] == (101, 1)  # what is used stays
-        assert len(table.young) + len(table.old) <= 2 * (18 + 2 * len(CONTEXTS))
+        assert len(table.young) + len(table.old) <= 2 * (18 + 2 * len(NGRAM_CONTEXTS))
     assert table.dropped
     assert after(table, [0]) == {}
     assert after(table, [57]) != {}
