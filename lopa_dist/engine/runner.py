@@ -18,7 +18,7 @@ from lopa_dist.kernels.dispatch import by_torch, in_c, on_device
 from lopa_dist.kernels.record_head import record_head, record_size
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.kernels.segment_attention import Segments
-from lopa_dist.models.fused import Attend, Cache, FusedTransformer
+from lopa_dist.models.fused import AttendCached, Cache, FusedTransformer
 from lopa_dist.models.native_layers import NativeLayers
 from lopa_dist.models.tensor_parallel import head_shard
 from lopa_dist.models.transformer import Transformer, rope_of
@@ -157,7 +157,7 @@ class Runner:
         cos, sin = self.rotations
         return cos.index_select(0, positions), sin.index_select(0, positions)
 
-    def attend(self, prepared: Prepared) -> Attend:
+    def attend(self, prepared: Prepared) -> AttendCached:
         """Return the function that attends in a forward."""
         keys, values, plan = self.pool.keys.unbind(), self.pool.values.unbind(), prepared.plan
         return lambda layer, q: self.attention.attend(q, keys[layer], values[layer], plan)

@@ -31,7 +31,7 @@ from lopa_dist.kernels.meta_attention import MetaPlan, Workspace, split_for
 from lopa_dist.kernels.record_head import record_head
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.kernels.tiles import Capacity, KeptTiles, Tiles, capacity, matrix_rows, tile
-from lopa_dist.models.fused import Attend, Cache, FusedTransformer
+from lopa_dist.models.fused import AttendCached, Cache, FusedTransformer
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.ragged import Ints, padded
 from lopa_dist.rows.forward_batch import ForwardBatch, Predictions
@@ -380,13 +380,13 @@ class StaticRunner(Runner):
             )  # fmt: skip
             graph(function, self.device, self.memory)
 
-    def attend(self, prepared: Prepared) -> Attend:
+    def attend(self, prepared: Prepared) -> AttendCached:
         """Return the function that attends in a forward without a graph."""
         plan = self.attention_plan(len(prepared.batch.tokens))
         plan.fill(prepared.plan)
         return self.attend_by(plan)
 
-    def attend_by(self, plan: MetaPlan) -> Attend:
+    def attend_by(self, plan: MetaPlan) -> AttendCached:
         """Return the function that attends as a table of tiles describes."""
         pool = self.pool
         # results overwrite q: a tile reads only the rows that it writes, and rows in no tile need no clearing

@@ -31,7 +31,7 @@ from lopa_dist.staging import every_row
 CPU_ROWS = 512  # rows of the feed-forward at once on a CPU, so that its intermediate results stay small
 
 Activations: TypeAlias = Tensor | QuantizedRows
-Attend = Callable[[int, Tensor], Tensor]
+AttendCached = Callable[[int, Tensor], Tensor]
 """``(layer, q [R, H, D]) -> [R, H, D]``; the rows' K/V are in the cache already."""
 
 
@@ -112,7 +112,7 @@ class FusedTransformer:
         positions: Tensor,
         rows: Tensor | None,
         cache: Cache,
-        attend: Attend,
+        attend: AttendCached,
         wanted: Tensor | None = None,
         rope: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
