@@ -21,7 +21,7 @@ from torch import Tensor
 from lopa_dist.ragged import UNBOUNDED, Ints, ragged_arange
 
 COLUMN_TILE = 32  # K/V columns are padded to a multiple of this, which depends only on the segment's own length
-ROW_TILE = 8  # query rows likewise: with odd counts, the bits of torch's CPU kernel depend on the thread
+QUERY_TILE = 8  # query rows likewise: with odd counts, the bits of torch's CPU kernel depend on the thread
 
 
 @dataclass
@@ -130,7 +130,7 @@ def plan(segments: Segments, heads_per_kv: int, device: torch.device, dtype: tor
         else:
             own_column = (np.arange(width) - cached[of, None]).astype(np.int32)[:, None]  # negative where cached
             unseen = own_column >= hi[of_rows].reshape(count, height, 1)
-            stacked = np.arange(-(-height * heads_per_kv // ROW_TILE) * ROW_TILE) % height
+            stacked = np.arange(-(-height * heads_per_kv // QUERY_TILE) * QUERY_TILE) % height
             unseen = unseen.take(stacked, 1)[:, None]
         of_group = rows[of_rows]
         mask = torch.from_numpy(np.where(unseen, np.float32(-np.inf), np.float32(0))).to(device, dtype)
@@ -164,7 +164,7 @@ def attend_group(q: Tensor, keys: Tensor, values: Tensor, group: SegmentGroup) -
     v = values.index_select(0, group.columns).view(count, -1, kv_heads, dim).transpose(1, 2)
     query = q.view(count, n, kv_heads, -1, dim).permute(0, 2, 3, 1, 4).flatten(2, 3)  # [N, Hkv, heads x n, D]
     stacked = query.shape[2]
-    extra = -stacked % ROW_TILE
+    extra = -stacked % QUERY_TILE
     if extra:
         query = F.pad(query, (0, 0, 0, extra))
     result = F.scaled_dot_product_attention(query, k, v, group.mask)
