@@ -20,7 +20,7 @@ from lopa_dist.ragged import Ints
 from lopa_dist.rows.lookahead import Lookahead
 from lopa_dist.rows.share import ALONE, Share
 
-MASKS = (0, 1, 2, 3, 4, 6, 8, 12, 16)  # sizes of a group of masks that auto may choose
+GROUP_SIZES = (0, 1, 2, 3, 4, 6, 8, 12, 16)  # sizes of a group of masks that auto may choose
 DECAY = 0.998  # counts of drafts are multiplied by this in each step
 TRIAL = 1024  # rows of masks that are run before masks may be found useless
 MOST_EXPECTED = 64  # steps that are expected, before they are added to the counts
@@ -347,7 +347,7 @@ class LookaheadPolicy:
         """Return all choices: no masks, one group of masks, two, or groups for a quarter, half or all of the depths."""
         counts = {
             masks: {1, 2, (masks + 1) // 4, (masks + 1) // 2, masks + 1} if masks else {1}
-            for masks in (MASKS if self.masks else MASKS[:1])
+            for masks in (GROUP_SIZES if self.masks else GROUP_SIZES[:1])
         }
         return [
             Choice(m, g, branches, text)

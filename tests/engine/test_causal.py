@@ -18,7 +18,7 @@ from lopa_dist.decode import DecodeConfig
 from lopa_dist.decode.state import HostState
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.gain import Rates, gain
-from lopa_dist.engine.lookahead import BURST, BURSTS, EXPLORE, MASKS, SELDOM, Acceptance, Choice, LookaheadPolicy
+from lopa_dist.engine.lookahead import BURST, BURSTS, EXPLORE, GROUP_SIZES, SELDOM, Acceptance, Choice, LookaheadPolicy
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request, request_key
 from lopa_dist.engine.step_times import Kind, StepTimes, TimesByKind
@@ -219,7 +219,7 @@ def test_acceptance_and_times_choose() -> None:
         policy.times.measured(rows, 1.0)
     policy.times.fit()
     best = max(policy.choices(), key=lambda choice: policy.tokens_a_second(choice, 16))
-    assert best[0] == max(MASKS)
+    assert best[0] == max(GROUP_SIZES)
     policy.times = TimesByKind()
     for rows in (1, 64, 512, 4096):
         policy.times.measured(rows, float(rows))
