@@ -20,7 +20,7 @@ from lopa_dist.engine.drafter import MASKS, drafter_for
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.lockstep import Lockstep
 from lopa_dist.engine.lookahead import LookaheadPolicy
-from lopa_dist.engine.memory import Plan, kv_budget, plan_for, sizes
+from lopa_dist.engine.memory import Plan, kv_budget, plan_for, space_needed
 from lopa_dist.engine.prefix_rules import PrefixRules
 from lopa_dist.engine.request import Generation, Request
 from lopa_dist.engine.runners import Runners
@@ -184,7 +184,7 @@ class Engine:
         for as many sequences at once, because idle slots cost time.
         """
         asked, kv_tokens = min(self.options.max_sequences, len(requests)), self.options.kv_tokens
-        longest, suffix, needs = sizes(requests, self.config.scope.stores_kv)
+        longest, suffix, needs = space_needed(requests, self.config.scope.stores_kv)
         space = self.workspace
         if (
             space
@@ -208,7 +208,7 @@ class Engine:
         """Return how many sequences run at once, and how large a forward gets; on a GPU as many as fit in its memory.
 
         Args:
-            requests: what `sizes` returns for them.
+            requests: what `space_needed` returns for them.
             sequences: how many should run at once.
 
         Raises:

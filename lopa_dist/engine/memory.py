@@ -110,7 +110,7 @@ class Shuffled(Protocol):
         """Return all of them, in the order that is fastest to read."""
 
 
-def sizes(requests: Sequence[Request], stores_kv: bool = True) -> tuple[int, int, Ints]:
+def space_needed(requests: Sequence[Request], stores_kv: bool = True) -> tuple[int, int, Ints]:
     """Return the most given tokens of a request, the most tokens of a suffix, and the K/V space of each request.
 
     Given tokens are those of prompt and suffix. K/V space is in tokens, in descending order; without `stores_kv` it
@@ -158,7 +158,7 @@ def plan_for(
     Args:
         shape: of the whole model.
         config, options: without any ``auto``.
-        requests: what `sizes` returns for them.
+        requests: what `space_needed` returns for them.
         sequences: how many should run at once.
         element: bytes of a number of the model's precision.
         free: bytes, with the weights already loaded.

@@ -22,7 +22,7 @@ class Workspace:
     runner: Runner
 
     def holds(self, asked: int, longest: int, suffix: int, needs: Ints, kv_tokens: int | None) -> bool:
-        """Return whether a generation of these sizes fits; `needs` are as returned by `sizes`.
+        """Return whether a generation of these sizes fits; `needs` are as returned by `space_needed`.
 
         Raises:
             ValueError: the largest request alone needs more than `kv_tokens`.

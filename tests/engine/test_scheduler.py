@@ -14,7 +14,7 @@ from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.loop import Engine
-from lopa_dist.engine.memory import kv_budget, sizes
+from lopa_dist.engine.memory import kv_budget, space_needed
 from lopa_dist.engine.request import Request
 from lopa_dist.engine.runner import Prepared, Runner
 from lopa_dist.kernels.sampling import Sampling
@@ -159,7 +159,7 @@ def test_more_samples_of_a_long_prompt_are_in_flight(small_model: Transformer) -
 
 def test_a_request_that_can_never_fit_is_refused() -> None:
     with pytest.raises(ValueError, match=r"engine\.kv_tokens=20: a request needs 25"):
-        kv_budget(sizes([Request(0, [1] * 5, 20, 0)])[2], 1, 20)
+        kv_budget(space_needed([Request(0, [1] * 5, 20, 0)])[2], 1, 20)
 
 
 def test_requests_bring_their_own_sampling(small_model: Transformer) -> None:
