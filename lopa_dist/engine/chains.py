@@ -54,19 +54,19 @@ class Chains:
         self.drafter.leave(slot)
         self.due[slot] = False
 
-    def told(self, winner: Winner) -> list[Tensor]:
+    def to_send(self, winner: Winner) -> list[Tensor]:
         """Return what the step's one copy to the host must hold: ``[S x D]`` and, if masks draft, ``[2 x S x n]``.
 
         The first has the tokens that the step has written, followed by tokens that do not count. The second has what
         masks predicted after the written tokens: tokens, -1 for none, and the bits of their probabilities.
         """
-        told = [winner.token, *([proposals(winner).packed[:2]] if self.drafter.masks else [])]
-        self.shapes = [one.shape for one in told]
-        return [one.flatten() for one in told]
+        tensors = [winner.token, *([proposals(winner).packed[:2]] if self.drafter.masks else [])]
+        self.shapes = [one.shape for one in tensors]
+        return [one.flatten() for one in tensors]
 
-    def heard(self, slots: Ints, counts: Ints, *told: Ints) -> None:
-        """Take the host's copy of what `told` returned, for the sequences in `slots` with `counts` new tokens."""
-        written, *proposed = (sent.reshape(shape) for sent, shape in zip(told, self.shapes, strict=True))
+    def received(self, slots: Ints, counts: Ints, *sent: Ints) -> None:
+        """Take the host's copy of what `to_send` returned, for the sequences in `slots` with `counts` new tokens."""
+        written, *proposed = (one.reshape(shape) for one, shape in zip(sent, self.shapes, strict=True))
         self.drafter.hear(slots, written, counts, self.masks, *(proposed[0] if proposed else ()))
         self.due[slots] = True
 

@@ -175,14 +175,14 @@ class RunningBatch:
         if step.slots is not None:
             self.state.put(step.slots, step.state)
         accepted_with = extra.new_empty(0) if winner.accepted_with is None else winner.accepted_with
-        told = self.chains.told(winner) if self.chains else ()
-        self.host, (own, of_branches, *of_chains) = self.state.to_host_with(extra, accepted_with.view(-1), *told)
+        to_send = self.chains.to_send(winner) if self.chains else ()
+        self.host, (own, of_branches, *of_chains) = self.state.to_host_with(extra, accepted_with.view(-1), *to_send)
         if winner.accepted_with is not None:
             step.accepted_with = of_branches.reshape(accepted_with.shape)
         step.after = self.host if step.slots is None else self.host.take(step.slots)
         if self.chains:
             slots = np.arange(self.state.slots) if step.slots is None else step.slots
-            self.chains.heard(slots, step.after.complete - step.before.complete, *of_chains)
+            self.chains.received(slots, step.after.complete - step.before.complete, *of_chains)
         self.statistics.lap("host", waited=True)
         return own
 
