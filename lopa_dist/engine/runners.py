@@ -30,7 +30,7 @@ FUSED: WeakKeyDictionary[Transformer, FusedTransformer] = WeakKeyDictionary()
 """Models whose projections are merged: once for all engines that use the model."""
 
 
-def merged(model: Transformer) -> FusedTransformer:
+def fused_form_of(model: Transformer) -> FusedTransformer:
     """Return the model's fused form, with the adapter that it has now."""
     if model in FUSED and FUSED[model].adapters != model.adapters:
         FUSED[model].take_adapter(model)
@@ -90,7 +90,7 @@ class Runners:
         form = heads, kv_heads, shape.head_dim, rows, model.head_weight, self.rows.in_place, in_c
         self.attention = make(name, *form)
         of_tile = self.attention.tile_rows if isinstance(self.attention, Meta) else None
-        self.network = merged(model)  # before anyone asks how much memory is free
+        self.network = fused_form_of(model)  # before anyone asks how much memory is free
         if device.type == "cpu" and (not in_c or self.network.needs_tiles):
             warn_of_bits(model.head_weight.dtype)
         if device.type == "cpu" and model.head_weight.dtype in NAMES.values() and options.kernels != "torch":
