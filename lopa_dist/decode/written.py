@@ -40,7 +40,7 @@ class Written(NamedTuple):
         return min(0.0, math.log(max(self.probability, sys.float_info.min)))
 
 
-def take_notes(state: State, wanted: bool) -> None:
+def record_written(state: State, wanted: bool) -> None:
     """Record how tokens are written from now on, if `wanted`; nothing is known about earlier tokens."""
     if not wanted:
         state.written = None

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lopa_dist.decode import FAILED, Admitted, HostState, State
 from lopa_dist.decode.winner import Winner
-from lopa_dist.decode.written import Written, take_notes, written
+from lopa_dist.decode.written import Written, record_written, written
 from lopa_dist.engine.chains import Chains
 from lopa_dist.engine.chunked_prefill import ChunkedPrefill
 from lopa_dist.engine.kv_pool import KVPool
@@ -118,7 +118,7 @@ class RunningBatch:
             self.statistics.admitted += 1
         if admitted:
             self.host = self.state.admit_all(admitted, self.host)
-            take_notes(self.state, any(admission.request.token_steps for admission in self.running.values()))
+            record_written(self.state, any(admission.request.token_steps for admission in self.running.values()))
         self.statistics.lap("host")
 
     def schedule(self) -> Step:
