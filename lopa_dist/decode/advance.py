@@ -40,7 +40,7 @@ def advance(state: State, winner: Winner) -> Window:
 
     # 3: what was complete is committed with this forward
     keep_boundary(state, records, running)
-    if scope.stores_kv:
+    if scope.caches_kv:
         torch.where(running, state.complete, state.committed, out=state.committed)
 
     edit = None if config.tau_edit is None else replacements(state, records)
@@ -139,7 +139,7 @@ def keep_boundary(state: State, records: Records, running: Tensor) -> None:
 
     Their rows do not run again.
     """
-    if state.vocabulary.shift and state.config.scope.stores_kv:
+    if state.vocabulary.shift and state.config.scope.caches_kv:
         commits = running & (state.committed != state.complete)
         torch.where(commits, records.packed[:, :, 0], state.boundary, out=state.boundary)
 

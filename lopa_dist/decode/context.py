@@ -92,13 +92,13 @@ class Context:
         return self.prompt_attention == "blocks"
 
     @property
-    def stores_kv(self) -> bool:
+    def caches_kv(self) -> bool:
         """Whether a step takes any K/V from an earlier one."""
         return self.cache != "none"
 
     @property
-    def keeps_kv(self) -> bool:
-        """Whether K/V of prompts and complete blocks are computed once and kept for good; a dual cache renews them."""
+    def kv_is_final(self) -> bool:
+        """Whether cached K/V, of prompts and complete blocks, are computed once and final; a dual cache renews them."""
         return self.cache == "block"
 
     @property
@@ -109,12 +109,12 @@ class Context:
     @property
     def prefills_apart(self) -> bool:
         """Whether prompts never see their answer, so that they are prefilled in segments of their own."""
-        return self.keeps_kv and self.prompt_attention != "joint"
+        return self.kv_is_final and self.prompt_attention != "joint"
 
     @property
     def cuts_prompts(self) -> bool:
         """Whether a prompt can be cut between any units, so that the K/V before the cut depend on nothing after it."""
-        return self.keeps_kv and self.prompt_attention in ("blocks", "causal")
+        return self.kv_is_final and self.prompt_attention in ("blocks", "causal")
 
     def unit(self, size: int) -> int:
         """Return how many tokens see one another: one in causal models, else a block, of `size` tokens."""

@@ -9,7 +9,7 @@ from lopa_dist.checks import Reader, check_options, option
 ATTENTION = ("torch", "meta", "plain")  # the backends (`kernels.attention.make`)
 
 # which decode configs read an option
-CACHING = Reader(lambda decode: decode.scope.stores_kv, "contexts that cache keys and values")
+CACHING = Reader(lambda decode: decode.scope.caches_kv, "contexts that cache keys and values")
 SHARING = Reader(lambda decode: decode.scope.prefills_apart, "contexts whose prompts see no answer")
 CUTTING = Reader(lambda decode: decode.scope.cuts_prompts, "contexts that read prompts by blocks or causally")
 

@@ -184,7 +184,7 @@ class Engine:
         for as many sequences at once, because idle slots cost time.
         """
         asked, kv_tokens = min(self.options.max_sequences, len(requests)), self.options.kv_tokens
-        longest, suffix, needs = space_needed(requests, self.config.scope.stores_kv)
+        longest, suffix, needs = space_needed(requests, self.config.scope.caches_kv)
         space = self.workspace
         if (
             space

@@ -110,16 +110,16 @@ class Shuffled(Protocol):
         """Return all of them, in the order that is fastest to read."""
 
 
-def space_needed(requests: Sequence[Request], stores_kv: bool = True) -> tuple[int, int, Ints]:
+def space_needed(requests: Sequence[Request], caches_kv: bool = True) -> tuple[int, int, Ints]:
     """Return the most given tokens of a request, the most tokens of a suffix, and the K/V space of each request.
 
-    Given tokens are those of prompt and suffix. K/V space is in tokens, in descending order; without `stores_kv` it
+    Given tokens are those of prompt and suffix. K/V space is in tokens, in descending order; without `caches_kv` it
     is 0.
     """
     every = requests.in_any_order() if isinstance(requests, Shuffled) else requests
     each = ((len(r.prompt), len(r.suffix), r.max_new_tokens) for r in every)
     prompt, suffix, new = np.fromiter(each, np.dtype((np.int64, 3)), len(requests)).T
-    return int((prompt + suffix).max()), int(suffix.max()), stores_kv * np.sort(prompt + suffix + new)[::-1]
+    return int((prompt + suffix).max()), int(suffix.max()), caches_kv * np.sort(prompt + suffix + new)[::-1]
 
 
 def kv_budget(needs: Ints, slots: int, limit: int | None) -> int:

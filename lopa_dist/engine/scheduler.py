@@ -40,7 +40,7 @@ class Scheduler:
 
     def allocate(self, slot: int, request: Request) -> bool:
         """Give a slot the K/V space that a request needs; return False if too little is free."""
-        if not self.config.scope.stores_kv:
+        if not self.config.scope.caches_kv:
             return True
         prefix = request.prompt[: self.prefix_rules.shared(len(request.prompt), request.prefix)]
         tokens = len(request.prompt) + request.max_new_tokens + len(request.suffix)
@@ -48,7 +48,7 @@ class Scheduler:
 
     def free(self, slot: int) -> None:
         """Free the K/V space of a slot whose sequence is finished."""
-        if self.config.scope.stores_kv:
+        if self.config.scope.caches_kv:
             self.pool.free(slot)
 
     def choose(self, state: State, host: HostState, lookahead: Lookahead, waiting: Sequence[int] = ()) -> Ints | None:

@@ -50,9 +50,9 @@ def longest_sequence(config: DecodeConfig, prompt: int) -> int:
 def most_rows(config: DecodeConfig, branches: int, prompt: int, suffix: int = 0) -> int:
     """Return the most rows of one sequence in a forward on one rank.
 
-    With `keeps_kv` its prompt is computed with the anchor alone. Later, a window has the row before it and the answer
-    after the committed tokens: as many blocks as may be active, which may all be completed in one step, and as many
-    again after them. Rows that are in no window, such as a causal model's, may run beside the prompt's
+    With `kv_is_final` its prompt is computed with the anchor alone. Later, a window has the row before it and the
+    answer after the committed tokens: as many blocks as may be active, which may all be completed in one step, and as
+    many again after them. Rows that are in no window, such as a causal model's, may run beside the prompt's
     (`RowMaker.apart`).
 
     Args:
@@ -65,7 +65,7 @@ def most_rows(config: DecodeConfig, branches: int, prompt: int, suffix: int = 0)
     window = config.max_new_tokens + config.block_size + 1
     if config.max_active_blocks and not suffix:
         window = min(window, 2 * config.max_active_blocks * config.block_size + 1)
-    if not config.scope.keeps_kv:
+    if not config.scope.kv_is_final:
         window = longest - suffix
     apart = prompt + rule_for(config).rows.apart(config, branches)
     return max(longest, branches * most_branch_rows(config, window + suffix), apart)
@@ -76,7 +76,7 @@ def usual_forward(config: DecodeConfig, branches: int, sequences: int, longest: 
 
     These are the rows of all sequences, or of one that is larger than the limit. A sequence has its prompt and one
     window at first, later a window in every branch: active blocks, and one more that was completed, or the row before
-    them. Without `keeps_kv`, a window is the whole sequence.
+    them. Without `kv_is_final`, a window is the whole sequence.
 
     Args:
         config: of the step.
@@ -85,7 +85,7 @@ def usual_forward(config: DecodeConfig, branches: int, sequences: int, longest: 
         longest: tokens of the longest of them, from `longest_sequence`.
         limit: rows of a forward that holds more than one sequence.
     """
-    window = usual_window(config) if config.scope.keeps_kv else longest
+    window = usual_window(config) if config.scope.kv_is_final else longest
     each = max(longest, branches * most_branch_rows(config, window))
     return min(sequences * each, max(limit, each))
 
@@ -96,7 +96,7 @@ def usual_predictions(config: DecodeConfig, branches: int, sequences: int) -> in
     Args:
         config, branches, sequences: as in `usual_forward`.
     """
-    window = usual_window(config) if config.scope.keeps_kv else config.max_new_tokens
+    window = usual_window(config) if config.scope.kv_is_final else config.max_new_tokens
     return sequences * rule_for(config).rows.predictions(config, branches, window)
 
 

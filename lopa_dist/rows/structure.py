@@ -324,7 +324,7 @@ def window_segments(state: State, host: HostState, share: Share) -> tuple[Ints, 
     """
     config = state.config
     count = owned = share.owned(host.branches)
-    if share.ranks > 1 and config.scope.stores_kv:
+    if share.ranks > 1 and config.scope.caches_kv:
         prefill = (host.committed < 0) & (not config.scope.prefills_apart)
         commits = (host.complete > host.committed) & config.scope.by_blocks
         count = np.maximum(count, (prefill | commits) & (host.branches > 0))
@@ -336,19 +336,19 @@ def window_segments(state: State, host: HostState, share: Share) -> tuple[Ints, 
 def row_span(state: State, host: HostState) -> tuple[Ints, Ints]:
     """Return the range ``[begin, stop)`` of positions that go through the model in a window's segment, ``[S]`` each.
 
-    With `keeps_kv` the range begins at the first uncommitted token or at the boundary row before it, and ends with the
-    last appended block and the suffix. In the first step it includes the prompt, unless that is prefilled apart.
-    Without `keeps_kv` it is the whole sequence; but with a dual cache it is so only in the first step and after a block
-    was completed, and in other steps it has the appended blocks alone.
+    With `kv_is_final` the range begins at the first uncommitted token or at the boundary row before it, and ends with
+    the last appended block and the suffix. In the first step it includes the prompt, unless that is prefilled apart.
+    Without `kv_is_final` it is the whole sequence; but with a dual cache it is so only in the first step and after a
+    block was completed, and in other steps it has the appended blocks alone.
     """
     scope = state.config.scope
-    if scope.keeps_kv:
+    if scope.kv_is_final:
         begin = np.maximum(host.committed, 0) - fresh_boundary(state, host)
         if not scope.prefills_apart:
             begin = np.where(host.committed < 0, -host.prompt, begin)
         return begin, host.end + host.suffix
     begin, stop = -host.prompt, host.limit + host.suffix
-    if not scope.stores_kv:
+    if not scope.caches_kv:
         return begin, stop
     anew = host.committed < host.complete
     return np.where(anew, begin, host.committed), np.where(anew, stop, host.end)
@@ -373,7 +373,7 @@ def record_of_commit(state: State, host: HostState) -> NDArray[np.bool_]:
     It is stored in `State.boundary`.
     """
     scope = state.config.scope
-    if not scope.stores_kv or scope.boundary == "fill" or not state.vocabulary.shift:
+    if not scope.caches_kv or scope.boundary == "fill" or not state.vocabulary.shift:
         return np.zeros(state.slots, bool)
     waiting = (host.committed >= 0) & (host.committed == host.complete) & (host.starts_masked > 0)
     return waiting & ~fresh_boundary(state, host)

@@ -159,7 +159,7 @@ class WindowRows:
         Rows are the same in every branch if only one branch has run yet, or if windows are block-causal.
         """
         windows, pending = batch.windows, (before.complete > before.committed) & (before.branches > 0)
-        if windows is None or not config.scope.stores_kv or not pending.any():
+        if windows is None or not config.scope.caches_kv or not pending.any():
             return None
         stop = windows.stop if config.scope.caches_masks_after else before.complete
         count = np.where(pending, np.maximum(stop - windows.begin, 0), 0)
@@ -177,7 +177,7 @@ class WindowRows:
 
         The prompt's rows are not counted, so where they run in every step the result is far too low.
         """
-        window = config.block_size * window_blocks(config) if config.scope.stores_kv else config.max_new_tokens
+        window = config.block_size * window_blocks(config) if config.scope.caches_kv else config.max_new_tokens
         return config.max_branches * self.of_branch(config, window)
 
     def of_branch(self, config: DecodeConfig, window: int) -> int:

@@ -83,7 +83,7 @@ class Naive:
             return 0 if scope.prompt_attention == "self" else of_its_block
         if scope.window_attention == "block_causal":
             return min(of_its_block, end)
-        return (end if scope.keeps_kv else self.oracle.max_new_tokens) + len(self.suffix)
+        return (end if scope.kv_is_final else self.oracle.max_new_tokens) + len(self.suffix)
 
     def forward(self, tokens: list[int], at: list[int], first: int) -> tuple[dict[int, Tensor], Cache]:
         """Distributions by row position for rows `at`, against the cache before `first` and after them."""
@@ -171,7 +171,7 @@ class Naive:
         size = len(self.prompt)
         while not oracle.done:
             view = oracle.window()
-            caching, growing = self.config.scope.cache, self.config.scope.keeps_kv
+            caching, growing = self.config.scope.cache, self.config.scope.kv_is_final
             commits = caching != "none" and view["committed"] < view["complete"]
             anew = view["committed"] < 0 or (commits and caching != "block")
             first = -size if anew else view["committed"]

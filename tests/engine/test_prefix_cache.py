@@ -23,7 +23,7 @@ from tests.engine.test_loop import BASE
 from tests.strategies import engine_configs
 
 QUICK = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-cached = engine_configs(BASE).filter(lambda config: config.scope.keeps_kv)
+cached = engine_configs(BASE).filter(lambda config: config.scope.kv_is_final)
 
 
 def prefixed(seed: int, count: int, prefixes: int = 2, longest: int = 14) -> list[Request]:

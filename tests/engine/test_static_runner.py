@@ -71,7 +71,7 @@ class NanPadding(FusedTransformer):
 def read_again(config: DecodeConfig, host: HostState, slot: int) -> Ints:
     """Tokens of a sequence whose K/V its next steps read."""
     committed, prompt = int(host.committed[slot]), int(host.prompt[slot])
-    anew = committed < 0 or (not config.scope.keeps_kv and committed < host.complete[slot])
+    anew = committed < 0 or (not config.scope.kv_is_final and committed < host.complete[slot])
     if anew or host.done[slot]:
         return np.arange(0)
     after = (host.limit + host.suffix)[slot] if config.scope.cache == "dual" else host.end[slot]

@@ -308,7 +308,7 @@ class Job:
             masks = f" by up to {self.masks} masks of each text or block" if self.masks > 1 else ""
             how = f"scores texts{masks}, context {decode.context}"
         else:
-            cached, prompt = decode.scope.summary, "" if decode.scope.stores_kv else "its prompt and "
+            cached, prompt = decode.scope.summary, "" if decode.scope.caches_kv else "its prompt and "
             usual = usual_rows(decode)
             rows = f"{prompt}{usual} row{'s' * (usual != 1)} per sequence in a step"
             how = f"{rule_for(decode).words(decode)} (cached: {cached}; {rows})"

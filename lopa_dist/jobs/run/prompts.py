@@ -297,7 +297,7 @@ class Encoder:
         if given + most > self.model.max_positions:
             raise Refusal(f"{size} the model has {self.model.max_positions} positions; {remedy}")
         space = self.config.engine.kv_tokens
-        if space is not None and decode.scope.stores_kv and given + most > space:
+        if space is not None and decode.scope.caches_kv and given + most > space:
             raise Refusal(f"{size} engine.kv_tokens={space}; raise that, or shorten the prompt or max_tokens")
         self.notes.special_stops |= self.special.intersection(item.stop)
         sampling = self.sampling(item)

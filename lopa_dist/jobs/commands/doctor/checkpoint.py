@@ -84,7 +84,7 @@ def memory_needed(machine: Machine) -> Finding:
         larger = "a larger --mem" if device.type == "cpu" and math.isfinite(given) else "take a GPU with more"
         return broken(what, f"{larger}, model.quantization, model.dtype=bf16 or parallel.tensor")
     asked, new = config.engine.max_sequences, config.decode.max_new_tokens
-    requests = memory.space_needed([Request(0, [0] * PROMPT, new, 0)] * asked, config.decode.scope.stores_kv)
+    requests = memory.space_needed([Request(0, [0] * PROMPT, new, 0)] * asked, config.decode.scope.caches_kv)
     static = wants_graphs(config.engine.graphs, config.engine.attention == "meta", device, tensor)
     try:
         plan = memory.plan_for(

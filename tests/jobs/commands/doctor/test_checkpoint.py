@@ -130,7 +130,7 @@ def test_the_memory_plan_is_the_engine_s(overrides: list[str], monkeypatch: pyte
         monkeypatch.setattr(memory, "free_bytes", lambda device, free=free: free)
         new, count = config.decode.max_new_tokens, config.engine.max_sequences
         requests = [Request(i, [0] * checkpoint.PROMPT, new, i) for i in range(count)]
-        engine.plan(memory.space_needed(requests, config.decode.scope.stores_kv), count)
+        engine.plan(memory.space_needed(requests, config.decode.scope.caches_kv), count)
         assert plans[-2] == plans[-1], free
     assert len(plans) == 6
 
