@@ -10,6 +10,7 @@ from copy import deepcopy
 from dataclasses import Field, dataclass, field, fields, is_dataclass
 from difflib import SequenceMatcher, get_close_matches
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryFile
 from typing import Any
@@ -384,6 +385,8 @@ def check_files(config: Config) -> None:
 
 def check_output(path: str) -> None:
     """Raise a ValueError if results could not be written to `path`, or a remote `path` cannot be reached."""
+    if path.endswith(".parquet") and find_spec("pyarrow") is None:
+        raise ValueError(f"task.output={path}: needs pyarrow: pip install 'lopa_dist[eval]', or write .csv")
     if is_remote(path):
         exists(path, "task.output")
         return

@@ -9,8 +9,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
+from functools import wraps
 from pathlib import Path
-from typing import Any, Literal
+from threading import Lock
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from lopa_dist.config import CONF, Config, check_keys, composed, quoted
 from lopa_dist.decode.config import DecodeConfig
@@ -70,11 +72,26 @@ class Output:
 SAMPLING_ONLY = {entry.name for entry in fields(SamplingParams)} - {entry.name for entry in fields(DecodeConfig)}
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def in_turn(call: Callable[Concatenate[LLM, P], T]) -> Callable[Concatenate[LLM, P], T]:
+    """Return a method of `LLM` that waits while another thread is in such a method: they share model and K/V space."""
+
+    @wraps(call)
+    def waiting(self: LLM, *given: P.args, **named: P.kwargs) -> T:
+        with self.turn:
+            return call(self, *given, **named)
+
+    return waiting
+
+
 class LLM:
     """A diffusion language model, loaded once, that answers batches of prompts.
 
     Under torchrun, mpirun or srun, every rank makes the same calls with the same arguments: ranks are used as in a job
-    (`parallel.*`), and every rank gets all outputs.
+    (`parallel.*`), and every rank gets all outputs. Calls from several threads run one after the other.
 
     Args:
         model: a preset (a file of `conf/model`: ``embedded``, ``dream_instruct``), a checkpoint's folder, or a hub id.
@@ -91,7 +108,7 @@ class LLM:
     """
 
     def __init__(self, model: str = "embedded", *settings: str) -> None:
-        self.named = model, *settings
+        self.named, self.turn = (model, *settings), Lock()
         if wrong := [setting for setting in settings if not isinstance(setting, str)]:
             raise ValueError(f"{wrong[0]!r}: give settings as strings, such as 'decode.drafts=4'")
         self.settings = [*model_settings(model), *settings]
@@ -112,6 +129,7 @@ class LLM:
     def __repr__(self) -> str:
         return f"LLM({', '.join(map(repr, self.named))})"
 
+    @in_turn
     def generate(
         self,
         prompts: Sequence[Prompt],
@@ -150,6 +168,7 @@ class LLM:
             config = self.configured(decode, overrides)
         return self.answered(items, config, progress, overrides, errors == "return")
 
+    @in_turn
     def infill(
         self,
         prefixes: Sequence[Prompt],
@@ -241,6 +260,7 @@ class LLM:
             self.engine = session.engine
         return [refused.get(index) or next(answers) for index in range(len(items) + len(refused))]
 
+    @in_turn
     def score(
         self,
         prompts: Sequence[Prompt],

@@ -30,8 +30,10 @@ def opened(path: str, key: str) -> tuple[Any, str]:
 
     try:
         system, inside = fsspec.core.url_to_fs(path)
-    except ImportError as error:  # which says what to install
-        raise ValueError(f"{key}={path}: {error}") from error
+    except ImportError as error:
+        extra = path.partition(":")[0]
+        remedy = f": pip install 'lopa_dist[{extra}]'" if extra in ("s3", "gs") else ""
+        raise ValueError(f"{key}={path}: {error}{remedy}") from error
     except Exception as error:  # packages raise whatever they like, for bad names or credentials
         raise ValueError(f"{key}={path}: {in_a_line(error)}") from error
     return system, str(inside)

@@ -10,9 +10,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -333,6 +335,20 @@ def test_a_limit_of_one_prompt_is_no_other_s(llm: LLM) -> None:
     both = wide.generate([PROBLEMS[0], PROBLEMS[1]], sampling=[SamplingParams(), most], progress=False)
     assert [both[0].text] == [one.text for one in alone]
     assert both[1].text == wide.generate([PROBLEMS[1]], progress=False)[0].text
+
+
+def test_threads_take_turns() -> None:
+    """Also in the first calls, which load the model."""
+    wanted = [one.text for one in LLM("embedded").generate(PROBLEMS[:3], progress=False)]
+    for _ in range(3):
+        cold, begin = LLM("embedded"), Barrier(4)
+
+        def call(cold: LLM = cold, begin: Barrier = begin) -> list[str]:
+            begin.wait()
+            return [one.text for one in cold.generate(PROBLEMS[:3], progress=False)]
+
+        with ThreadPoolExecutor(4) as threads:
+            assert [one.result() for one in [threads.submit(call) for _ in range(4)]] == [wanted] * 4
 
 
 def test_no_stop_is_none(llm: LLM) -> None:
