@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from functools import wraps
 from pathlib import Path
 from threading import Lock
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 from lopa_dist.config import CONF, Config, check_keys, composed, quoted
 from lopa_dist.decode.config import DecodeConfig
@@ -72,19 +72,18 @@ class Output:
 SAMPLING_ONLY = {entry.name for entry in fields(SamplingParams)} - {entry.name for entry in fields(DecodeConfig)}
 
 
-P = ParamSpec("P")
-T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-def in_turn(call: Callable[Concatenate[LLM, P], T]) -> Callable[Concatenate[LLM, P], T]:
+def in_turn(call: F) -> F:
     """Return a method of `LLM` that waits while another thread is in such a method: they share model and K/V space."""
 
     @wraps(call)
-    def waiting(self: LLM, *given: P.args, **named: P.kwargs) -> T:
+    def waiting(self: LLM, *given: Any, **named: Any) -> Any:
         with self.turn:
             return call(self, *given, **named)
 
-    return waiting
+    return cast("F", waiting)
 
 
 class LLM:
