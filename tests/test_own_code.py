@@ -285,6 +285,24 @@ def test_scores_that_cannot_be_written_are_named(tmp_path: Path, body: str, said
         run(config(TaskConfig(f"{tmp_path}/task.py:Mine", limit=None), branches=0), tmp_path / "run", World("python"))
 
 
+@pytest.mark.parametrize(
+    ("item", "said"),
+    [
+        ("'a text'", "which is no Item"),
+        ("Item(5, prompt='x')", "has a custom_id that is not a text"),
+        ("Item('a', prompt=5)", "has a prompt that is not a text"),
+        ("Item('a')", "has neither prompt nor messages"),
+    ],
+)
+def test_items_that_cannot_be_used_are_named(tmp_path: Path, item: str, said: str) -> None:
+    (tmp_path / "task.py").write_text(
+        "from lopa_dist.tasks.task import Item\nclass Mine:\n    name = 'mine'\n    def __init__(self, limit): pass\n"
+        f"    def items(self): yield {item}\n    def score(self, item, text): pass\n"
+    )
+    with pytest.raises(ValueError, match=rf"task\.py:Mine: items\(\) gave .*{said}"):
+        list(make_task(TaskConfig(f"{tmp_path}/task.py:Mine", limit=None)).items())
+
+
 def test_a_judge_may_change_and_end_what_it_likes(tmp_path: Path) -> None:
     """Neither reaches the results: sys.exit() is an error of one verdict, and fields are copies."""
     (tmp_path / "p.jsonl").write_text('{"prompt": "1 + 1 =", "tags": ["a"]}\n{"prompt": "1 + 2 =", "tags": ["b"]}\n')

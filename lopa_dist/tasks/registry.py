@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -16,7 +17,7 @@ from lopa_dist.tasks.humaneval import HumanEval, HumanEvalPlus
 from lopa_dist.tasks.mbpp import MBPP, MBPPPlus
 from lopa_dist.tasks.minerva_math import MinervaMath
 from lopa_dist.tasks.rows import check, is_dataset
-from lopa_dist.tasks.task import Task
+from lopa_dist.tasks.task import Item, Task
 
 KINDS = (Arithmetic, Lists, Batch, GSM8K, MinervaMath, HumanEval, HumanEvalPlus, MBPP, MBPPPlus, HarnessTask)
 FIRST = 20  # how many lines of an input are looked at before a job
@@ -57,7 +58,35 @@ def make_task(options: Any) -> Task:
                 f"here {', '.join(given)}, but {error}"
             ) from error
     task: Task = kind(**given)
+    if is_own(options.name):
+        items = task.items
+        task.items = lambda: checked(items(), options.name)  # type: ignore[method-assign]
     return task
+
+
+def checked(items: Iterable[Any], name: str) -> Iterator[Item]:
+    """Yield the items of the user's own task.
+
+    Args:
+        items: of the task.
+        name: what ``task=`` names.
+
+    Raises:
+        ValueError: one cannot be used; the message shows it.
+    """
+    for item in items:
+        why = ""
+        if not isinstance(item, Item):
+            why = "is no Item"
+        elif not isinstance(item.custom_id, str):
+            why = "has a custom_id that is not a text"
+        elif not isinstance(item.prompt, str | None) or not isinstance(item.messages, list | None):
+            why = "has a prompt that is not a text, or messages that are not a list"
+        elif item.prompt is None and item.messages is None and not item.error and not item.continuations:
+            why = "has neither prompt nor messages"
+        if why:
+            raise ValueError(f"task={name}: items() gave {item!r}, which {why} (docs/inputs.md#a-task-of-your-own)")
+        yield item
 
 
 def task_class(name: str) -> Any:
