@@ -294,18 +294,8 @@ def model_config(
     """
     kind = family_of(raw, name)
     family = FAMILIES[kind]
-    # how positions become angles: older files have `rope_scaling`, and the rest beside it
-    rope, older = raw.get("rope_parameters") or {}, raw.get("rope_scaling") or {}
-    if rope and older and named(rope) != named(older):
-        raise ValueError("rope_parameters and rope_scaling differ, and programs differ in which they take: remove one")
-    rope = rope or older
-    shares = [place[ROTATED] for place in (rope, raw) if place.get(ROTATED) is not None] or [
-        family.partial_rotary_factor
-    ]
-    if len(set(shares)) > 1:
-        raise ValueError(f"{ROTATED} is {shares[1]} in config.json and {shares[0]} in its rope_parameters: remove one")
-    raw = raw | {ROTATED: shares[0]}
-    if message := unsupported(raw, family.only):
+    rope = rope_options(family, raw)
+    if message := unsupported(raw | {ROTATED: rope[ROTATED]}, family.only):
         raise ValueError(message)
     if others := set(raw.get("layer_types") or ()) - {"full_attention"}:
         raise ValueError(
@@ -313,18 +303,15 @@ def model_config(
         )
     sizes = {ours: raw[family.keys.get(key, key)] for ours, key in HF_KEYS.items()}
     sizes["kv_heads"] = sizes["kv_heads"] or sizes["heads"]  # null: as many
-    theta = rope.get("rope_theta", raw.get("rope_theta", family.rope_theta))
-    if theta is None:
-        raise KeyError("rope_theta")
     eos = eos_ids(raw, generation, special, sizes["vocab_size"], family.eos_id)
     head_dim = raw.get("head_dim") or sizes["hidden_size"] // sizes["heads"]
-    rotated = int(head_dim * raw[ROTATED])
+    rotated = int(head_dim * rope[ROTATED])
     return ModelConfig(
         **sizes,
         family=kind,
         head_dim=head_dim,
         rotated=None if rotated == head_dim else rotated,
-        rope_theta=theta,
+        rope_theta=rope["rope_theta"],
         rope_scaling=rope_scaling(rope, family.rope_types),
         query_scaling=query_scaling(rope, family.rope_types),
         qkv_bias=family.qkv_bias,
@@ -339,6 +326,28 @@ def model_config(
         experts=experts(family, raw),
         block_size=block_size(family, raw, name),
     )
+
+
+def rope_options(family: Family, raw: dict[str, Any]) -> dict[str, Any]:
+    """Return how positions become angles, with the base and the share of each head that is rotated.
+
+    That is `rope_parameters`; in older files `rope_scaling`, with the rest beside it.
+
+    Raises:
+        KeyError: no file has the base, and neither have the authors' programs.
+        ValueError: two places differ.
+    """
+    newer, older = raw.get("rope_parameters") or {}, raw.get("rope_scaling") or {}
+    if newer and older and named(newer) != named(older):
+        raise ValueError("rope_parameters and rope_scaling differ, and programs differ in which they take: remove one")
+    rope = newer or older
+    theta = rope.get("rope_theta", raw.get("rope_theta", family.rope_theta))
+    if theta is None:
+        raise KeyError("rope_theta")
+    shares = [place[ROTATED] for place in (rope, raw) if place.get(ROTATED) is not None]
+    if len(set(shares)) > 1:
+        raise ValueError(f"{ROTATED} is {shares[1]} in config.json and {shares[0]} in its rope_parameters: remove one")
+    return rope | {"rope_theta": theta, ROTATED: shares[0] if shares else family.partial_rotary_factor}
 
 
 def named(rope: dict[str, Any]) -> dict[str, Any]:
@@ -386,7 +395,7 @@ def rope_scaling(rope: dict[str, Any], types: tuple[str, ...]) -> Llama3Scaling 
         ValueError: it is none of the `types` that the family supports, or has unsupported options.
     """
     kind = rope.get("rope_type", rope.get("type"))
-    if kind is None and (others := sorted(rope.keys() - {"rope_theta", "llama_4_scaling_beta"})):
+    if kind is None and (others := sorted(rope.keys() - {"rope_theta", "llama_4_scaling_beta", ROTATED})):
         raise ValueError(
             f"rope_scaling has {', '.join(others)}, but no rope_type: set it there, 'default' for no scaling"
         )
