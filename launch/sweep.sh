@@ -60,11 +60,13 @@ fi
 # Ctrl-C reaches the sweep by itself; what `kill` or a closed terminal tells this shell is passed on to it.
 signals=0 sweep=
 goes_on() { signals=$((signals + 1)); echo "$1: what Slurm has of this sweep goes on; scancel --name=lopa-sweep ends it" >&2; }
-pass_on() { goes_on "told to stop"; [ -z "$sweep" ] || kill -TERM "$sweep" 2>/dev/null || true; }
+told=0
+pass_on() { told=1; goes_on "told to stop"; [ -z "$sweep" ] || kill -TERM "$sweep" 2>/dev/null || true; }
 trap 'goes_on interrupted' INT
 trap pass_on TERM HUP
 (trap - INT; exec "${command[@]}") <&0 & # in the background, for a shell answers no signal while it waits in front
 sweep=$! before=-1
+[ "$told" = 0 ] || kill -TERM "$sweep" 2>/dev/null || true # told before it was known
 while [ "$before" != "$signals" ]; do # a signal ends `wait`, not the sweep, whose status is still to come
     before=$signals status=0
     wait "$sweep" || status=$?

@@ -302,6 +302,12 @@ def cluster(folder: Path, job: str, step: str) -> dict[str, str]:
     }  # fmt: skip
 
 
+def hear_signals() -> None:
+    """Undo what tests inherit under nohup, or in the background of a script: a shell cannot trap ignored signals."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def signalled(
     environment: dict[str, str], folder: Path, by: signal.Signals = signal.SIGUSR1, status: int = 75
 ) -> tuple[str, list[str]]:
@@ -309,7 +315,7 @@ def signalled(
     job = subprocess.Popen(
         ["bash", str(SCRIPTS[0]), "task.limit=1", f"hydra.run.dir={folder}/run"],
         env=environment, stdout=subprocess.PIPE, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored in tests that run in the background
+        preexec_fn=hear_signals,
     )  # fmt: skip
     while job.poll() is None and not (folder / "step").exists():
         time.sleep(0.02)
@@ -517,12 +523,16 @@ def test_a_signal_ends_a_sweep_too(tmp_path: Path, number: signal.Signals, statu
     with subprocess.Popen(
         ["bash", str(tmp_path / "sweep.sh"), "launcher=local", "decode.drafts=4,8"], start_new_session=True,
         env=OUTSIDE | {"BIN": str(tmp_path), "FOLDER": str(tmp_path)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), text=True,
+        preexec_fn=hear_signals, text=True,
     ) as ran:  # fmt: skip
         assert ran.stdout
         assert ran.stdout.readline() == "begun\n"
         (os.killpg if number == signal.SIGINT else os.kill)(ran.pid, number)
-        _, err = ran.communicate(timeout=60)
+        try:
+            _, err = ran.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            os.killpg(ran.pid, signal.SIGKILL)
+            raise
     assert ran.returncode == status
     assert "scancel --name=lopa-sweep" in err
 
