@@ -267,6 +267,16 @@ def test_a_file_is_a_module_that_python_knows(tmp_path: Path) -> None:
     assert not [name for name in sys.modules if name.startswith("ends_")]
 
 
+def task_of_one(folder: Path, item: str, score: str) -> TaskConfig:
+    """A task of one's own, of which the only item, and each score, are what these expressions give."""
+    (folder / "task.py").write_text(
+        "from lopa_dist.tasks.task import Item, Score\nclass Mine:\n    name = 'mine'\n"
+        f"    def __init__(self, limit): pass\n    def items(self): yield {item}\n"
+        f"    def score(self, item, text): return {score}\n"
+    )
+    return TaskConfig(f"{folder}/task.py:Mine", limit=None)
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [
@@ -276,13 +286,9 @@ def test_a_file_is_a_module_that_python_knows(tmp_path: Path) -> None:
     ],
 )
 def test_scores_that_cannot_be_written_are_named(tmp_path: Path, body: str, said: str) -> None:
-    (tmp_path / "task.py").write_text(
-        "from lopa_dist.tasks.task import Item, Score\nclass Mine:\n    name = 'mine'\n"
-        "    def __init__(self, limit): pass\n    def items(self): yield Item('a', prompt='1 + 1 =')\n"
-        f"    def score(self, item, text): return {body}\n"
-    )
+    task = task_of_one(tmp_path, "Item('a', prompt='1 + 1 =')", body)
     with pytest.raises(CannotJudge, match=re.escape(said)):
-        run(config(TaskConfig(f"{tmp_path}/task.py:Mine", limit=None), branches=0), tmp_path / "run", World("python"))
+        run(config(task, branches=0), tmp_path / "run", World("python"))
 
 
 @pytest.mark.parametrize(
@@ -295,12 +301,8 @@ def test_scores_that_cannot_be_written_are_named(tmp_path: Path, body: str, said
     ],
 )
 def test_items_that_cannot_be_used_are_named(tmp_path: Path, item: str, said: str) -> None:
-    (tmp_path / "task.py").write_text(
-        "from lopa_dist.tasks.task import Item\nclass Mine:\n    name = 'mine'\n    def __init__(self, limit): pass\n"
-        f"    def items(self): yield {item}\n    def score(self, item, text): pass\n"
-    )
     with pytest.raises(ValueError, match=rf"task\.py:Mine: items\(\) gave .*{said}"):
-        list(make_task(TaskConfig(f"{tmp_path}/task.py:Mine", limit=None)).items())
+        list(make_task(task_of_one(tmp_path, item, "None")).items())
 
 
 def test_a_judge_may_change_and_end_what_it_likes(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def named_apart(items: Sequence[tuple[int, Item]]) -> Iterator[Item]:
     These are called as the samples of a line are: ``HumanEval/0#0``, ``HumanEval/0#1``.
 
     Args:
-        items: each behind the number of its row.
+        items: each after the number of its row.
     """
     times, samples = Counter(item.custom_id for _, item in items), Counter[str]()
     for row, item in items:

@@ -76,7 +76,7 @@ def first_block(text: str) -> str:
     """Return the first fenced code block if there is one, else the text as it is.
 
     Fences are Markdown's, at the beginnings of lines. A block that does not end is the rest of the text, and code with
-    a fence behind it alone is what stands before that. A block within a line counts if there is no other.
+    no fence but one after it is what comes before that. A block within a line counts if there is no other.
     """
     block = BLOCK.search(text)
     if block is None:

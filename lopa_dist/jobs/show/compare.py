@@ -26,7 +26,7 @@ from lopa_dist.jobs.show.notes import notes_of
 from lopa_dist.jobs.show.page import Point, Scatter, write_page
 from lopa_dist.jobs.show.paired import Paired
 from lopa_dist.jobs.show.paper_table import latex, markdown
-from lopa_dist.jobs.show.report import accuracy_interval, has_samples, judged, prompts, read_report, typed_words
+from lopa_dist.jobs.show.report import accuracy_interval, draws, has_samples, judged, prompts, read_report, typed_words
 from lopa_dist.jobs.show.run_page import command, questions_again, write_run_page
 from lopa_dist.jobs.show.run_state import is_run, last_line, state_of
 from lopa_dist.jobs.show.seed_groups import (
@@ -414,8 +414,7 @@ def seeds_in_words(report: dict[str, Any]) -> str:
 
 def seeds_change_nothing(report: dict[str, Any]) -> bool:
     """Return whether every seed writes the same texts."""
-    batch = report["task"]["name"] == "batch"  # whose lines may have temperatures; earlier versions did not say
-    return "masks" not in report and not report.get("draws", batch or report["decode"].get("temperature"))
+    return "masks" not in report and not draws(report)
 
 
 def words_of(groups: Sequence[SeedGroup]) -> list[dict[str, str]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lopa_dist.jobs.folder.results import results
-from lopa_dist.jobs.show.report import read_report
+from lopa_dist.jobs.show.report import draws, read_report
 
 
 class EqualTexts(NamedTuple):
@@ -54,16 +54,7 @@ def counterparts(folder: Path, baseline: Sequence[Path]) -> list[Path]:
     seed, problems = seeds_of(folder)
     others = [other for other in baseline if seeds_of(other)[1] == problems]
     same = [other for other in others if seeds_of(other)[0] == seed]
-    drawn = draws(folder)
-    if any(draws(other) != drawn for other in others):
+    drawn, *of_others = (draws(read_report(run / "report.json")) for run in (folder, *others))
+    if any(one != drawn for one in of_others):
         return others
     return same if same or drawn else others[:1]
-
-
-def draws(folder: Path) -> bool:
-    """Return whether a run's tokens are drawn by its seed.
-
-    Reports of earlier versions do not say if prompts of a batch have temperatures of their own: they may.
-    """
-    report = read_report(folder / "report.json")
-    return bool(report.get("draws", report["decode"]["temperature"] > 0 or report["task"]["name"] == "batch"))

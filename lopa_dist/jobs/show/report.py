@@ -164,6 +164,14 @@ def prompts(report: dict[str, Any]) -> int:
     return int(report.get("prompts", older if "problems" not in report else report["requests"]))
 
 
+def draws(report: dict[str, Any]) -> bool:
+    """Return whether a run's tokens are drawn by its seed.
+
+    Reports of earlier versions do not say if prompts of a batch have temperatures of their own: they may.
+    """
+    return bool(report.get("draws", report["decode"].get("temperature") or report["task"]["name"] == "batch"))
+
+
 def has_samples(report: dict[str, Any]) -> bool:
     """Return whether some prompts got several answers."""
     return prompts(report) < report["requests"]
