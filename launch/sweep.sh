@@ -57,20 +57,20 @@ if [ -d "$FOLDER/.submitit" ] && command -v squeue >/dev/null; then
         esac
     done
 fi
-# Ctrl-C reaches the sweep by itself; what `kill` or a closed terminal tells this shell is passed on to it.
-signals=0 sweep=
-goes_on() { signals=$((signals + 1)); echo "$1: what Slurm has of this sweep goes on; scancel --name=lopa-sweep ends it" >&2; }
-told=0
-pass_on() { told=1; goes_on "told to stop"; [ -z "$sweep" ] || kill -TERM "$sweep" 2>/dev/null || true; }
-trap 'goes_on interrupted' INT
+# Ctrl-C reaches the sweep by itself, and is none of this shell's business: bash loses the status of a child that ends
+# while a SIGINT interrupts `wait`. What `kill` or a closed terminal tells this shell is passed on.
+signals=0 sweep= goes_on="what Slurm has of this sweep goes on; scancel --name=lopa-sweep ends it"
+pass_on() { signals=$((signals + 1)); echo "told to stop: $goes_on" >&2; [ -z "$sweep" ] || kill -TERM "$sweep" 2>/dev/null || true; }
+trap '' INT
 trap pass_on TERM HUP
 (trap - INT; exec "${command[@]}") <&0 & # in the background, for a shell answers no signal while it waits in front
 sweep=$! before=-1
-[ "$told" = 0 ] || kill -TERM "$sweep" 2>/dev/null || true # told before it was known
+[ "$signals" = 0 ] || kill -TERM "$sweep" 2>/dev/null || true # told before it was known
 while [ "$before" != "$signals" ]; do # a signal ends `wait`, not the sweep, whose status is still to come
     before=$signals status=0
     wait "$sweep" || status=$?
 done
+[ "$status" != 130 ] || echo "interrupted: $goes_on" >&2
 trap - INT TERM HUP
 [ ! -d "$FOLDER" ] || "$BIN/lopa-dist" report "$FOLDER" || true # of what is finished, also where one of the jobs failed
 exit "$status"

@@ -511,12 +511,12 @@ def test_a_signal_ends_a_sweep_too(tmp_path: Path, number: signal.Signals, statu
     """SIGTERM and SIGHUP are for the script alone, Ctrl-C for all processes of the terminal."""
     (tmp_path / "lopa-dist").write_text(
         f"#!{sys.executable}\n"
-        "import signal, sys\n"
+        "import signal, sys, time\n"
         "if sys.argv[1] == 'report': sys.exit()\n"
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n"
         "signal.signal(signal.SIGINT, lambda *_: sys.exit(130))\n"
         "print('begun', flush=True)\n"
-        "signal.pause()\n"
+        "while True: time.sleep(0.05)  # a signal just before pause() would not end it\n"
     )
     (tmp_path / "lopa-dist").chmod(0o755)
     (tmp_path / "sweep.sh").symlink_to(ROOT / "launch" / "sweep.sh")
