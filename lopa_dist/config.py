@@ -31,7 +31,6 @@ from lopa_dist.models.config import QUANTIZATIONS
 from lopa_dist.models.families import PATTERNS
 from lopa_dist.own_code import is_own, load
 from lopa_dist.remote import exists, is_remote
-from lopa_dist.tasks.embedded import EmbeddedTask
 from lopa_dist.tasks.prompt_template import template_of
 from lopa_dist.tasks.registry import TASKS, options_of, task_class
 from lopa_dist.tasks.response_format import TRIES
@@ -210,22 +209,10 @@ class TaskConfig:
             template_of(self.prompt)
             if self.column is not None:
                 raise ValueError(f"task.column={self.column} with task.prompt: one of them says what the prompt is")
-        embedded = not own and issubclass(TASKS[self.name], EmbeddedTask)
-        if self.input and embedded:
-            raise ValueError(f"task.input={self.input}: the embedded problems are not read from a file; add task=batch")
-        if self.input == "-" and self.name != "batch":
+        if not own and hasattr(TASKS[self.name], "check"):
+            TASKS[self.name].check(self)
+        if self.input == "-" and not getattr(TASKS.get(self.name), "reads_stdin", False):
             raise ValueError("task.input=-: only task=batch reads standard input; name a file")
-        if self.name == "batch" and not self.input:
-            raise ValueError("task.input: task=batch needs a file, e.g. task.input=prompts.jsonl (or - for stdin)")
-        if self.name == "harness" and not self.harness:
-            raise ValueError("task.harness: task=harness needs a task's name, e.g. task.harness=gsm8k")
-        if self.name == "harness" and self.input:
-            raise ValueError(
-                f"task.input={self.input}: a task of the harness names its own data; to take yours, write a YAML "
-                "file that includes the task and has another dataset_path, and give it as task.harness"
-            )
-        if embedded and self.limit is None:
-            raise ValueError("task.limit: the embedded problems have no end; give a number")
         read = options_of(self.name)
         for f in fields(self):
             names = [name for name, task in TASKS.items() if f.name in task.options]

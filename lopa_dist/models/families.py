@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from lopa_dist.decode.context import CONTEXTS, Context
 from lopa_dist.kernels.rope_scaling import Llama3Scaling, QueryScaling, YarnScaling
 from lopa_dist.models.config import Experts, ModelConfig
 from lopa_dist.models.files import unsupported
@@ -24,6 +25,11 @@ class TrainingPattern:
     block_size: int = 32
     sub_block_size: int | None = None
     edits: bool = False  # filled rows predict their own positions, too, as `decode.tau_edit` needs
+
+    @property
+    def scope(self) -> Context:
+        """The context's row of `CONTEXTS`."""
+        return CONTEXTS[self.context]
 
 
 PATTERNS = {
@@ -88,6 +94,11 @@ class Family:
     edits: bool = False  # whether it is trained to predict filled positions, too
     block_drafts: bool = False  # masks see one another and predict their own positions; tokens before do not see them
     names: dict[str, str] = field(default_factory=dict)  # our module -> the checkpoint's, if different; *: a layer
+
+    @property
+    def causal(self) -> bool:
+        """Whether rows see nothing after themselves, so that drafts change no text."""
+        return PATTERNS[self.pattern].scope.causal
 
 
 SDAR = Family(  # Qwen3's layout
@@ -504,11 +515,11 @@ def training_pattern(config: ModelConfig, pattern: str = "auto") -> TrainingPatt
     """
     family = FAMILIES[config.family]
     if pattern != "auto":
-        if family.pattern == "causal" and pattern != "causal":
+        if family.causal and pattern != family.pattern:
             raise ValueError(f"model.pattern={pattern}: {config.family} models are causal; leave it at auto")
-        if pattern == "causal" and not config.shift:
+        if PATTERNS[pattern].scope.causal and not config.shift:
             raise ValueError(
-                f"model.pattern=causal: in {config.family} models a row predicts its own position, not the next one"
+                f"model.pattern={pattern}: in {config.family} models a row predicts its own position, not the next one"
             )
     trained = PATTERNS[family.pattern if pattern == "auto" else pattern]
     return replace(trained, block_size=config.block_size, sub_block_size=family.sub_block_size, edits=family.edits)
@@ -525,7 +536,7 @@ def with_masks(config: ModelConfig, special: dict[str, int], trained: int | None
         ValueError: the model is not causal, its vocabulary has no such id, or its mask is another token.
     """
     family, masked = FAMILIES[config.family], FAMILIES["I-DLM"]
-    if family.pattern != "causal":
+    if not family.causal:
         raise ValueError(
             f"model.lora_rows=masks is for causal models, whose tokens do not see masks; {config.family} models are "
             "not: use model.lora_rows=all"

@@ -59,6 +59,13 @@ class Batch:
 
     name = "batch"
     options = ("input", "column", "prompt", "id", "samples", "tries", "response_format", "score")
+    reads_stdin = True  # task.input=-
+
+    @staticmethod
+    def check(options: Any) -> None:
+        """Raise a ValueError if the section `task` names no source."""
+        if not options.input:
+            raise ValueError("task.input: task=batch needs a file, e.g. task.input=prompts.jsonl (or - for stdin)")
 
     def __init__(
         self,

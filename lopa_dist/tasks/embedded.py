@@ -21,6 +21,16 @@ class EmbeddedTask(ABC):
     def __init__(self, limit: int, split: Split = "held_out", problem_seed: int = 1) -> None:
         self.limit, self.split, self.seed = limit, split, problem_seed
 
+    @staticmethod
+    def check(options: Any) -> None:
+        """Raise a ValueError if the section `task` names a file, or no number of problems."""
+        if options.input:
+            raise ValueError(
+                f"task.input={options.input}: the embedded problems are not read from a file; add task=batch"
+            )
+        if options.limit is None:
+            raise ValueError("task.limit: the embedded problems have no end; give a number")
+
     @abstractmethod
     def problems(self) -> Iterator[tuple[str, str, Any, str]]:
         """Yield for each problem what distinguishes it, its question, its reference and an ending for its id."""

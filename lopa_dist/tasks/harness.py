@@ -46,6 +46,17 @@ class HarnessTask:
     name = "harness"
     options = ("harness", "fewshot", "fewshot_as_multiturn", "masks")
 
+    @staticmethod
+    def check(options: Any) -> None:
+        """Raise a ValueError if the section `task` names no task of the harness, or a source."""
+        if not options.harness:
+            raise ValueError("task.harness: task=harness needs a task's name, e.g. task.harness=gsm8k")
+        if options.input:
+            raise ValueError(
+                f"task.input={options.input}: a task of the harness names its own data; to take yours, write a YAML "
+                "file that includes the task and has another dataset_path, and give it as task.harness"
+            )
+
     def __init__(
         self,
         harness: str,

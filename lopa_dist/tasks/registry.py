@@ -22,7 +22,10 @@ from lopa_dist.tasks.task import Item, Task
 KINDS = (Arithmetic, Lists, Batch, GSM8K, MinervaMath, HumanEval, HumanEvalPlus, MBPP, MBPPPlus, HarnessTask)
 FIRST = 20  # how many lines of an input are looked at before a job
 TASKS: dict[str, Any] = {kind.name: kind for kind in KINDS}
-"""The class of each task. Its arguments are `limit` and the keys of `task.*` that its `options` name."""
+"""The class of each task. Its arguments are `limit` and the keys of `task.*` that its `options` name.
+
+`check`, if a class has it, raises a ValueError for options that this task cannot have, before anything is read.
+"""
 
 
 def unusable(task: Any) -> str:

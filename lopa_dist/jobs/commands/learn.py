@@ -64,7 +64,7 @@ def learn(folder: Path, settings: Sequence[str]) -> dict[str, Any]:
     config = settings_of(folder, settings)
     device = choose_device(config, world)
     builder = EngineBuilder(config.model, device)
-    if FAMILIES[builder.shape.family].pattern != "causal":
+    if not FAMILIES[builder.shape.family].causal:
         raise ValueError(f"{folder}: {builder.shape.family} models are not causal: what they draft changes their texts")
     if builder.drafts_revision != builder.revision:
         raise ValueError(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections import Counter, deque
-from collections.abc import Collection, Iterable, Sequence
+from collections import deque
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -18,52 +18,50 @@ from lopa_dist.atomic import no_room
 from lopa_dist.checks import UserError
 from lopa_dist.config import Config, typed
 from lopa_dist.engine.loop import Engine
-from lopa_dist.engine.request import Generation, Request
-from lopa_dist.engine.sizes import usual_rows
+from lopa_dist.engine.request import Request
 from lopa_dist.jobs.folder.batch_output import NAME as BATCH_OUTPUT
 from lopa_dist.jobs.folder.batch_output import line_of, write_batch_lines, write_batch_output
-from lopa_dist.jobs.folder.journal import TRIED, VERDICT_SETTINGS, Merged, Writer, merge
+from lopa_dist.jobs.folder.journal import VERDICT_SETTINGS, Merged, Writer, merge
 from lopa_dist.jobs.folder.one_job import Lock, only_job
 from lopa_dist.jobs.folder.part_names import in_parts
 from lopa_dist.jobs.folder.results import results, write_errors
 from lopa_dist.jobs.folder.shard_figures import write_figures
-from lopa_dist.jobs.run.answers import NOT_NUMBERS, Pieces, answer_of, error_line, generation_line
+from lopa_dist.jobs.run.announcement import announcement
 from lopa_dist.jobs.run.apart import check_apart
-from lopa_dist.jobs.run.attempt import Attempt, begin_attempt, tries_of
+from lopa_dist.jobs.run.attempt import Attempt, begin_attempt
 from lopa_dist.jobs.run.crashes import Begun
+from lopa_dist.jobs.run.disturbances import Disturbances
 from lopa_dist.jobs.run.job_input import JobInput, request_id
-from lopa_dist.jobs.run.judging import Answer, Judges, Verdict
-from lopa_dist.jobs.run.lessons import Lessons
+from lopa_dist.jobs.run.lessons import Lessons, check_learning
 from lopa_dist.jobs.run.output import check_parts, warnings_of, write_output
 from lopa_dist.jobs.run.parts import Parts
 from lopa_dist.jobs.run.prompts import Encoder, wraps
 from lopa_dist.jobs.run.recall import recall
+from lopa_dist.jobs.run.recorder import Recorder
 from lopa_dist.jobs.run.rejudge import verdict_rule
+from lopa_dist.jobs.run.scoring import check_scoring, idle_in_scoring, scored_masks
 from lopa_dist.jobs.run.session import Session
 from lopa_dist.jobs.setup.build import EngineBuilder
-from lopa_dist.jobs.setup.device import BEYOND, choose_device, cores, threads
-from lopa_dist.jobs.setup.other_programs import KEPT_BUSY, OTHERS, OtherPrograms, contended
+from lopa_dist.jobs.setup.device import BEYOND, choose_device, threads
+from lopa_dist.jobs.setup.other_programs import OTHERS
 from lopa_dist.jobs.setup.resolve import resolve
 from lopa_dist.jobs.show.extra import Extra
 from lopa_dist.jobs.show.made_on import made_on
-from lopa_dist.jobs.show.metrics import Figures, build_report, failures
-from lopa_dist.jobs.show.progress import ProgressDisplay
-from lopa_dist.jobs.show.report import duration, read_report, write_report
+from lopa_dist.jobs.show.metrics import build_report, failures
+from lopa_dist.jobs.show.report import read_report, write_report
 from lopa_dist.jobs.show.run_page import NAME as RUN_PAGE
 from lopa_dist.jobs.show.run_page import write_run_page
 from lopa_dist.jobs.show.wandb_log import WandbLog
-from lopa_dist.learn.config import LearnConfig
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.own_code import SOURCE_OF
 from lopa_dist.parallel.failures import announce_before_joining
 from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import Start, World
 from lopa_dist.parallel.mesh import choose_mesh
-from lopa_dist.parallel.stop import Stop, StopLevel, Stopped
-from lopa_dist.rules import rule_for
+from lopa_dist.parallel.stop import Stop, Stopped
 from lopa_dist.tasks.hashed_items import HashedItems
 from lopa_dist.tasks.registry import make_task
-from lopa_dist.tasks.task import LikelihoodTask, Task, TotallingTask
+from lopa_dist.tasks.task import Task, TotallingTask
 
 log = logging.getLogger("lopa_dist")
 PAGE_LIMIT_S = 60.0  # to write report.html
@@ -97,9 +95,8 @@ def run(
         # for the mesh, the number of items matters only if they are few
         first = list(islice(items, world.size * config.engine.max_sequences))
         parallel = config.parallel
-        if scored_masks(task) and parallel.branch not in ("auto", 1):
-            raise ValueError(f"parallel.branch={parallel.branch}: texts are scored without branches; leave it out")
-        check_learning(config, task)
+        check_scoring(task, parallel)
+        check_learning(config, scored_masks(task))
         branches = 1 if scored_masks(task) else config.decode.max_branches
         mesh = choose_mesh(parallel.data, parallel.branch, parallel.tensor, world.size, len(first), branches)
     except Exception as error:
@@ -140,7 +137,6 @@ class Job:
         whole_input: all items, of which this job may have a share.
         lock: of the run folder, on rank 0.
         began: when the process turned to this job, by `time.perf_counter`.
-        start: when generation began, by the same clock.
     """
 
     config: Config
@@ -153,8 +149,7 @@ class Job:
     attempt: Attempt
     lock: Lock | None
     began: float
-    start: float = field(init=False)
-    others: OtherPrograms = field(init=False)
+    disturbances: Disturbances = field(init=False)
     lessons: Lessons = field(init=False)
     parts: Parts | None = field(init=False)
     writer: Writer = field(init=False)
@@ -164,7 +159,6 @@ class Job:
         self.is_rank_0 = self.group.world.rank == 0
         self.masks = self.config.decode.scope.estimates(scored_masks(self.task))
         self.made = made_on(self.builder.device)
-        self.pieces = Pieces(self.builder.tokenizer)
         crashes = self.attempt.crashes
         self.suspects = self.input.set_aside(crashes, self.config.job.crashes)
         self.requests = self.input.remaining(self.attempt.done, self.config.engine, self.group.mesh.data, crashes)
@@ -213,12 +207,15 @@ class Job:
         if engine.drafter and not self.masks and any(self.attempt.done):
             recall(engine.drafter, self.attempt.journal, self.attempt.number, self.builder.tokenizer, group)
         session.prepare()
-        self.start, self.others, self.stood_s = time.perf_counter(), OtherPrograms(), group.failures.pauses.seconds
+        start, self.disturbances = time.perf_counter(), Disturbances(self.config, group, self.builder.device)
         generations = self.lessons.rounds(partial(session.generate, suspects=self.suspects, begin=self.begin))
         if group.is_leader:
             lone = group.mesh.branch == group.mesh.tensor == 1
             with Begun(self.attempt.journal.folder, self.attempt.number, group.data_rank, lone) as self.begun:
-                self.record(generations, engine)
+                Recorder(
+                    self.config, group, self.task, self.builder.tokenizer, self.input, self.attempt, start,
+                    self.writer, self.begun,
+                ).record(generations, engine, self.lessons)  # fmt: skip
         else:
             deque(generations, maxlen=0)
 
@@ -301,143 +298,6 @@ class Job:
         check_parts(self.folder, task.output, len(self.input), begins=not any(attempt.done))
         return Parts(task, self.folder, self.input, attempt.journal, attempt.number, attempt.done)
 
-    def announce(self, model: Transformer) -> None:
-        """Log what begins."""
-        config, mesh, decode = self.config, self.group.mesh, self.config.decode
-        if self.masks:
-            masks = f" by up to {self.masks} masks of each text or block" if self.masks > 1 else ""
-            how = f"scores texts{masks}, context {decode.context}"
-        else:
-            cached, prompt = decode.scope.summary, "" if decode.scope.caches_kv else "its prompt and "
-            usual = usual_rows(decode)
-            rows = f"{prompt}{usual} row{'s' * (usual != 1)} per sequence in a step"
-            how = f"{rule_for(decode).words(decode)} (cached: {cached}; {rows})"
-        log.info(
-            "%s: %d requests, model %s (%s, %.1fM parameters%s, %s on %s), %s, "
-            "data %d x branch %d x tensor %d ranks%s, into %s (%s)",
-            self.task.name, len(self.input), config.model.path, model.config.family,
-            parameters(model) / 1e6, " a rank" if mesh.tensor > 1 else "",
-            self.builder.dtype if config.model.quantization == "none"
-            else f"{self.builder.dtype} and {config.model.quantization}",
-            self.builder.device, how, mesh.data, mesh.branch, mesh.tensor, self.threads(), self.folder,
-            self.made["date"],
-        )  # fmt: skip
-        if self.builder.device.type == "cpu":
-            why = threads(config, self.group.world)[1]
-            if why.startswith((OTHERS, BEYOND)):
-                log.warning("WARNING: %s", why)
-        if any(self.attempt.done):
-            log.info("%d of them were done before (attempt %d)", sum(self.attempt.done), self.attempt.number)
-        if self.attempt.rejudged:
-            log.info("%d finished answers were judged anew", self.attempt.rejudged)
-        if self.suspects or self.input.aside:
-            log.warning(
-                "WARNING: the process ended while requests ran: %d of them run again, one at a time when all others "
-                "are done; %d were set aside as errors", self.suspects, len(self.input.aside),
-            )  # fmt: skip
-
-    def look_at_others(self) -> None:
-        """Note how many cores other programs kept busy while this job generated on a CPU, and warn of too many."""
-        world = self.group.world
-        if self.builder.device.type != "cpu" or world.local_size > 1:  # of the other ranks' time nothing is known here
-            return
-        busy, number, usable = self.others.busy(), threads(self.config, world)[0], cores(world)[0]
-        if busy is not None:
-            self.made["others"] = round(busy, 1)
-        if contended(busy, number, usable):
-            message = (
-                f"{KEPT_BUSY} {busy:.1f} of {usable} cores busy while this job generated with {number} "
-                f"thread{'s' * (number > 1)}: its times, and tokens per second, say little"
-            )
-            log.warning("WARNING: %s", message)
-            self.input.warnings.append(message)
-
-    def look_at_pauses(self) -> None:
-        """Warn if this process was suspended while the job generated: its times include that."""
-        if stood_s := self.group.failures.pauses.seconds - self.stood_s:
-            message = (
-                f"the job stood still for {duration(stood_s)} while it generated, because it was suspended "
-                "or its machine did nothing: its times, and tokens per second, include that"
-            )
-            log.warning("WARNING: %s", message)
-            self.input.warnings.append(message)
-
-    def threads(self) -> str:
-        """Return how many CPU threads compute, and why; empty on a GPU."""
-        if self.builder.device.type != "cpu":
-            return ""
-        number, why = threads(self.config, self.group.world)
-        return f" of {number} thread{'' if number == 1 else 's'} ({why})"
-
-    def record(self, generations: Iterable[Generation], engine: Engine) -> None:
-        """Write what this replica finishes to the journal, each answer once it has a verdict."""
-        group, config = self.group, self.config
-        progress = config.logging.progress if self.is_rank_0 else "never"
-        judges = Judges(self.task, min(MOST_JUDGES, config.parallel.threads or cores(group.world)[0]))
-        with ProgressDisplay(progress, len(self.input), engine.statistics, config.logging.every_s) as display, judges:
-            if self.is_rank_0:
-                rejected = sum(self.input.rejected)
-                done, failed = rejected + sum(self.attempt.done), rejected + self.attempt.errors
-                display.update(group.progress.add(done=done, failed=failed, invalid=self.attempt.invalid))
-                engine.meanwhile.append(lambda engine: display.stopping(group.stop, self.begun.open))
-            engine.meanwhile.append(lambda engine: self.write_verdicts(judges.verdicts(), display))
-            self.lessons.meanwhile.append(lambda *_: self.write_verdicts(judges.verdicts(), display))
-            self.lessons.meanwhile.append(display.learning)
-            self.lessons.heard.append(lambda _: display.learned())
-            for generation in generations:
-                item = self.input.items[generation.request.index]
-                self.begun.note(request_id(item, generation.request), ended=True)
-                reasoning, text = None, ""
-                if generation.likelihoods is None:
-                    generation, reasoning, text = answer_of(self.builder.tokenizer, generation, item.stop)
-                judges.submit(Answer(item, generation, text, self.now(), reasoning))
-            self.write_verdicts(judges.verdicts(), display)
-            seconds = self.now() if engine.statistics.steps else 0.0  # an attempt that only judges generates nothing
-            end = {"statistics": engine.statistics.totals(), "replica": group.data_rank, "at": seconds}
-            while judges.open and group.stop.level() != StopLevel.ABORT:
-                group.failures.check()
-                self.write_verdicts(judges.verdicts(0.1), display)
-            self.writer.write(end)
-            self.writer.close()
-            display.update(group.progress.add())
-
-    def write_verdicts(self, verdicts: Iterable[Verdict], display: ProgressDisplay) -> None:
-        """Write what has been judged to the journal, and show it in the progress."""
-        entries: list[dict[str, Any]] = []
-        amounts = Counter[str]()
-        try:
-            for verdict in verdicts:
-                item, generation = verdict.answer.item, verdict.answer.generation
-                entry = {"id": request_id(item, generation.request), "at": verdict.answer.at}
-                amounts.update(done=1)
-                if generation.finish_reason == "error":
-                    amounts.update(failed=1)
-                    entries.append(entry | {"line": error_line(item, NOT_NUMBERS)})
-                    continue
-                figures = Figures.of(generation, verdict.score, item)
-                line = generation_line(verdict, self.config.logging.token_ids, self.pieces)
-                if self.attempt.changes:
-                    line["retried_with"] = self.attempt.changes
-                if (rule := verdict_rule(self.attempt.settings, item)) is not None:
-                    entry |= {"judged_by": rule}
-                if verdict.failure:
-                    entry |= {"unjudged": True}
-                if generation.invalid and generation.tries >= tries_of(self.input, generation.request.index):
-                    entry |= {TRIED: generation.tries}
-                entries.append(entry | {"figures": asdict(figures), "work": generation.work.totals(), "line": line})
-                amounts.update(tokens=figures.tokens, forwards=0 if generation.likelihoods else figures.forwards)
-                amounts.update(invalid=int(bool(generation.invalid)))
-                if figures.correct is not None:
-                    amounts.update(judged=1, right=int(figures.correct))
-        finally:  # even if judging one of them failed
-            if entries:
-                self.writer.write(*entries)
-                display.update(self.group.progress.add(**amounts))
-
-    def now(self) -> float:
-        """Return the seconds since generation began."""
-        return round(time.perf_counter() - self.start, 6)
-
     def finish(self, engine: Engine, traffic: dict[str, int], stopped: bool) -> dict[str, Any]:
         """Merge the results of all attempts in input order; write and return the report on them."""
         config, folder, statistics = self.config, self.folder, engine.statistics
@@ -457,8 +317,9 @@ class Job:
             if replica["attempt"] == self.attempt.number and replica["replica"] > 0:
                 statistics.absorb(replica["statistics"])
         wall_s = time.perf_counter() - self.began
-        self.look_at_others()
-        self.look_at_pauses()
+        busy, warnings = self.disturbances.look()
+        if busy is not None:
+            self.made["others"] = round(busy, 1)
         report = build_report(config, merged, errors, statistics, traffic, self.group, wall_s)
         report |= {
             "weights": self.attempt.settings["model"],
@@ -476,10 +337,11 @@ class Job:
         if own := {key: value for key, value in self.attempt.settings.items() if key.startswith(SOURCE_OF)}:
             report["own_code"] = own
         if in_vain := statistics.in_vain():
-            log.warning("WARNING: %s", in_vain)
-            self.input.warnings.append(in_vain)
-        if self.input.warnings:
-            report["warnings"] = self.input.warnings
+            warnings.append(in_vain)
+        for warning in warnings:
+            log.warning("WARNING: %s", warning)
+        if all_warnings := self.input.warnings + warnings:
+            report["warnings"] = all_warnings
         if lessons := self.lessons.report():
             report["lessons"] = lessons
         if errors:
@@ -490,6 +352,27 @@ class Job:
             report["metrics"] = self.task.totals(results(folder))
         write_report(folder, report)  # last, because a job that finds it has nothing more to do
         return report
+
+    def announce(self, model: Transformer) -> None:
+        """Log what begins."""
+        config, world = self.config, self.group.world
+        what = announcement(config, self.builder, model, world, self.group.mesh, self.masks)
+        log.info(
+            "%s: %d requests, %s, into %s (%s)", self.task.name, len(self.input), what, self.folder, self.made["date"]
+        )
+        if self.builder.device.type == "cpu":
+            why = threads(config, world)[1]
+            if why.startswith((OTHERS, BEYOND)):
+                log.warning("WARNING: %s", why)
+        if any(self.attempt.done):
+            log.info("%d of them were done before (attempt %d)", sum(self.attempt.done), self.attempt.number)
+        if self.attempt.rejudged:
+            log.info("%d finished answers were judged anew", self.attempt.rejudged)
+        if self.suspects or self.input.aside:
+            log.warning(
+                "WARNING: the process ended while requests ran: %d of them run again, one at a time when all others "
+                "are done; %d were set aside as errors", self.suspects, len(self.input.aside),
+            )  # fmt: skip
 
     def left(self) -> int:
         """Return how many of this attempt's requests have not ended."""
@@ -523,56 +406,15 @@ class Job:
 
     def write_batch_output(self) -> None:
         """Write the answers in OpenAI's form, too, if the input had it; a shard writes what `lopa-dist merge` needs."""
-        if self.task.name != "batch":
+        items = self.input.items
+        if not items or not all(item.origin for item in items):  # they were made from no lines
             return
         if self.config.task.shards == 1:
-            write_batch_output(self.folder, lambda: map(line_of, self.input.items), self.config.model.path)
+            write_batch_output(self.folder, lambda: map(line_of, items), self.config.model.path)
         else:
-            write_batch_lines(self.folder, map(line_of, self.input.items))
+            write_batch_lines(self.folder, map(line_of, items))
 
     def write_output(self, report: dict[str, Any]) -> None:
         """Write the results to `task.output`, too; those of shards are written when they are merged."""
         if self.config.task.shards == 1:
             write_output(self.folder, report | {"task": asdict(self.config.task)})
-
-
-def parameters(model: Transformer) -> int:
-    """Return how many parameters a model has here; those that the head shares with the embeddings count once."""
-    shared = {tensor.data_ptr(): tensor.numel() for tensor in model.state_dict().values()}
-    return sum(shared.values())
-
-
-def idle_in_scoring(task: Task, given: Collection[str]) -> list[str]:
-    """Return a warning of the typed keys that are about generating, if the task's texts are scored."""
-    read = "decode.context", "decode.block_size"
-    idle = ["decode=" if key == "decode" else key for key in given if key.split(".")[0] == "decode" and key not in read]
-    if not scored_masks(task) or not idle:
-        return []
-    return [
-        f"{', '.join(sorted(idle))}: no effect: this task scores texts and generates none; only "
-        "decode.context and decode.block_size say what rows see"
-    ]
-
-
-def check_learning(config: Config, task: Task) -> None:
-    """Raise a ValueError for options of learning that would have no effect."""
-    learn = config.job.learn
-    if learn is None:
-        for entry in fields(LearnConfig):
-            if (value := getattr(config.learn, entry.name)) != entry.default:
-                raise ValueError(f"learn.{entry.name}={value}: has no effect without job.learn (auto, or a number)")
-        return
-    if scored_masks(task):
-        raise ValueError(f"job.learn={learn}: texts are scored, and nothing is drafted; leave it out")
-    if config.decode.drafts == 0:
-        raise ValueError(f"job.learn={learn}: decode.drafts=0 drafts nothing; leave one of them out")
-    if not config.decode.drafts_masks:
-        raise ValueError(
-            f"job.learn={learn}: masks learn, but decode.draft_from={config.decode.draft_from} drafts without them; "
-            "leave one of the two out"
-        )
-
-
-def scored_masks(task: Task) -> int:
-    """Return how many masks `task` has a text's likelihood computed from; 0 if it has answers generated."""
-    return task.masks if isinstance(task, LikelihoodTask) and task.scores else 0

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from lopa_dist.engine.gain import Rates, gain
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.memory import release_cached
 from lopa_dist.engine.request import Generation
+from lopa_dist.learn.config import LearnConfig
 from lopa_dist.learn.drafts_adapter import more_arithmetic
 from lopa_dist.learn.learning import Answers, Learning, check_learnable
 from lopa_dist.learn.predictions import Reached
@@ -64,6 +65,30 @@ class Told:
     gain: float  # how many times as fast the rest was expected to become
     taken: bool
     problem: str = ""
+
+
+def check_learning(config: Config, masks: int) -> None:
+    """Raise a ValueError for options of learning that would have no effect.
+
+    Args:
+        config: may still have options that are ``auto``.
+        masks: how many masks score a text, if the task has texts scored; else 0.
+    """
+    learn = config.job.learn
+    if learn is None:
+        for entry in fields(LearnConfig):
+            if (value := getattr(config.learn, entry.name)) != entry.default:
+                raise ValueError(f"learn.{entry.name}={value}: has no effect without job.learn (auto, or a number)")
+        return
+    if masks:
+        raise ValueError(f"job.learn={learn}: texts are scored, and nothing is drafted; leave it out")
+    if config.decode.drafts == 0:
+        raise ValueError(f"job.learn={learn}: decode.drafts=0 drafts nothing; leave one of them out")
+    if not config.decode.drafts_masks:
+        raise ValueError(
+            f"job.learn={learn}: masks learn, but decode.draft_from={config.decode.draft_from} drafts without them; "
+            "leave one of the two out"
+        )
 
 
 def mask_token(config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> int:

@@ -48,7 +48,7 @@ class PromptNotes:
                 "chat_template.jinja is missing, and its texts will be worse"
             )
         decode, pattern = self.config.decode, training_pattern(self.model, self.config.model.pattern)
-        if pattern.context in ("d2f", "blocks") and decode.context in ("vanilla", "dual"):
+        if pattern.scope.kv_is_final and not decode.scope.kv_is_final:
             messages.append(
                 f"decode.context={decode.context}: model={self.config.model.path} was trained to see no masks after "
                 "its block, and sees them here: its answers are likely to be worse than with decode.context="

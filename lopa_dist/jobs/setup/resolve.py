@@ -54,11 +54,12 @@ def resolve_decode(
     """
     values = {f.name: getattr(decode, f.name) for f in fields(DecodeConfig)}
     context = pattern.context if values["context"] == "auto" else values["context"]
-    if (context == "causal") != (pattern.context == "causal"):
-        kind = "causal" if pattern.context == "causal" else "not causal"
+    scope = CONTEXTS[context]
+    if scope.causal != pattern.scope.causal:
+        kind = "causal" if pattern.scope.causal else "not causal"
         raise ValueError(f"decode.context={context}: the model is {kind}; leave it at auto")
-    trained = vars(pattern) | {"context": context, "max_active_blocks": CONTEXTS[context].max_active_blocks}
-    if context != "blocks":
+    trained = vars(pattern) | {"context": context, "max_active_blocks": scope.max_active_blocks}
+    if not scope.from_prompt:
         trained["sub_block_size"] = None
     resolved = DecodeConfig(**{key: trained[key] if v == "auto" and key in trained else v for key, v in values.items()})
     check_read("decode", decode, resolved, typed=typed)
@@ -69,7 +70,7 @@ def resolve_decode(
                 f"decode.tau_edit={resolved.tau_edit}: only LLaDA2.1 was trained to predict what is filled; set it to "
                 "null"
             )
-        if context != "blocks" or resolved.max_active_blocks != 1:
+        if not scope.from_prompt or resolved.max_active_blocks != 1:
             raise ValueError(
                 f"decode.tau_edit={resolved.tau_edit} needs decode.context=blocks and decode.max_active_blocks=1: what "
                 "may still be edited must not be cached, nor be read by later blocks; leave them at auto"
@@ -117,7 +118,7 @@ def by_model(
         pattern = FAMILIES[shape.family].pattern
         reason = f"the pattern of its family {shape.family}, {pattern}"
         values["model.pattern"] = pattern, f"the model's family, {shape.family}"
-    if config.job.learn is not None and FAMILIES[shape.family].pattern != "causal":
+    if config.job.learn is not None and not FAMILIES[shape.family].causal:
         raise ValueError(
             f"job.learn={config.job.learn}: {shape.family} models are not causal: what they draft changes their texts, "
             "so nothing is learned; leave it out"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import csv
 import errno
 import gzip
@@ -14,7 +13,7 @@ import signal
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -28,14 +27,13 @@ from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.jobs.run.answers import NOT_NUMBERS
-from lopa_dist.jobs.run.job import Job, idle_in_scoring, parameters, run
+from lopa_dist.jobs.run.job import Job, run
 from lopa_dist.jobs.show import wandb_log
 from lopa_dist.jobs.show.compare import compare, names_of, words_of
 from lopa_dist.jobs.show.seed_groups import SeedGroup
 from lopa_dist.jobs.show.wandb_log import WandbLog, children
 from lopa_dist.models.files import EMBEDDED
 from lopa_dist.models.tokenizer import load_tokenizer
-from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.launcher import LaunchError, World
 from tests.jobs import wandb_file
 from tests.pages import Page
@@ -545,14 +543,6 @@ def test_what_the_model_cannot_number_ends_as_an_error_of_its_request(tmp_path: 
     assert run(asked, tmp_path / "run", World("python")) == report
 
 
-def test_a_head_that_shares_the_embeddings_counts_once(small_model: Transformer) -> None:
-    numbers = sum(parameter.numel() for parameter in small_model.parameters())
-    assert parameters(small_model) == numbers
-    small_model = copy.deepcopy(small_model)
-    small_model.lm_head.weight = small_model.model.embed_tokens.weight
-    assert parameters(small_model) == numbers - small_model.lm_head.weight.numel()
-
-
 def test_how_far_reading_is_is_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -560,13 +550,3 @@ def test_how_far_reading_is_is_told(
     with caplog.at_level("INFO", "lopa_dist"):
         run(config(TaskConfig(limit=1)), tmp_path, World("python"))
     assert "reading the input: 1 requests so far" in caplog.text
-
-
-def test_ways_of_generating_are_told_where_texts_are_scored(monkeypatch: pytest.MonkeyPatch) -> None:
-    task = cast(Any, None)
-    given = ["task", "decode", "decode.drafts", "decode.context", "model.path"]
-    assert idle_in_scoring(task, given) == []
-    monkeypatch.setattr("lopa_dist.jobs.run.job.scored_masks", lambda task: 8)
-    [warning] = idle_in_scoring(task, given)
-    assert warning.startswith("decode.drafts, decode=: no effect: this task scores texts")
-    assert idle_in_scoring(task, ["decode.context", "seed"]) == []

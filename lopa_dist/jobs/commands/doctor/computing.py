@@ -98,7 +98,7 @@ def kernels(machine: Machine) -> Finding:
     if shape is not None:
         stored = weight_of_experts(machine, dtype)
         ours = () if stored is None or by_library(machine.device, dtype, stored) else (stored,)
-        causal = FAMILIES[shape.family].pattern == "causal"
+        causal = FAMILIES[shape.family].causal
         whole = not machine.config.engine.reproducible
         widths = widths_of(shape, 64 // (shape.heads // shape.kv_heads) or 1, 1, causal, whole, ours)
     fp8 = torch.cuda.get_device_capability(machine.device) >= (8, 9)
