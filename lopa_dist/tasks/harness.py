@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from lopa_dist.checks import UserError, did_you_mean
 from lopa_dist.tasks.task import DEFAULT, Continuation, Item, Likely, RequestSampling, Score
 
 log = logging.getLogger("lopa_dist")
@@ -246,15 +247,29 @@ def check(name: str, task: Any) -> None:
 
 def load(task: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the harness's task objects and groups by name; raise a ValueError that says why there are none."""
-    from lm_eval.tasks import TaskManager
-
     try:
-        manager = TaskManager(include_defaults=not Path(task).is_file())  # reading all of them takes ten seconds
-        loaded = manager.load([task])
+        loaded = manager_of(task).load([task])
+    except UserError:
+        raise
     except Exception as error:  # errors of the harness, of datasets and of the hub have no common base
         reason = next(iter(str(error).strip().splitlines()), "")
         raise ValueError(f"task.harness={task}: {type(error).__name__}: {reason}") from error
     return dict(loaded["tasks"]), dict(loaded["groups"])
+
+
+def manager_of(task: str) -> Any:
+    """Return the harness's `TaskManager`, which knows `task`; a ValueError says that it does not, before data is read.
+
+    It takes ten seconds, unless `task` is a file.
+    """
+    from lm_eval.tasks import TaskManager
+
+    is_file = Path(task).is_file()
+    manager = TaskManager(include_defaults=not is_file)
+    if not is_file and task not in manager.all_tasks:
+        what = "no such file" if task.endswith((".yaml", ".yml")) else "the harness has no task or group of this name"
+        raise UserError(f"task.harness={task}: {what}{did_you_mean(task, manager.all_tasks)}")
+    return manager
 
 
 def generation_of(task: Any) -> dict[str, Any]:

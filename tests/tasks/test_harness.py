@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -19,6 +19,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from lopa_dist import LLM
+from lopa_dist.checks import UserError
 from lopa_dist.config import (
     AUTO_CHOICES,
     AUTO_NUMBERS,
@@ -352,10 +353,13 @@ def test_what_cannot_be_run_is_refused(tmp_path: Path, more: dict[str, Any], rea
 
 
 def test_names_that_mean_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    few = TaskManager(include_defaults=False)  # reading all that there are takes ten seconds
-    monkeypatch.setattr("lm_eval.tasks.TaskManager", lambda include_defaults: few)
-    with pytest.raises(ValueError, match=r"task\.harness=no_such_task: .*no_such_task"):
-        HarnessTask("no_such_task")
+    class Few(TaskManager):  # reading all that there are takes ten seconds
+        all_tasks: ClassVar[list[str]] = ["gsm8k", "mmlu"]  # type: ignore[misc]
+
+    monkeypatch.setattr("lm_eval.tasks.TaskManager", lambda include_defaults: Few(include_defaults=False))
+    for name, reason in (("gsm9k", "no task or group of this name; did you mean gsm8k"), ("x.yaml", "no such file")):
+        with pytest.raises(UserError, match=rf"task\.harness={name}: .*{reason}"):
+            HarnessTask(name)
     with pytest.raises(ValueError, match=r"task=harness needs a task's name"):
         TaskConfig(name="harness")
     with pytest.raises(ValueError, match=r"write a YAML file that includes the task"):

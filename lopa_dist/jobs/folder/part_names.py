@@ -32,9 +32,16 @@ def parts_of(out: str, answers: int) -> list[tuple[str, int]]:
     return [(part_name(out, number), ANSWERS) for number in range(max(1, -(-answers // ANSWERS)))]
 
 
-def is_missing(out: str, begun: str = "") -> bool:
-    """Return whether an output of one file on this machine is missing; a relative path begins in the folder `begun`."""
-    return not is_remote(out) and not in_parts(out) and not Path(begun, Path(out).expanduser()).exists()
+def is_missing(out: str, begun: str = "", answers: int = 0) -> bool:
+    """Return whether an output on this machine is missing, or any of its parts.
+
+    Args:
+        out: the output; one that is remote does not count as missing.
+        begun: the folder in which a relative path begins.
+        answers: how many it has.
+    """
+    names = [name for name, _ in parts_of(out, answers)] if in_parts(out) else [out]
+    return not is_remote(out) and not all(Path(begun, Path(name).expanduser()).exists() for name in names)
 
 
 def parts_there(out: str, key: str) -> dict[int, str]:

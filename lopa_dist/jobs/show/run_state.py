@@ -123,7 +123,7 @@ def state_of(folder: Path) -> RunState:
     ended = "complete" if complete else "not begun" if not begun else "stopped" if busy is False else "open"
     state = "running" if busy else ended
     output = report["task"].get("output") or "" if complete else ""
-    unwritten = output if output and is_missing(output, record.folder if record else "") else ""
+    unwritten = output if output and is_missing(output, record.folder if record else "", done) else ""
     counts = (expected, done, errors, invalid)
     return RunState(folder, shard_of(folder, report), state, *counts, tokens_per_s, seconds, per_s, record, unwritten)
 

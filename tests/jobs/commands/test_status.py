@@ -253,6 +253,20 @@ def test_a_complete_run_whose_output_is_not_there_says_so(array: Path, tmp_path:
         assert not state_of(folder).unwritten
 
 
+def test_a_complete_run_without_some_parts_of_its_output_says_so(array: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(array / "shard-3", folder)
+    report = json.loads((folder / "report.json").read_text())
+    report["task"]["output"] = "part-*.csv"  # relative to where the job began
+    (folder / "report.json").write_text(json.dumps(report))
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    AttemptRecord(1, 2, 0, 0, 0, "python", 1, str(begun), None).write(folder / "journal")
+    assert state_of(folder).unwritten == "part-*.csv"
+    (begun / "part-00000.csv").write_text("")
+    assert not state_of(folder).unwritten
+
+
 def test_a_larger_input_opens_a_finished_run_again(array: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(array / "shard-3", folder)

@@ -16,7 +16,7 @@ from lopa_dist.jobs.commands.doctor.finding import GIB, Finding, Machine, broken
 from lopa_dist.jobs.show.wandb_log import chosen_mode
 from lopa_dist.remote import is_remote
 from lopa_dist.tasks import sandbox
-from lopa_dist.tasks.harness import HarnessTask
+from lopa_dist.tasks.harness import HarnessTask, manager_of
 from lopa_dist.tasks.hub_data import data_sets, why_not_there
 from lopa_dist.tasks.registry import make_task, options_of, unusable
 from lopa_dist.tasks.rows import check, files_of, is_dataset, naming, refuse_utf_16
@@ -90,8 +90,11 @@ def files(machine: Machine) -> Finding:
             return broken(why, remedy)
     if sources:
         return fine(f"{', '.join(sources)}: in the cache, or the hub has it")
-    if config.task.name == HarnessTask.name and find_spec("lm_eval") is None:
-        return broken("task=harness needs lm-evaluation-harness", "pip install 'lopa_dist[eval]'")
+    if config.task.name == HarnessTask.name:
+        if find_spec("lm_eval") is None:
+            return broken("task=harness needs lm-evaluation-harness", "pip install 'lopa_dist[eval]'")
+        manager_of(config.task.harness or "")
+        return fine(f"the harness has {config.task.harness}; its data are read when the job begins")
     if not config.task.input:
         return fine("no input is named")
     check(config.task.input)

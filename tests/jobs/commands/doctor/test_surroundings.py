@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -50,3 +51,11 @@ def test_slurm_and_wandb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     assert surroundings.wandb(machine("logging.wandb.mode=online")).state == State.BROKEN
     (tmp_path / "netrc").write_text("machine api.wandb.ai login user password x\n")
     assert surroundings.wandb(machine("logging.wandb.mode=online")).state == State.FINE
+
+
+def test_a_task_that_the_harness_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("lm_eval", reason="needs lm-eval: pip install 'lopa_dist[eval]'")
+    few = SimpleNamespace(all_tasks=["gsm8k", "mmlu"])  # reading all that there are takes ten seconds
+    monkeypatch.setattr("lm_eval.tasks.TaskManager", lambda include_defaults: few)
+    assert surroundings.files(machine("task=harness", "task.harness=gsm8k")).state == State.FINE
+    assert "did you mean gsm8k?" in " ".join(shown("task=harness", "task.harness=gsm9k")[1].split())
