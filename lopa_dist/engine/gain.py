@@ -5,7 +5,8 @@ from __future__ import annotations
 from copy import copy
 from typing import NamedTuple
 
-from lopa_dist.engine.lookahead import Acceptance, LookaheadPolicy
+from lopa_dist.engine.acceptance import Acceptance
+from lopa_dist.engine.lookahead import LookaheadPolicy
 
 
 class Rates(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from weakref import WeakKeyDictionary
 
 import torch
@@ -52,6 +53,31 @@ def wants_graphs(graphs: str, meta: bool, device: torch.device, tensor: int) -> 
         tensor: ranks that share it.
     """
     return meta and tensor == 1 and (graphs == "always" or (graphs == "auto" and device.type == "cuda"))
+
+
+def check_reproducible(experts: bool, plain: Collection[str], static: bool) -> None:
+    """Raise a ValueError if a GPU cannot give a row the same bits in every batch (`engine.reproducible`).
+
+    Args:
+        experts: whether the model is a mixture of experts.
+        plain: operations that torch runs, not Triton.
+        static: whether forwards run over fixed buffers.
+    """
+    if experts:
+        raise ValueError(
+            "engine.reproducible=true is not possible for a mixture of experts on a GPU: a library computes the "
+            "router (and in bf16 the experts), and the bits may depend on the batch"
+        )
+    if plain:
+        raise ValueError(
+            "engine.reproducible=true on a GPU needs all of Triton's kernels, since torch's forms may give a row "
+            f"other bits in another batch; without Triton run: {', '.join(sorted(plain))}"
+        )
+    if not static:
+        raise ValueError(
+            "engine.reproducible=true on a GPU needs engine.attention=meta, engine.graphs=auto, Triton's kernels "
+            "(engine.kernels), parallel.tensor=1"
+        )
 
 
 class Runners:
@@ -105,21 +131,8 @@ class Runners:
                 "engine.graphs=always: graphs need engine.attention=meta, Triton's kernels (engine.kernels) and "
                 "parallel.tensor=1"
             )
-        if reproducible and device.type == "cuda" and shape.experts is not None:
-            raise ValueError(
-                "engine.reproducible=true is not possible for a mixture of experts on a GPU: a library computes the "
-                "router (and in bf16 the experts), and the bits may depend on the batch"
-            )
-        if reproducible and self.plain and device.type == "cuda":
-            raise ValueError(
-                "engine.reproducible=true on a GPU needs all of Triton's kernels, since torch's forms may give a row "
-                f"other bits in another batch; without Triton run: {', '.join(sorted(self.plain))}"
-            )
-        if reproducible and device.type == "cuda" and not self.static:
-            raise ValueError(
-                "engine.reproducible=true on a GPU needs engine.attention=meta, engine.graphs=auto, Triton's kernels "
-                "(engine.kernels), parallel.tensor=1"
-            )
+        if reproducible and device.type == "cuda":
+            check_reproducible(shape.experts is not None, self.plain, self.static)
 
     def make(
         self, pool: KVPool, sampling: Sampling, sequences: int, longest_prompt: int, scratch: int | None = None

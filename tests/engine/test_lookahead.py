@@ -1,4 +1,4 @@
-"""What `drafts=auto` knows of text that does not draft, and that it tries other choices."""
+"""How the masks of each step are chosen, by `drafts=auto` and for fixed chains."""
 
 from __future__ import annotations
 
@@ -10,24 +10,193 @@ from lopa_dist.engine.chains import Chains
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.drafter import drafter_for
 from lopa_dist.engine.gain import Rates, gain
-from lopa_dist.engine.lookahead import BURST, BURSTS, EXPLORE, FAR, SELDOM, Acceptance, LookaheadPolicy
+from lopa_dist.engine.lookahead import BURST, BURSTS, EXPLORE, FAR, GROUP_SIZES, SELDOM, Choice, LookaheadPolicy
 from lopa_dist.engine.loop import Engine
+from lopa_dist.engine.step_times import Kind, TimesByKind
 from lopa_dist.engine.work import Work
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Solo
+from lopa_dist.rows.lookahead import Lookahead
+from tests.engine.test_acceptance import accepted
 from tests.engine.test_causal import causal, requests_of, texts
 
 
-def test_an_expected_step_counts_as_the_mean_of_counted_ones() -> None:
-    """A chain of two drafts with room for four ends at 0, 1 and 2 with probabilities 1/2, 1/4 and 1/4."""
-    expected, counted = Acceptance(4), Acceptance(4)
-    ends = np.array([[0.5, 0.25, 0.25, 0, 0]])
-    for _ in range(400):
-        expected.expect(ends, np.array([2]), np.array([4]))
-    for accepted in (0, 0, 1, 2) * 100:
-        counted.count(np.array([2]), np.array([accepted]), np.array([4]))
-    assert expected.ends(4) == pytest.approx(counted.ends(4), abs=0.01)
-    assert expected.length(4) == pytest.approx(counted.length(4))
+def test_acceptance_and_times_choose() -> None:
+    """Where rows cost nothing, many masks; where time goes with rows and drafts fail, none."""
+    policy = LookaheadPolicy(causal(drafts="auto", draft_from="masks"))
+    policy.acceptance = accepted(0.9)
+    for rows in (1, 64, 512, 4096, 10**5):
+        policy.times.measured(rows, 1.0)
+    policy.times.fit()
+    best = max(policy.choices(), key=lambda choice: policy.tokens_a_second(choice, 16))
+    assert best[0] == max(GROUP_SIZES)
+    policy.times = TimesByKind()
+    for rows in (1, 64, 512, 4096):
+        policy.times.measured(rows, float(rows))
+    policy.times.fit()
+    policy.acceptance = accepted(0.3)
+    best = max(policy.choices(), key=lambda choice: policy.tokens_a_second(choice, 16))
+    assert best[:2] == (0, 1)
+
+
+def test_a_second_group_stands_where_a_fixed_chain_may_well_end() -> None:
+    ends = np.array([[0.1, 0.2, 0.7], [0.05, 0.9, 0.05], [0.5, 0.1, 0.4]])
+    fixed = LookaheadPolicy(causal(drafts=2))
+    has_group = fixed.lookahead(ends).has_group
+    assert has_group is not None
+    assert has_group.tolist() == [[False, True, True], [False, True, False], [True, False, True]]
+    auto = LookaheadPolicy(causal(drafts="auto"))
+    auto.choice = Choice(2, 1)
+    has_group = auto.lookahead(ends).has_group
+    assert has_group is not None
+    assert has_group.sum(1).tolist() == [1, 1, 1]  # auto knows what a group costs
+
+
+def test_rows_of_all_groups_count_against_masks_that_bring_nothing(small_model: Transformer) -> None:
+    engine = Engine(small_model, causal(drafts=3), Solo(), EngineConfig(max_sequences=3))
+    ran = []
+
+    def look(engine: Engine) -> None:
+        assert engine.ended is not None
+        step, rows = engine.ended.step, engine.ended.rows
+        counts = step.before.drafts + (step.before.branches > 0)
+        ran.append(int(rows.table.rows[rows.table.branch >= 0].sum() - counts.sum()))
+
+    engine.on_step.append(look)
+    list(engine.generate(requests_of(5, 8)))
+    assert 0 < sum(ran) <= engine.lookahead.mask_rows  # masks after an answer's limit are counted, and do not run
+
+
+def test_what_other_masks_would_bring() -> None:
+    """By the tokens of a forward where the number of drafts is fixed, else by this job's acceptance and times."""
+    fixed = LookaheadPolicy(causal(drafts=2, draft_from="masks"))
+    fixed.acceptance = accepted(0.01)
+    assert gain(fixed, Rates([0.9, 0.9], 1000)) == pytest.approx(1 + 0.9 + 0.81, rel=0.05)
+    assert gain(fixed, Rates([], 0)) == 1.0
+    auto = LookaheadPolicy(causal(drafts="auto", draft_from="masks"))
+    auto.acceptance = accepted(0.01)
+    assert gain(auto, Rates([0.9] * 4, 1000)) > 1.5  # no step was measured yet: forwards count
+    for rows in (1, 64, 512, 4096):
+        auto.times.measured(rows, float(rows))
+    auto.times.fit()
+    assert gain(auto, Rates([0.3] * 4, 1000)) == pytest.approx(
+        1.0, abs=0.02
+    )  # where rows cost, such drafts bring nothing
+    auto.times = TimesByKind()
+    for rows in (1, 64, 512, 4096):
+        auto.times.measured(rows, 1.0)
+    auto.times.fit()
+    assert gain(auto, Rates([0.9] * 16, 1000)) > 2
+
+
+@pytest.mark.parametrize("drafts", [8, "auto"])
+def test_masks_that_are_accepted_as_before_bring_nothing(drafts: int | str) -> None:
+    """However a measurement differs from what this job sees; and rows that become dearer cost time."""
+    policy = LookaheadPolicy(causal(drafts=drafts, draft_from="masks"))
+    policy.acceptance = accepted(0.3)
+    for rows in (1, 64):
+        policy.times.measured(rows, 8.0 + rows)
+    policy.times.fit()
+    before = Rates([0.9, 0.85, 0.8], 500)
+    assert gain(policy, before, before) == 1.0
+    assert gain(policy, before, before, 1.5) < 0.99
+    assert gain(policy, Rates([0.95, 0.95, 0.95], 500), before) > 1.05
+    assert gain(policy, before, Rates([], 0)) > 1.1, "without a measurement before, the job's own rates count"
+
+
+def test_masks_that_take_longer_must_bring_more() -> None:
+    """Beside an adapter on a CPU, steps with masks have times of their own; before they have, others' count."""
+    alike, adapted = (LookaheadPolicy(causal(drafts="auto"), adapted=adapted) for adapted in (False, True))
+    for policy in (alike, adapted):
+        policy.acceptance, policy.bare = accepted(0.8), accepted(0.6)
+    slow, fast = Kind(adapter=True, text=True), Kind(text=True)
+    for rows in (1, 64):
+        adapted.times.measured(rows, 3.0, slow)
+    adapted.rank(1)
+    assert adapted.times.of(fast) is adapted.times.of(slow)
+    for policy in (alike, adapted):
+        for rows in (1, 64):
+            policy.times.measured(rows, 1.0, fast)
+        policy.rank(1)
+    assert alike.ranked[0].masks > 0
+    assert adapted.ranked[0].masks == 0
+    assert adapted.speed[Choice(0, 1, 0, 1)] == alike.speed[Choice(0, 1, 0, 1)]
+    assert adapted.speed[Choice(8, 1, 0, 1)] < 0.5 * alike.speed[Choice(8, 1, 0, 1)]
+
+
+def test_drafting_from_text_must_bring_more_than_it_takes_the_host() -> None:
+    policy = LookaheadPolicy(causal(drafts="auto", draft_from="text"))
+    policy.bare = accepted(0.05)
+    for rows in (1, 64):
+        policy.times.measured(rows, 1.0, Kind(text=True))
+    policy.rank(1)
+    assert policy.ranked[0].text == 1
+    for rows in (1, 64):
+        policy.times.measured(rows, 0.9, Kind())
+    policy.rank(1)
+    assert policy.ranked[0].text == 0
+
+
+def test_steps_of_other_kinds_are_timed_apart() -> None:
+    """Steps with masks, if an adapter acts on these on a CPU, and steps without drafts from text."""
+    for adapted in (False, True):
+        policy = LookaheadPolicy(causal(drafts="auto"), clock=iter(range(100)).__next__, adapted=adapted)
+        host = HostState._make(np.ones((len(HostState._fields), 1), np.int64))
+        for masks, text, rows in ((2, 1, 10), (0, 1, 20), (0, 0, 30), (2, 1, 10), (0, 0, 30)):
+            policy.choice = Choice(masks, 1, 0, text)
+            policy.begin(Lookahead(masks), host, chunk=False)
+            policy.rows = rows
+        counted = {kind: {rows for last in times.last.values() for rows, _ in last}
+                   for kind, times in policy.times.times.items()}  # fmt: skip
+        apart = {Kind(True, True): {10}, Kind(False, True): {20}}
+        assert counted == (apart if adapted else {Kind(False, True): {10, 20}}) | {Kind(): {30}}
+
+
+def test_other_kinds_of_steps_are_tried_for_a_few_steps() -> None:
+    """All of them at first, so that a first bad measurement does not decide; later those that may be the best."""
+    policy = LookaheadPolicy(causal(drafts="auto"), adapted=True)
+    host = HostState._make(np.ones((len(HostState._fields), 1), np.int64))
+    policy.acceptance, policy.bare = accepted(0.9), accepted(0.6)
+    chosen = []
+    for _ in range(1200):
+        policy.choice = policy.propose(host)
+        chosen.append(policy.kind_of(policy.choice.masks, policy.choice.text))
+        policy.times.measured(1, 1.0, chosen[-1])
+    usual = max(set(chosen), key=chosen.count)
+    tried = [step for step, kind in enumerate(chosen, 1) if kind != usual]
+    for first in (*BURSTS, 2 * SELDOM * EXPLORE):
+        assert set(range(first, first + BURST)) <= set(tried)
+    assert len(tried) < 0.05 * len(chosen)
+
+
+def test_an_answer_begins_and_ends() -> None:
+    """Its first step has no drafts, and its last may bring few tokens: the shorter it is, the more that counts."""
+    policy = LookaheadPolicy(causal(drafts="auto", draft_from="masks"))
+    policy.acceptance = accepted(0.999)
+    for rows in (1, 10**5):
+        policy.times.measured(rows, 200.0 + rows)
+    policy.times.fit()
+    best = []
+    for length in (6, 1000):
+        policy.lengths = [1, length]
+        assert policy.tokens_a_second(Choice(0, 1), 16) == pytest.approx(16 / policy.times.of(Kind()).expected(16))
+        best.append(max(policy.choices(), key=lambda choice: policy.tokens_a_second(choice, 16)))
+    assert 0 < best[0][0] < best[1][0]
+
+
+def test_a_step_s_time_counts_for_its_rows(small_model: Transformer) -> None:
+    """Those of prompts, too, as far as the step runs them: a beginning that several share runs once."""
+    engine = Engine(small_model, causal(drafts="auto"), Solo(), EngineConfig(max_sequences=3))
+    counted, ran = [], []
+
+    def look(engine: Engine) -> None:
+        assert engine.ended is not None
+        counted.append(engine.lookahead.rows)
+        ran.append(int(engine.ended.rows.table.rows.sum()))
+
+    engine.on_step.append(look)
+    list(engine.generate(requests_of(5, 8)))
+    assert counted == ran
 
 
 def host(sequences: int) -> HostState:
