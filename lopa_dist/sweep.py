@@ -28,7 +28,7 @@ from lopa_dist.models.files import why_not_there as model_not_there
 from lopa_dist.parallel.launcher import LaunchError
 from lopa_dist.parallel.mesh import choose_mesh
 from lopa_dist.tasks.hub_data import data_sets, why_not_there
-from lopa_dist.tasks.registry import unusable
+from lopa_dist.tasks.registry import options_of, task_class, unusable
 from lopa_dist.tasks.rows import check
 
 SHOWN = 8  # the most points that a message names
@@ -84,9 +84,8 @@ def could_be_written(folder: Path) -> bool:
 
 def check_seed(config: Config) -> None:
     """Raise a ValueError if another seed would give the same texts: equal runs would pass for independent ones."""
-    # lines of a batch may have their own temperatures, and for likelihoods of the harness masks are drawn
-    if config.task.name not in ("batch", "harness") and not config.decode.temperature:
-        other = "" if config.task.name not in ("arithmetic", "lists") else "; task.problem_seed=1,2 asks other problems"
+    if not getattr(task_class(config.task.name), "draws", True) and not config.decode.temperature:
+        other = "; task.problem_seed=1,2 asks other problems" * ("problem_seed" in options_of(config.task.name))
         raise ValueError(f"seed changes nothing at decode.temperature=0: every seed writes the same texts{other}")
 
 

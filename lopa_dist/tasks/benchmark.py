@@ -34,6 +34,7 @@ class Benchmark(ABC):
     name: str
     test: str  # the test set, which is read if the user names no other source
     options: ClassVar[tuple[str, ...]] = ("input",)
+    draws = False
 
     def __init__(self, input: str | None = None, limit: int | None = None) -> None:
         self.source, self.limit = input or self.test, limit

@@ -17,6 +17,7 @@ class EmbeddedTask(ABC):
 
     name: str
     options: ClassVar[tuple[str, ...]] = ("split", "problem_seed")
+    draws = False
 
     def __init__(self, limit: int, split: Split = "held_out", problem_seed: int = 1) -> None:
         self.limit, self.split, self.seed = limit, split, problem_seed

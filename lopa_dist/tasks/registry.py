@@ -24,7 +24,9 @@ FIRST = 20  # how many lines of an input are looked at before a job
 TASKS: dict[str, Any] = {kind.name: kind for kind in KINDS}
 """The class of each task. Its arguments are `limit` and the keys of `task.*` that its `options` name.
 
-`check`, if a class has it, raises a ValueError for options that this task cannot have, before anything is read.
+A class may also have `check`, which raises a ValueError for options that this task cannot have, before anything is
+read; `reads_stdin`, whether it takes ``task.input=-``; and `draws`, whether the seed may matter to a run whose
+temperature is 0. Unless a class says otherwise it may, because items may have temperatures of their own.
 """
 
 

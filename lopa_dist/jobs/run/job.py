@@ -192,7 +192,7 @@ class Job:
         if wandb_log is not None:
             engine.meanwhile.append(wandb_log.observe)
             self.lessons.meanwhile.append(partial(wandb_log.learning, engine))
-            self.lessons.heard.append(lambda told: wandb_log.learned(engine, asdict(told)))
+            self.lessons.heard.append(lambda outcome: wandb_log.learned(engine, asdict(outcome)))
         if self.lock:
             engine.meanwhile.append(self.lock.check)
             self.lessons.meanwhile.append(self.lock.check)

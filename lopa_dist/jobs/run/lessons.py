@@ -50,7 +50,7 @@ WORTH = 2  # a lesson begins only if, when all goes well, it saves at least this
 
 
 @dataclass
-class Told:
+class Outcome:
     """What a lesson brought, for the report."""
 
     answers: int  # that rank 0's replica could learn from
@@ -108,7 +108,7 @@ class Lessons:
 
     Attributes:
         revision: of what drafts are learned on (`EngineBuilder.drafts_revision`).
-        told: the outcome of each lesson, on every rank.
+        outcomes: of each lesson, on every rank.
         meanwhile: called after each step of learning, with the share of the time that is over and the step's loss.
         heard: called with the outcome of each lesson.
     """
@@ -120,9 +120,9 @@ class Lessons:
     folder: Path
     revision: str
     total: int
-    told: list[Told] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
     meanwhile: list[Callable[[float, float], None]] = field(default_factory=list)
-    heard: list[Callable[[Told], None]] = field(default_factory=list)
+    heard: list[Callable[[Outcome], None]] = field(default_factory=list)
     learning: Learning | None = None
     ended: bool = False  # whether there will be no further lesson
     counted: tuple[int, float] = (0, 0.0)  # requests done when this round of generation began, and when it did
@@ -149,7 +149,7 @@ class Lessons:
         if self.group.store.broadcast("drafts", "yes" if has else "no") == "yes":
             self.group.store.barrier(keys.LESSON.format("begin"))  # a rank may have loaded for minutes longer
             with self.without_harm():
-                learning = self.begun()
+                learning = self.in_training()
                 try:
                     found = learning.load(folder, self.revision)
                 except LearningFailed as error:  # such as of another rank of matrices
@@ -200,11 +200,11 @@ class Lessons:
             too_short = SLICE * remaining < LEAST_S
             if too_short or 1 - 1 / hoped < WORTH * SLICE:
                 self.ended = True
-                if too_short and not self.told:
+                if too_short and not self.outcomes:
                     self.say(
                         "drafts are not learned: the rest takes about %.0f s, too little to gain from it", remaining
                     )
-                elif not self.told:
+                elif not self.outcomes:
                     self.say(
                         "drafts are not learned: good ones would make the rest only %.2f times as fast, judging by "
                         "this job's steps", hoped,
@@ -213,15 +213,15 @@ class Lessons:
         self.group.store.barrier(keys.LESSON.format(done))  # a replica may have decoded for minutes longer
         with self.without_harm():
             self.free_memory()
-            self.attend(done, remaining, min(limit, SLICE * remaining) if self.auto else limit, limit)
-        if self.told and not self.told[-1].taken:
+            self.hold(done, remaining, min(limit, SLICE * remaining) if self.auto else limit, limit)
+        if self.outcomes and not self.outcomes[-1].taken:
             self.ended = True
         if self.ended:  # what a further lesson would need takes a GPU's memory
             self.learning = None
 
-    def attend(self, done: int, remaining: float, seconds: float, limit: float) -> None:
+    def hold(self, done: int, remaining: float, seconds: float, limit: float) -> None:
         """Hold a lesson: one slice of time and, if auto decides, further ones as long as they promise to pay."""
-        learning, mesh = self.begun(), self.group.mesh
+        learning, mesh = self.in_training(), self.group.mesh
         index = self.group.branch_rank, mesh.branch
         length = f"{seconds:.0f} to {limit:.0f} s" if limit > seconds else f"{limit:.0f} s"
         self.say("learns to draft from %d answers, for %s", len(self.answers), length)
@@ -243,13 +243,13 @@ class Lessons:
             said = self.group.store.broadcast(f"decision {done} {len(slices)}", f"{decision} {faster}")
             decision, faster = said.split()[0], float(said.split()[1])
         first, last, taken = slices[0].before, slices[-1].after, decision == TAKE
-        told = Told(
+        outcome = Outcome(
             len(self.answers), round(spent, 2), round(sum(one.processor_s for one in slices), 2),
             sum(one.steps for one in slices), sum(one.rows for one in slices), first.shares, last.shares,
             round(first.length, 3), round(last.length, 3), round(faster, 3), taken,
             KEPT if decision == KEEP else "",
         )  # fmt: skip
-        self.tell(told)
+        self.tell(outcome)
         if taken:
             self.take()
         if decision in (TAKE, KEEP) and self.group.world.rank == 0:
@@ -273,7 +273,7 @@ class Lessons:
             return 1.0
         return 1 + more_arithmetic(self.model, self.config.learn.rank)
 
-    def begun(self) -> Learning:
+    def in_training(self) -> Learning:
         """Return the adapter in training, made when it is first needed."""
         if self.learning is None:
             config, group = self.config, self.group
@@ -296,8 +296,8 @@ class Lessons:
         try:
             self.learning.save(self.folder / FOLDER, self.config.model.path, self.revision)
         except OSError as error:
-            self.told[-1].problem = f"the adapter was not kept: {error}"
-            log.warning("WARNING: %s", self.told[-1].problem)
+            self.outcomes[-1].problem = f"the adapter was not kept: {error}"
+            log.warning("WARNING: %s", self.outcomes[-1].problem)
 
     def free_memory(self) -> None:
         """Free the K/V space, which the next round allocates again."""
@@ -309,11 +309,11 @@ class Lessons:
         for act in self.meanwhile:
             act(share, loss)
 
-    def tell(self, told: Told) -> None:
+    def tell(self, outcome: Outcome) -> None:
         """Store the outcome of a lesson, and call all of `heard` with it."""
-        self.told.append(told)
+        self.outcomes.append(outcome)
         for act in self.heard:
-            act(told)
+            act(outcome)
 
     def say(self, message: str, *values: Any) -> None:
         """Log a line on rank 0."""
@@ -331,13 +331,13 @@ class Lessons:
         except LearningFailed as error:
             self.ended = True
             problem = " ".join(str(error).split())
-            self.tell(Told(len(self.answers), 0, 0, 0, 0, [], [], 0, 0, 1.0, False, problem))
+            self.tell(Outcome(len(self.answers), 0, 0, 0, 0, [], [], 0, 0, 1.0, False, problem))
             if self.group.world.rank == 0:
                 log.warning("WARNING: drafts could not be learned (%s); the job goes on without", problem)
 
     def report(self) -> list[dict[str, Any]]:
         """Return the outcomes of the lessons."""
-        return [asdict(told) for told in self.told]
+        return [asdict(outcome) for outcome in self.outcomes]
 
 
 def rates(reached: Reached) -> Rates:
