@@ -429,7 +429,7 @@ def test_infilling_is_what_a_job_finds(llm: LLM, tmp_path: Path) -> None:
 
 def test_infilling_needs_a_model_that_sees_what_is_behind(llm: LLM, tmp_path: Path) -> None:
     for context in ("d2f_causal", "blocks"):
-        with pytest.raises(ValueError, match=f"context={context} no token sees what stands behind its block"):
+        with pytest.raises(ValueError, match=f"context={context} no token sees what stands after its block"):
             llm.infill(["a"], ["b"], 4, progress=False, context=context)
     with pytest.raises(ValueError, match="suffix contains the mask token"):
         llm.infill(["a"], ["<|mask|>"], 4, progress=False)

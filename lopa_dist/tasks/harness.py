@@ -111,13 +111,13 @@ class HarnessTask:
         item = Item(f"{name}-{number}", reference=json.dumps(document, sort_keys=True, default=str))
         if task.OUTPUT_TYPE in SCORED:
             texts = tuple(continuations(task, document, plain, chat))
-            first = texts[0].behind or item  # only for people who look at the results
+            first = texts[0].after or item  # only for people who look at the results
             return replace(item, prompt=first.prompt, messages=first.messages, continuations=texts)
         if not isinstance(plain, str):
             return replace(item, error="it has several prompts; only one can be answered")
         generation = generation_of(task)
         return replace(
-            behind(item, plain, chat),
+            with_prompt(item, plain, chat),
             max_new_tokens=generation["max_gen_toks"] or None,
             stop=tuple(generation["until"]),
             sampling=sampling_of(generation),
@@ -201,7 +201,7 @@ class HarnessTask:
         return totals
 
 
-def behind(item: Item, plain: str, chat: list[dict[str, str]]) -> Item:
+def with_prompt(item: Item, plain: str, chat: list[dict[str, str]]) -> Item:
     """Return the item with a prompt in both forms; a last message of the assistant's becomes `answer_prefix`."""
     begun = chat[-1]["content"] if chat[-1]["role"] == "assistant" else ""
     return replace(item, prompt=plain, messages=chat[:-1] if begun else chat, answer_prefix=begun)
@@ -223,7 +223,7 @@ def continuations(task: Any, document: Mapping[str, Any], plain: Any, chat: Any)
     for of_plain, of_chat in zip(*forms, strict=True):
         *context, text = of_plain.args
         *messages, text_in_chat = of_chat.args
-        item = behind(Item(""), context[0], messages[0]) if context and context[0] else None
+        item = with_prompt(Item(""), context[0], messages[0]) if context and context[0] else None
         yield Continuation(text, text_in_chat, item, spaces=True)
 
 

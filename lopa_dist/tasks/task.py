@@ -44,7 +44,7 @@ class Continuation:
 
     text: str
     text_in_chat: str  # the same, as it stands after a chat's last turn
-    behind: Item | None = None  # the item whose prompt it follows, in both forms; None: it begins a document
+    after: Item | None = None  # the item whose prompt it follows, in both forms; None: it begins a document
     spaces: bool = False  # whether white space at the prompt's end belongs to it, as in lm-evaluation-harness
 
 

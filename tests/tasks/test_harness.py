@@ -197,7 +197,7 @@ CHOICES = {
     "generation_kwargs": None, "filter_list": None,
     "metric_list": [{"metric": name} for name in ("acc", "acc_norm", "mcc", "acc_mutual_info")],
 }  # fmt: skip
-# as WinoGrande: the choices are questions, and what stands behind them is the same
+# as WinoGrande: the choices are questions, and what stands after them is the same
 QUESTIONS = CHOICES | {
     "doc_to_text": 1, "doc_to_choice": "{{[question, 'Q: ' + question + ' A:']}}", "doc_to_target": "It is {{n}}",
     "metric_list": [{"metric": "acc"}], "num_fewshot": 0,
@@ -256,7 +256,7 @@ def test_likelihoods_of_a_masked_model(tmp_path: Path) -> None:
         assert line["extracted"] in CHOICES["doc_to_choice"]
     [part] = (tmp_path / "run" / "journal").glob("*.jsonl")
     kept = part.read_text().splitlines(keepends=True)
-    part.write_text("".join(kept[:2]))  # as if it had been killed behind two answers
+    part.write_text("".join(kept[:2]))  # as if it had been killed after two answers
     again, after = job(config, tmp_path / "run")
     assert [one | {"latency_s": 0} for one in after] == [one | {"latency_s": 0} for one in lines]
     assert again["metrics"] == report["metrics"]

@@ -194,7 +194,7 @@ def test_a_folder_without_prompts_is_no_input(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [".parquet", ".csv", ".jsonl"])
-def test_the_files_of_a_folder_and_of_a_pattern_are_read_one_behind_the_other(tmp_path: Path, kind: str) -> None:
+def test_the_files_of_a_folder_and_of_a_pattern_are_read_one_after_the_other(tmp_path: Path, kind: str) -> None:
     """As Spark leaves them, with its marks and a description beside them."""
     for part in (1, 0):
         table = [{"prompt": f"{part} {i}", "temperature": "0.5"} for i in range(2)]

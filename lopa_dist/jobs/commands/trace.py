@@ -285,7 +285,7 @@ def show(trace: Trace, console: Console) -> None:
         console.print(line)
     steps, filled = len(trace.steps), len(seen)
     tokens = trace.texts.index(END) if END in trace.texts else filled
-    filler = f"; {filled - tokens} more tokens, of no use, behind its end" if filled > tokens else ""
+    filler = f"; {filled - tokens} more tokens, of no use, after its end" if filled > tokens else ""
     console.print(f"\n{tokens} tokens of text in {steps} forwards: {tokens / steps:.2f} per forward{filler}")
     if trace.verdict:
         console.print(Text(trace.verdict))

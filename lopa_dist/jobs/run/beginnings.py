@@ -37,7 +37,7 @@ class Beginnings:
         Args:
             tokens: the prompt.
             known: of how many first tokens it is known that others begin with them.
-            copies: how many requests have this prompt. A prompt that is cut is computed behind its cut for each.
+            copies: how many requests have this prompt. A prompt that is cut is computed after its cut for each.
         """
         prompt = array("i", tokens).tobytes()
         longest, having = self.longest(prompt)

@@ -129,8 +129,8 @@ class Encoder:
         texts = []
         for continuation in item.continuations:
             prompt, chat = "", self.wrap
-            if continuation.behind is not None:
-                context = self.choose(continuation.behind)
+            if continuation.after is not None:
+                context = self.choose(continuation.after)
                 prompt, chat = self.render(context).text, self.is_chat(context)
             text = continuation.text_in_chat if chat else continuation.text
             if not text or encodable(text) != text:
@@ -344,7 +344,7 @@ class Encoder:
         decode = self.config.decode
         if decode.scope.window_attention != "full":
             raise Refusal(
-                f"suffix: with decode.context={decode.context} no token sees what stands behind its block, and so what "
+                f"suffix: with decode.context={decode.context} no token sees what stands after its block, and so what "
                 "the answer is to lead to; a model that was trained to see all of a text takes decode.context=vanilla"
             )
         if encodable(item.suffix) != item.suffix:

@@ -272,7 +272,7 @@ def test_page_holds_the_steps_and_nothing_that_breaks_it(found: Trace, tmp_path:
 
 
 def test_tokens_a_forward_are_those_of_the_results(folder: Path, found: Trace) -> None:
-    """Without the filler behind the end of the text, which the steps fill as well."""
+    """Without the filler after the end of the text, which the steps fill as well."""
     line = result(folder, found.custom_id)
     console = Console(record=True, width=200)
     show(found, console)

@@ -90,11 +90,11 @@ def test_stop_strings_that_no_text_has_are_told(embedded_tokenizer: PreTrainedTo
 def test_white_space_before_a_continuation_is_the_prompt_s(embedded_tokenizer: PreTrainedTokenizerFast) -> None:
     """As a chat template's; except in the harness's tasks, where it is scored."""
     encoder = Encoder(Config(model=ModelOptions(chat_template="never")), WORDS, embedded_tokenizer)
-    behind = Item("a", prompt="Tom has\n")
+    before = Item("a", prompt="Tom has\n")
     counts = []
     for spaces in (False, True):
-        continuation = Continuation("3", "3", behind, spaces)
-        request = encoder.encode(0, replace(behind, continuations=(continuation,)))
+        continuation = Continuation("3", "3", before, spaces)
+        request = encoder.encode(0, replace(before, continuations=(continuation,)))
         assert isinstance(request, Request)
         counts.append(len(request.scored[0][0].answer))
     assert counts[1] > counts[0]
