@@ -34,10 +34,10 @@ def sentences(seed: int) -> Iterator[Gap]:
     for problem in word_problems.problems("held_out", seed):
         *parts, number = problem.answer.split(" . ")
         at = rng.randrange(1, len(problem.steps) + 1)
-        before, behind = " " + " . ".join(parts[:at]) + " .", " . ".join([*parts[at + 1 :], number])
+        before, after = " " + " . ".join(parts[:at]) + " .", " . ".join([*parts[at + 1 :], number])
         step = problem.steps[at - 1]
         equation = f"{step.before} {step.operator} {step.operand} = {step.after}"
-        yield "sentence", problem.question, before, equation, f" {behind}", 11
+        yield "sentence", problem.question, before, equation, f" {after}", 11
 
 
 def stretches(seed: int) -> Iterator[Gap]:
@@ -47,8 +47,8 @@ def stretches(seed: int) -> Iterator[Gap]:
         items = problem.answer.split()
         if problem.family in FAMILIES and len(items) > STRETCH:
             at = rng.randrange(len(items) - STRETCH + 1)
-            before, behind = ("".join(f" {item}" for item in part) for part in (items[:at], items[at + STRETCH :]))
-            yield problem.family, problem.question, before, " ".join(items[at : at + STRETCH]), behind, STRETCH
+            before, after = ("".join(f" {item}" for item in part) for part in (items[:at], items[at + STRETCH :]))
+            yield problem.family, problem.question, before, " ".join(items[at : at + STRETCH]), after, STRETCH
 
 
 def shares(llm: LLM, gaps: list[Gap], given: bool, **decode: Any) -> dict[str, tuple[int, int]]:
@@ -62,7 +62,7 @@ def shares(llm: LLM, gaps: list[Gap], given: bool, **decode: Any) -> dict[str, t
     """
     end = str(llm.builder.tokenizer.eos_token)
     chats = [[{"role": "user", "content": q}, {"role": "assistant", "content": b}] for _, q, b, *_ in gaps]
-    suffixes = [behind + end if given else "" for *_, behind, _ in gaps]
+    suffixes = [after + end if given else "" for *_, after, _ in gaps]
     found = llm.infill(chats, suffixes, [gap[5] for gap in gaps], sampling=SamplingParams(), progress=False, **decode)
     counts: dict[str, tuple[int, int]] = {}
     for (kind, _, _, wanted, _, _), output in zip(gaps, found, strict=True):
@@ -88,7 +88,7 @@ def main() -> None:
         columns = {
             "verified": shares(llm, gaps, True),
             "one at a time": shares(llm, gaps, True, **ONE_AT_A_TIME),
-            "nothing behind": shares(llm, gaps, False, **ONE_AT_A_TIME),
+            "nothing after": shares(llm, gaps, False, **ONE_AT_A_TIME),
         }
         for kind, (_, count) in columns["verified"].items():
             right = {name: found[kind][0] / count for name, found in columns.items()}
