@@ -7,7 +7,7 @@ drafts bring many tokens per forward. On a busy one, a row that brings no token 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.state import HostState
 from lopa_dist.engine.acceptance import DECAY, HOPE, Acceptance
+from lopa_dist.engine.drafter import MASKS
 from lopa_dist.engine.step_times import Kind, TimesByKind
 from lopa_dist.ragged import Ints
 from lopa_dist.rows.lookahead import Lookahead
@@ -172,7 +173,7 @@ class LookaheadPolicy:
         rows: int,
         masks: Ints | None = None,
         accepted_with: Ints | None = None,
-        from_masks: int = 0,
+        accepted_from: Mapping[int, int] | None = None,
     ) -> None:
         """Count the accepted drafts of a step, and take `choice`, which all ranks follow, for the next one.
 
@@ -182,9 +183,10 @@ class LookaheadPolicy:
             rows: of the step's forward on this rank.
             masks: ``[S]`` for how many places of each chain masks had predicted a token; None: for all drafts.
             accepted_with: as in `Winner`.
-            from_masks: drafts that masks predicted and that were accepted, in all steps so far.
+            accepted_from: by source, its drafts that were accepted in all steps so far; None: not known.
         """
-        self.choice, self.rows, self.from_masks = choice, rows, from_masks
+        self.choice, self.rows = choice, rows
+        self.from_masks = accepted_from.get(MASKS, 0) if accepted_from else 0
         if not self.causal:
             return
         running = (before.done == 0) & (after.done == 0)  # a text that ends accepts nothing after its end

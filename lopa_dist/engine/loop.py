@@ -16,7 +16,7 @@ from lopa_dist.engine.chains import Chains
 from lopa_dist.engine.chunked_prefill import ChunkedPrefill
 from lopa_dist.engine.commit import commit
 from lopa_dist.engine.config import EngineConfig
-from lopa_dist.engine.drafter import MASKS, drafter_for
+from lopa_dist.engine.drafter import drafter_for
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.lockstep import Lockstep
 from lopa_dist.engine.lookahead import LookaheadPolicy
@@ -234,7 +234,7 @@ class Engine:
         self.statistics.lap("commit")
         self.lookahead.stepped(
             step.before, step.after, self.lockstep.choice, len(rows.table.hi), step.masks, step.accepted_with,
-            self.statistics.accepted_from[MASKS],
+            self.statistics.accepted_from,
         )  # fmt: skip
         self.ended = EndedStep(step, rows, finished, dict(self.statistics.seconds))
         self.winner = winner
