@@ -365,7 +365,7 @@ def check_files(config: Config) -> None:
             load(str(text), key)
     task_class(config.task.name)
     if config.decode.rule is not None:
-        from lopa_dist.rules.choice import own_rule  # torch, which takes seconds to import, comes with rules
+        from lopa_dist.rules.own_rule import own_rule  # torch, which takes seconds to import, comes with rules
 
         own_rule(config.decode)
 

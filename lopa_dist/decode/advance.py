@@ -128,6 +128,8 @@ def write(window: Tensor, offset: Tensor, token: Tensor) -> Tensor:
     `window` is ``[S, W]``, `offset` and `token` are ``[S, F]``.
     """
     width = window.shape[1]
+    if offset.shape[1] == 0:
+        return window
     if offset.shape[1] == 1:
         return torch.where(offset == arange(width, window.device), token, window)
     target = torch.where(offset >= 0, offset, width)  # an extra column takes tokens that have no position
@@ -185,7 +187,9 @@ def own_rule(name: str, records: Records, masked: Tensor) -> Tensor:
     Raises:
         UserError: it returned something else; a tensor of another shape would be broadcast, and fill what nobody chose.
     """
-    chosen = load(name, "decode.fill")(records.probability, records.confidence, masked)
+    # copies, because the rule may write into them
+    given = records.probability.clone(), records.confidence.clone(), masked.clone()
+    chosen = load(name, "decode.fill")(*given)
     if not isinstance(chosen, Tensor):
         found = f"a {type(chosen).__name__}"
     elif chosen.dtype != torch.bool or chosen.shape != masked.shape:

@@ -33,6 +33,7 @@ class Vocabulary:
     mask_id: int
     eos_ids: tuple[int, ...]
     shift: bool
+    size: int | None = None  # how many tokens the model can read; None: not known
 
 
 class Records:
@@ -310,6 +311,7 @@ class State:
         for field, value in (("done", 1), ("branches", 0), ("drafts", 0)):
             getattr(self, field).index_fill_(0, at, value)
             values[HostState._fields.index(field), slots] = value
+        self.path_drafts.index_fill_(0, at, 0)  # else the next step would verify what no forward computes
         return HostState._make(values)
 
     def limit_branches(self, host: HostState, most: int) -> HostState:

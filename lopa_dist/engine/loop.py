@@ -17,6 +17,7 @@ from lopa_dist.engine.chunked_prefill import ChunkedPrefill
 from lopa_dist.engine.commit import commit
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.drafter import drafter_for
+from lopa_dist.engine.endless import check_ends
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.lockstep import Lockstep
 from lopa_dist.engine.lookahead import LookaheadPolicy
@@ -98,7 +99,7 @@ class Engine:
         adapted = self.device.type == "cpu" and self.model.mask_rows is not None
         self.lookahead = LookaheadPolicy(config, self.share, ids.block_drafts, clock, ids.has_mask, adapted)
         self.drafter = drafter_for(config, ids)
-        self.vocabulary = Vocabulary(ids.mask_id, ids.eos_ids, ids.shift)
+        self.vocabulary = Vocabulary(ids.mask_id, ids.eos_ids, ids.shift, ids.vocab_size)
 
     def take_over(self, earlier: Engine) -> None:
         """Take over what an earlier engine of the same model has made and learned, if it decoded alike.
@@ -256,5 +257,6 @@ class Engine:
     def account(self, ended: EndedStep) -> None:
         """Add a step to the statistics."""
         step, rows = ended.step, ended.rows
+        check_ends(step.after)
         self.statistics.records += rows.heads.columns * rows.heads.branches * self.comm.size
         self.statistics.step(step.before, step.after, rows.computed, step.works, step.accepted_with, ended.seconds)

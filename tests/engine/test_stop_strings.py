@@ -77,6 +77,23 @@ def test_branch_ranks_end_together(builders: dict[str, EngineBuilder]) -> None:
     assert on_ranks(2, lambda comm: answers(builder, config, 4, comm, text_of=builder.text_of)) == [alone, alone]
 
 
+def test_what_a_stopped_sequence_drafted_is_of_no_account(builders: dict[str, EngineBuilder]) -> None:
+    """Its drafts may lie further on than the windows of the sequences that go on."""
+    builder, config = builders["embedded"], replace(BLOCKS, block_size=4, drafts=8)
+    items = list(Arithmetic(24, "held_out", 5).items())
+    for pair in (items[i : i + 2] for i in range(0, 24, 2)):
+        made = []
+        for i, item in enumerate(pair):
+            text = builder.tokenizer.apply_chat_template(item.messages, tokenize=False, add_generation_prompt=True)
+            ids = builder.tokenizer(text, add_special_tokens=False).input_ids
+            made.append(Request(i, ids, 64, request_key(0, str(i)), stop=() if i else ("=",)))
+        found = []
+        for sequences in (1, 2):
+            engine = Engine(builder.load(warn=False), config, Solo(), EngineConfig(sequences), text_of=builder.text_of)
+            found.append({one.request.index: one.tokens for one in engine.generate(made)})
+        assert found[0] == found[1]
+
+
 @given(
     text=st.text("ab", max_size=60),
     seen=st.integers(0, 60),

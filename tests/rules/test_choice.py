@@ -95,6 +95,17 @@ def test_a_context_that_the_model_decides_is_not_asked_yet(tmp_path: Path) -> No
         ("winner._replace(token=winner.token.int())", r"a token of shape \[4, 1\] and dtype int32: must be int64"),
         ("winner._replace(position=winner.position[:, 0], token=winner.token[:, 0])", r"position of shape \[4\]: it"),
         ("winner._replace(accepted=winner.branch)", "accepted without probability"),
+        (
+            "winner._replace(accepted=winner.position)",
+            r"an accepted of shape \[4, 1\] and dtype int64: must be int64 of",
+        ),
+        ("winner._replace(position=None)", "a position that is a NoneType: must be a tensor of int64"),
+        ("winner._replace(branch=winner.branch + 1)", "a branch that is not from 0 to 0"),
+        ("winner._replace(position=state.end[:, None].clone())", r"position \d+, which is not in the window"),
+        (
+            "winner._replace(position=state.complete[:, None].clone(), token=winner.token * 0 + 10**6)",
+            r"token 1000000, which the model of \d+ tokens lacks",
+        ),
         ("winner._replace(accepted=winner.branch, probability=winner.position.float())", "float32: must be int32"),
         ("winner._replace(records=records)", r"records of shape .*: must be those of the branch that wins"),
     ],
@@ -111,6 +122,81 @@ def test_a_winner_that_cannot_be_read_is_told(
     assert rule_for(config).words(config).startswith("rule 'own' of ")
     with pytest.raises(UserError, match=message):
         texts(small_model, config, random_requests(2, 5, BASE.max_new_tokens))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("state.branches.zero_()", r"own\.py:RULE: after spawn, state\.branches must be from 1 \(the anchor\) to 2"),
+        (
+            "state.edits[0, :, 1] = 10**6",
+            r"after spawn, state\.edits have position 1000000, which is not in the window",
+        ),
+        (
+            "state.edits[0, :, 1, 0], state.edits[1, :, 1] = state.complete, -3",
+            r"after spawn, state\.edits have token -3",
+        ),
+    ],
+)
+def test_branches_that_cannot_run_are_told(small_model: Transformer, tmp_path: Path, change: str, message: str) -> None:
+    (tmp_path / "own.py").write_text(
+        "from lopa_dist.decode.winner import anchor_alone\nfrom lopa_dist.rules import Rule\n"
+        "def spawn(state, winner, window):\n"
+        f"    state.branches.copy_(2 * (state.done == 0))\n    {change}\n"
+        "RULE = Rule('own', anchor_alone, spawn)\n"
+    )
+    config = replace(BASE, verify="confidence", drafts=0, branches=1, rule=f"{tmp_path}/own.py:RULE")
+    with pytest.raises(UserError, match=message):
+        texts(small_model, config, random_requests(2, 5, BASE.max_new_tokens))
+
+
+def test_a_winner_may_bring_no_tokens(small_model: Transformer, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "from lopa_dist.decode.winner import anchor_alone\nfrom lopa_dist.rules import Rule\n"
+        "def verify(state, records):\n"
+        "    winner = anchor_alone(state, records)\n"
+        "    return winner._replace(position=winner.position[:, :0], token=winner.token[:, :0])\n"
+        "RULE = Rule('nothing', verify)\n"
+    )
+    plain = replace(BASE, verify="confidence", drafts=0, branches=0)
+    requests = random_requests(2, 5, BASE.max_new_tokens)
+    assert texts(small_model, replace(plain, rule=f"{tmp_path}/own.py:RULE"), requests) == texts(
+        small_model, plain, requests
+    )
+
+
+def test_a_rule_that_never_fills_ends(small_model: Transformer, tmp_path: Path) -> None:
+    """It brings a token that stands there already, and so keeps the step from filling another one."""
+    (tmp_path / "own.py").write_text(
+        "import torch\nfrom lopa_dist.decode.winner import anchor_alone\nfrom lopa_dist.rules import Rule\n"
+        "def verify(state, records):\n"
+        "    winner, none = anchor_alone(state, records), torch.zeros(state.slots, dtype=torch.long)\n"
+        "    position = state.complete[:, None].clone()\n"
+        "    token = torch.full_like(position, 7)\n"
+        "    return winner._replace(position=position + 1, token=token, accepted=none, probability=token.int())\n"
+        "RULE = Rule('again', verify)\n"
+    )
+    config = replace(BASE, verify="confidence", drafts=0, branches=0, tau_conf=1.0, rule=f"{tmp_path}/own.py:RULE")
+    with pytest.raises(UserError, match=r"an answer of at most \d+ tokens does not end: it has taken \d+ forwards"):
+        texts(small_model, config, random_requests(2, 5, BASE.max_new_tokens))
+
+
+def test_a_rule_that_writes_into_what_it_is_given_changes_nothing_else(
+    small_model: Transformer, tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(
+        "def plain(probability, confidence, masked):\n    return masked & (probability > 0.2)\n"
+        "def in_place(probability, confidence, masked):\n"
+        "    masked &= probability > 0.2\n"
+        "    confidence.fill_(0)\n    probability.fill_(0)\n"
+        "    return masked\n"
+    )
+    requests = random_requests(2, 5, BASE.max_new_tokens)
+    one, other = (
+        texts(small_model, replace(BASE, verify="confidence", drafts=0, fill=f"{tmp_path}/own.py:{name}"), requests)
+        for name in ("plain", "in_place")
+    )
+    assert one == other
 
 
 def test_a_rule_says_how_it_looks_ahead() -> None:
