@@ -117,7 +117,7 @@ class Trainer:
             spent = (time.perf_counter() - began) / seconds
             loss, rows, share = self.step(batches, factor, 1.0 if stop() else spent)
             if not rows:
-                raise LearningFailed("no answer has two tokens or more: there is nothing to learn from")
+                raise LearningFailed("no answer to learn from has two tokens or more")
             self.steps += 1
             lesson.steps, lesson.rows = lesson.steps + 1, lesson.rows + rows
             lesson.losses.append(loss)

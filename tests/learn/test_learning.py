@@ -149,7 +149,7 @@ def test_a_fault_is_told_and_nothing_is_trained(tmp_path: Path, monkeypatch: pyt
 
 def test_no_answers_are_nothing_to_learn_from(tmp_path: Path) -> None:
     learning = Learning(small(tmp_path / "base"), 79, 4)
-    with pytest.raises(LearningFailed, match="no answer has two tokens or more"):
+    with pytest.raises(LearningFailed, match="no answer to learn from has two tokens or more"):
         learning.lesson(Answers(), 600)
 
 

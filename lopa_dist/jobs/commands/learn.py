@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from lopa_dist.jobs.setup.device import choose_device
 from lopa_dist.jobs.show.page import bars, write_page
 from lopa_dist.jobs.show.report import config_of, why_no_results
 from lopa_dist.jobs.show.where_it_began import report_where_it_began
-from lopa_dist.learn.learning import Answers, Learning, answers_of, check_learnable, is_held_out, with_end
+from lopa_dist.learn.learning import HELD_OUT, Answers, Learning, answers_of, check_learnable, is_held_out, with_end
 from lopa_dist.learn.trainer import LearningFailed, Lesson
 from lopa_dist.models.families import FAMILIES
 from lopa_dist.parallel import store_keys as keys
@@ -77,6 +78,11 @@ def learn(folder: Path, settings: Sequence[str]) -> dict[str, Any]:
     answered = list(answered_requests(folder, config, builder))
     if len(answered) < 2:
         raise ValueError(f"{folder}: {len(answered)} answers of two tokens or more: there is nothing to learn from")
+    if all(is_held_out(one.request.prompt) for one in answered):
+        raise ValueError(
+            f"{folder}: all {len(answered)} answers are to prompts that are held out to measure with, as one in "
+            f"{HELD_OUT} is: there is nothing to learn from; learn from a run of more prompts"
+        )
     mesh = choose_mesh("auto", 1, config.parallel.tensor, world.size, world.size, 1)
     parallel = config.parallel
     group = Group(world, mesh, parallel.backend, parallel.timeout_s, device, Stop(config.job.grace_s))
@@ -91,7 +97,10 @@ def settings_of(folder: Path, settings: Sequence[str]) -> Config:
     """Return a run's configuration, changed by `settings`, which must be of `SECTIONS`."""
     file = folder / "report.json"
     if not file.exists():
-        raise ValueError(why_no_results(folder, "no report.json; name the folder of a finished or stopped run"))
+        shards = any(folder.glob("shard-*/report.json"))
+        array = f"no report.json; `lopa-dist merge {folder}` joins its shards; learn from that, or from one of them"
+        nothing = "no report.json; name the folder of a finished or stopped run"
+        raise ValueError(why_no_results(folder, array if shards else nothing))
     config = config_of(report_where_it_began(folder))
     check_keys(list(settings))
     for setting in settings:
@@ -128,6 +137,15 @@ def answered_requests(folder: Path, config: Config, builder: EngineBuilder) -> I
                 yield Answered(request, tokens)
 
 
+@contextmanager
+def told(remedy: str = "") -> Iterator[None]:
+    """Turn a failure of learning, which all ranks have, into a message for people, which ends with `remedy`."""
+    try:
+        yield
+    except LearningFailed as error:
+        raise ValueError(f"{error}{remedy}") from error
+
+
 @dataclass
 class Student:
     """Learns from a run's answers, on one of the ranks."""
@@ -150,18 +168,18 @@ class Student:
             raise Stopped(f"stopped by {group.stop.signal or 'another rank'} before anything was learned")
         mask_id = mask_token(model.config, builder.tokenizer)
         masks = masks_of(self.config.decode)
-        learning = Learning(
-            model, mask_id, self.config.learn.rank, group.everyone, group.failures.watched, masks, group.tensor
-        )
         drafts = self.folder / FOLDER
-        try:
+        with told():
+            learning = Learning(
+                model, mask_id, self.config.learn.rank, group.everyone, group.failures.watched, masks, group.tensor
+            )
+        with told(f": correct that, or move {drafts} away to begin anew"):
             again = learning.load(drafts, builder.revision)
-        except LearningFailed as error:
-            raise ValueError(f"{error}: correct that, or move {drafts} away to begin anew") from error
         self.say(f"{len(self.answered)} answers{', goes on with the drafts that are there' if again else ''}")
         group.store.barrier(keys.LESSON.format("begin"))
-        lesson = self.lesson(learning, answers, drafts)
-        learning.adopt()
+        with told(f"; what was saved in {drafts} before stays"):
+            lesson = self.lesson(learning, answers, drafts)
+            learning.adopt()
         # one that was cut short would measure its first requests only
         after = None if self.stopped("lesson") else self.measured("after", held_out, own)
         if self.stopped("after"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -109,9 +109,11 @@ class Recorder:
             self._drafts, self._chains = len(drafts), [chain_of_all] * state.config.max_branches
         path, chain = self._paths[min(winner, len(self._paths) - 1)], self._chains[winner]
         accepted = int(state.accepted[0]) if self._drafts else 0
-        verified = max(0, accepted - len(path))  # of the winner's own drafts
+        verified = right = max(0, accepted - len(path))  # of the winner's own drafts
+        if winner and engine.drafter is not None:  # those of the chain up to where the branch differs
+            right = sum(1 for _ in takewhile(lambda draft: now[draft[0]] == draft[1], chain[:verified]))
         ahead = {position for position, _ in path + chain[:verified]}
-        failed = chain[verified] if verified < len(chain) else None
+        failed = chain[right] if right < len(chain) else None
         bonus = None if failed is None else failed[0]
         filled = {}
         for position, (old, new) in enumerate(zip(before, now, strict=True)):
@@ -119,7 +121,10 @@ class Recorder:
                 written = RECORD if old == mask else EDIT
                 filled[position] = LOOKAHEAD if position in ahead else BONUS if position == bonus else written
         rejected = None if failed is None else (failed[0], self.decode(failed[1]))
-        sources = "" if engine.drafter is None else told(Counter(source for _, source in drafts[:accepted]))
+        sources = ""
+        if engine.drafter is not None:
+            of_branch = [f"{verified - right} from the branch that won"] if verified > right else []
+            sources = ", ".join([*told(Counter(source for _, source in drafts[:right])), *of_branch])
         self.steps.append(TraceStep(self._branches, winner, end, filled, self._drafts, accepted, rejected, sources))
         self.tokens, self._branches, self._drafts = now, int(state.branches[0]), int(state.drafts[0])
         known, config = int(state.known[0]), state.config
@@ -136,9 +141,9 @@ class Recorder:
         self._chains = [tokens(state.chain[:2, 0, j * m : j * m + count]) for j, count in enumerate(counts)]
 
 
-def told(sources: Counter[int]) -> str:
-    """Return in words how many drafts came from which source."""
-    return ", ".join(f"{count} from {OF_SOURCE[SOURCES[source]]}" for source, count in sources.items())
+def told(sources: Counter[int]) -> list[str]:
+    """Return in words how many drafts came from each source."""
+    return [f"{count} from {OF_SOURCE[SOURCES[source]]}" for source, count in sources.items()]
 
 
 def trace(folder: Path, which: str) -> Trace:
@@ -272,7 +277,7 @@ def show(trace: Trace, console: Console) -> None:
         if step.rejected:
             position, text = step.rejected
             instead = trace.texts[position].strip()
-            replaced = step.filled.get(position) == BONUS and instead != text.strip()
+            replaced = step.filled.get(position) in (BONUS, LOOKAHEAD) and instead != text.strip()
             why = f"the model said {instead!r}" if replaced else "the text had ended before it"
             console.print(Text(f"  rejected: {text.strip()!r}; {why}", style="dim"))
         line = Text()
@@ -285,7 +290,8 @@ def show(trace: Trace, console: Console) -> None:
         console.print(line)
     steps, filled = len(trace.steps), len(seen)
     tokens = trace.texts.index(END) if END in trace.texts else filled
-    filler = f"; {filled - tokens} more tokens, of no use, after its end" if filled > tokens else ""
+    more = filled - tokens - 1  # the end-of-text is of use
+    filler = f"; {more} more token{'s' * (more > 1)}, of no use, after its end" if more > 0 else ""
     console.print(f"\n{tokens} tokens of text in {steps} forwards: {tokens / steps:.2f} per forward{filler}")
     if trace.verdict:
         console.print(Text(trace.verdict))

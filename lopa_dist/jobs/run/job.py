@@ -187,8 +187,9 @@ class Job:
         """Make the job's lessons, and let all that happens beside decoding and lessons be called by them."""
         config, group = self.config, self.group
         self.lessons = Lessons(
-            config, group, engine, self.builder.tokenizer, self.folder, self.builder.drafts_revision, len(self.requests)
-        )
+            config, group, engine, self.builder.tokenizer, self.folder, self.builder.drafts_revision,
+            len(self.requests), sum(self.attempt.done), self.attempt.number,
+        )  # fmt: skip
         if wandb_log is not None:
             engine.meanwhile.append(wandb_log.observe)
             self.lessons.meanwhile.append(partial(wandb_log.learning, engine))
@@ -205,7 +206,11 @@ class Job:
         group, engine = self.group, session.engine
         self.lessons.begin()
         if engine.drafter and not self.masks and any(self.attempt.done):
-            recall(engine.drafter, self.attempt.journal, self.attempt.number, self.builder.tokenizer, group)
+            attempt = self.attempt
+            answers = recall(attempt.journal, attempt.number, self.input.ids, self.builder.tokenizer, group)
+            for answer in answers:
+                engine.drafter.remember(answer.tokens)
+            self.lessons.recall(answers, self.input.encoded)
         session.prepare()
         start, self.disturbances = time.perf_counter(), Disturbances(self.config, group, self.builder.device)
         generations = self.lessons.rounds(partial(session.generate, suspects=self.suspects, begin=self.begin))

@@ -6,14 +6,16 @@ on as it would have without learning.
 
 from __future__ import annotations
 
+import json
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import PreTrainedTokenizerFast
 
 from lopa_dist.config import Config
@@ -21,10 +23,13 @@ from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.engine.gain import Rates, gain
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.memory import release_cached
-from lopa_dist.engine.request import Generation
+from lopa_dist.engine.request import Generation, Request
+from lopa_dist.jobs.folder.lessons_file import add_lesson, lessons_in
+from lopa_dist.jobs.run.prompts import Rejection
+from lopa_dist.jobs.run.recall import Recalled
 from lopa_dist.learn.config import LearnConfig
 from lopa_dist.learn.drafts_adapter import more_arithmetic
-from lopa_dist.learn.learning import Answers, Learning, check_learnable
+from lopa_dist.learn.learning import HELD_OUT, Answers, Learning, check_learnable, with_end
 from lopa_dist.learn.predictions import Reached
 from lopa_dist.learn.trainer import LearningFailed, Lesson
 from lopa_dist.models.config import ModelConfig
@@ -43,6 +48,8 @@ LEAST_S = 15.0  # seconds of the shortest useful slice
 MOST_SHARE = 0.15  # of the remaining time, in all slices of a lesson
 FEWEST_MASKS, MOST_MASKS = 4, 16
 MORE, TAKE, KEEP, LEAVE = "more", "take", "keep", "leave"  # what to do after a slice
+AFRESH = 64  # the fewest answers of a resumed job before it learns: its steps are timed by then
+STOPPED = "the job was told to stop before that paid"
 KEPT = "the job was told to stop; what it learned is kept for the next attempt"
 PAYS = 1.03  # an adapter is taken if the rest is expected to be more than this many times as fast
 WELL = 0.75  # share of drafts accepted at each depth if minutes of learning go well: chains of three
@@ -51,9 +58,11 @@ WORTH = 2  # a lesson begins only if, when all goes well, it saves at least this
 
 @dataclass
 class Outcome:
-    """What a lesson brought, for the report."""
+    """What a lesson brought, for the report and for later attempts."""
 
-    answers: int  # that rank 0's replica could learn from
+    attempt: int
+    done: int  # requests of the job that were done
+    answers: int  # that all replicas together could learn from
     seconds: float
     processor_s: float  # of rank 0
     steps: int
@@ -104,10 +113,14 @@ def masks_of(decode: DecodeConfig) -> int:
 
 @dataclass
 class Lessons:
-    """The lessons of a job of `total` requests; all ranks make the same calls.
+    """The lessons of a job; all ranks make the same calls.
 
     Attributes:
         revision: of what drafts are learned on (`EngineBuilder.drafts_revision`).
+        total: requests of this attempt.
+        before: requests that earlier attempts have finished.
+        attempt: number of this attempt.
+        earlier: outcomes of earlier attempts' lessons, as in the report; on rank 0, and on all ranks that learn.
         outcomes: of each lesson, on every rank.
         meanwhile: called after each step of learning, with the share of the time that is over and the step's loss.
         heard: called with the outcome of each lesson.
@@ -120,6 +133,9 @@ class Lessons:
     folder: Path
     revision: str
     total: int
+    before: int
+    attempt: int
+    earlier: list[dict[str, Any]] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
     meanwhile: list[Callable[[float, float], None]] = field(default_factory=list)
     heard: list[Callable[[Outcome], None]] = field(default_factory=list)
@@ -129,21 +145,19 @@ class Lessons:
 
     def __post_init__(self) -> None:
         self.answers = Answers()
-        asked = self.config.job.learn
-        self.auto, self.next = asked == "auto", 0
-        if isinstance(asked, int):
-            self.next = asked
-        elif self.auto:
-            self.next = min(max(self.total // FIRST_SHARE, FEWEST), MOST)
+        self.auto = self.config.job.learn == "auto"
         self.model: Transformer = self.engine.model
-        if asked is None or self.next >= self.total:
-            self.ended = True
 
     def begin(self) -> None:
-        """Continue with what an earlier attempt has learned, if this one is to learn, too."""
+        """Plan the first lesson, and draft with what an earlier attempt has learned, if this one is to learn, too."""
+        if self.group.world.rank == 0:
+            self.earlier = lessons_in(self.folder / "journal")
         if self.config.job.learn is None:
+            self.ended = True
             return
         check_learnable(self.model)
+        self.earlier = json.loads(self.group.store.broadcast("lessons", json.dumps(self.earlier)))
+        self.plan()
         folder = self.folder / FOLDER
         has = self.group.world.rank == 0 and (folder / "adapter_model.safetensors").exists()
         if self.group.store.broadcast("drafts", "yes" if has else "no") == "yes":
@@ -160,6 +174,42 @@ class Lessons:
                     self.say("drafting continues with what an earlier attempt learned (%s)", folder)
         if self.ended:
             self.learning = None
+
+    def plan(self) -> None:
+        """Decide after how many requests of this attempt to learn first, if at all.
+
+        Requests and lessons of earlier attempts count. A lesson that failed or was stopped is held again.
+        """
+        asked = self.config.job.learn
+        held = [lesson for lesson in self.earlier if lesson["steps"] and not lesson["problem"]]
+        if isinstance(asked, int):
+            after = asked
+        else:
+            after = min(max((self.before + self.total) // FIRST_SHARE, FEWEST), MOST)
+            after = held[-1]["done"] * AGAIN if held else after
+        self.next = max(after - self.before, AFRESH) if self.before else after
+        if held and not (self.auto and held[-1]["taken"]):
+            self.ended = True
+            self.say("drafts are not learned again: an earlier attempt has, after %d answers", held[-1]["done"])
+        elif self.next >= self.total:
+            self.ended = True
+            if self.before and self.total:
+                self.say("drafts are not learned: %d requests are left, too few to gain from it", self.total)
+
+    def recall(self, answers: Iterable[Recalled], encoded: Sequence[Request | Rejection]) -> None:
+        """Add answers of earlier attempts to those to learn from: each replica gets its share, unless none is needed.
+
+        Args:
+            answers: the last one first.
+            encoded: the job's requests, by their indices.
+        """
+        mesh, rank = self.group.mesh, self.group.data_rank
+        own = [] if self.ended else [one for one in answers if one.number >= 0 and one.number % mesh.data == rank]
+        for one in reversed(own):
+            request = encoded[one.number]
+            if isinstance(request, Request) and one.finish_reason in ("stop", "length"):
+                tokens = with_end(one.tokens, one.finish_reason, request, self.model.config.eos_ids[0])
+                self.answers.add(request.prompt, tokens)
 
     def rounds(self, generate: Callable[[int], Iterator[Generation]]) -> Iterator[Generation]:
         """Yield what `generate` yields; each call is given the number of the first request that it must not begin.
@@ -193,7 +243,7 @@ class Lessons:
         hoped = gain(self.engine.lookahead, Rates([WELL], 1.0), None, self.dearer()) if self.auto else 1.0
         said = self.group.store.broadcast(f"remaining {done}", f"{rate * (self.total - done)} {hoped}")
         remaining, hoped = map(float, said.split())
-        self.next = done * AGAIN if self.auto else self.total
+        self.next = (self.before + done) * AGAIN - self.before if self.auto else self.total
         limit = 60 * self.config.learn.minutes
         if self.auto:
             limit = min(limit, MOST_SHARE * remaining)
@@ -211,20 +261,28 @@ class Lessons:
                     )  # fmt: skip
                 return
         self.group.store.barrier(keys.LESSON.format(done))  # a replica may have decoded for minutes longer
+        answers, held_out = self.counts()
+        if held_out in (0, answers):
+            self.next = max(self.next if self.auto else 0, 2 * done)
+            self.say(
+                "does not learn yet: of %d answers, %s held out to measure with (those to one prompt in %d are)",
+                answers, "all are" if held_out else "none is", HELD_OUT,
+            )  # fmt: skip
+            return
         with self.without_harm():
             self.free_memory()
-            self.hold(done, remaining, min(limit, SLICE * remaining) if self.auto else limit, limit)
+            self.hold(done, remaining, min(limit, SLICE * remaining) if self.auto else limit, limit, answers)
         if self.outcomes and not self.outcomes[-1].taken:
             self.ended = True
         if self.ended:  # what a further lesson would need takes a GPU's memory
             self.learning = None
 
-    def hold(self, done: int, remaining: float, seconds: float, limit: float) -> None:
+    def hold(self, done: int, remaining: float, seconds: float, limit: float, answers: int) -> None:
         """Hold a lesson: one slice of time and, if auto decides, further ones as long as they promise to pay."""
         learning, mesh = self.in_training(), self.group.mesh
         index = self.group.branch_rank, mesh.branch
         length = f"{seconds:.0f} to {limit:.0f} s" if limit > seconds else f"{limit:.0f} s"
-        self.say("learns to draft from %d answers, for %s", len(self.answers), length)
+        self.say("learns to draft from %d answers, for %s", answers, length)
         slices: list[Lesson] = []
         spent, decision = 0.0, MORE
         while decision == MORE:
@@ -240,14 +298,17 @@ class Lessons:
                 if remaining / max(faster, 1.0) - remaining / hoped >= seconds:
                     decision = MORE
             # times differ from rank to rank, and a rank may not have heard of a stop: rank 0 decides
-            said = self.group.store.broadcast(f"decision {done} {len(slices)}", f"{decision} {faster}")
-            decision, faster = said.split()[0], float(said.split()[1])
+            asked = int(self.group.stop.asked)
+            said = self.group.store.broadcast(f"decision {done} {len(slices)}", f"{decision} {faster} {asked}").split()
+            decision, faster, stopped = said[0], float(said[1]), said[2] == "1"
         first, last, taken = slices[0].before, slices[-1].after, decision == TAKE
+        problem = {KEEP: KEPT, LEAVE: STOPPED if stopped else ""}.get(decision, "")
         outcome = Outcome(
-            len(self.answers), round(spent, 2), round(sum(one.processor_s for one in slices), 2),
+            self.attempt, self.before + done, answers, round(spent, 2),
+            round(sum(one.processor_s for one in slices), 2),
             sum(one.steps for one in slices), sum(one.rows for one in slices), first.shares, last.shares,
             round(first.length, 3), round(last.length, 3), round(faster, 3), taken,
-            KEPT if decision == KEEP else "",
+            problem,
         )  # fmt: skip
         self.tell(outcome)
         if taken:
@@ -257,12 +318,23 @@ class Lessons:
         if decision == KEEP:
             self.say("%.0f s: %s", spent, KEPT)
             return
+        if stopped:
+            self.say("%.0f s: %s", spent, STOPPED)
+            return
         self.say(
             "%.0f s: of a chain of drafts, %.2f would be accepted instead of %.2f (held-out answers); %s",
             spent, last.length, first.length,
             f"goes on with the adapter, expected to be {faster:.2f} times as fast" if taken
             else "that would not pay, so the job goes on without",
         )  # fmt: skip
+
+    def counts(self) -> tuple[int, int]:
+        """Return how many answers all replicas together have to learn from, and how many of these are held out."""
+        own = [len(self.answers), len(self.answers.held_out)] if self.group.is_leader else [0, 0]
+        counts = torch.tensor(own, device=self.engine.device, dtype=torch.float32)
+        with self.group.failures.watched(True):
+            total, held_out = self.group.everyone.sum(counts).tolist()
+        return int(total), int(held_out)
 
     def dearer(self) -> float:
         """Return how many times as long a row of masks will take: on a CPU, arithmetic decides; a GPU waits for memory.
@@ -310,8 +382,11 @@ class Lessons:
             act(share, loss)
 
     def tell(self, outcome: Outcome) -> None:
-        """Store the outcome of a lesson, and call all of `heard` with it."""
+        """Keep the outcome of a lesson, also for later attempts, and call all of `heard` with it."""
         self.outcomes.append(outcome)
+        if self.group.world.rank == 0:
+            with suppress(OSError):  # a full disk costs no answer
+                add_lesson(self.folder / "journal", asdict(outcome))
         for act in self.heard:
             act(outcome)
 
@@ -331,13 +406,13 @@ class Lessons:
         except LearningFailed as error:
             self.ended = True
             problem = " ".join(str(error).split())
-            self.tell(Outcome(len(self.answers), 0, 0, 0, 0, [], [], 0, 0, 1.0, False, problem))
+            self.tell(Outcome(self.attempt, 0, len(self.answers), 0, 0, 0, 0, [], [], 0, 0, 1.0, False, problem))
             if self.group.world.rank == 0:
                 log.warning("WARNING: drafts could not be learned (%s); the job goes on without", problem)
 
     def report(self) -> list[dict[str, Any]]:
-        """Return the outcomes of the lessons."""
-        return [asdict(outcome) for outcome in self.outcomes]
+        """Return the outcomes of all lessons, on rank 0 also of earlier attempts."""
+        return self.earlier + [asdict(outcome) for outcome in self.outcomes]
 
 
 def rates(reached: Reached) -> Rates:

@@ -169,6 +169,8 @@ def counted(config: Config, merged: Merged, errors: int, decode_s: float, wall_s
             name: {"verified": work.verified_from[number], "accepted": work.accepted_from[number]}
             for number, name in enumerate(SOURCES)
         }
+        if by_branches := work.drafts_accepted - sum(work.accepted_from.values()):  # in place of the chain's drafts
+            report["drafts"]["accepted_from_branches"] = by_branches
     return report | {
         "rows": work.rows,
         "rows_per_token": ratio(work.rows, tokens.sum()),

@@ -219,6 +219,8 @@ def drafts_sentence(report: dict[str, Any]) -> str:
         f"{one['accepted']:,} of {one['verified']:,} from {OF_SOURCE[source]}"
         for source, one in drafts.get("sources", {}).items()
     )
+    if by_branches := drafts.get("accepted_from_branches"):
+        sources += f"; {by_branches:,} from lookahead branches that won"
     came = f" Accepted by source: {sources}." if sources else ""
     return (
         f"Drafts: {number}; {drafts['accepted_per_forward']:.2f} accepted per forward{share}.{came} A draft is "

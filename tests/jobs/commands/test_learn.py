@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from lopa_dist.commands import perform
 from lopa_dist.jobs.commands import learn as command
 from lopa_dist.jobs.commands.trace import trace
 from lopa_dist.jobs.run.job import run
 from lopa_dist.learn.config import LearnConfig
+from lopa_dist.learn.trainer import Trainer
 from lopa_dist.models.adapter import load_adapter
 from lopa_dist.parallel.launcher import World
 from lopa_dist.parallel.stop import Stopped
@@ -86,6 +88,28 @@ def test_what_a_stop_leaves_unmeasured_is_said_and_what_was_learned_is_kept(
     assert learned["tokens_a_forward"]["2"]["after"] is learned["break_even_answers"] is None
     assert "<b>not known</b>" in (drafts / "learn.html").read_text()
     load_adapter(drafts, "masks")
+
+
+def test_a_lesson_that_fails_is_told_in_a_line(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(folder, tmp_path / "run")
+    monkeypatch.setattr(command, "DRAFTS", (2,))
+
+    def no_room(*_: object) -> None:
+        raise torch.OutOfMemoryError("no room for this")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "loss", no_room)
+        with pytest.raises(ValueError, match=r"no room for this; what was saved in .*drafts before stays"):
+            perform("learn", [str(tmp_path / "run"), *QUICK])
+    monkeypatch.setattr(command, "is_held_out", lambda prompt: True)
+    with pytest.raises(ValueError, match=r"all \d+ answers are to prompts that are held out"):
+        perform("learn", [str(tmp_path / "run"), *QUICK])
+
+
+def test_an_array_s_shards_must_be_merged_first(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "array" / "shard-0")
+    with pytest.raises(ValueError, match=r"`lopa-dist merge .*array` joins its shards; learn from that"):
+        perform("learn", [str(tmp_path / "array")])
 
 
 def test_a_run_with_branches_is_learned_from(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from lopa_dist.config import Config, JobConfig, LoggingConfig, WandbConfig
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.jobs.run import lessons
 from lopa_dist.jobs.run.job import run
+from lopa_dist.jobs.run.lessons import Lessons
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.show.lessons import lesson_sentence
 from lopa_dist.learn import learning as learning_of_a_job
@@ -27,6 +28,7 @@ from tests.jobs import wandb_file
 from tests.jobs.run.test_recall import QUESTIONS, config, texts
 
 ONE = World("python")
+MORE = [*QUESTIONS, "Ann has 4 books . Ann loses 2 books . How many books does Ann have now ?"]
 
 
 def learning(tmp_path: Path, learn: int | str | None, questions: list[str] = QUESTIONS, **decode: Any) -> Config:
@@ -62,11 +64,10 @@ def test_texts_are_those_of_a_job_that_never_learns(
     loaded = []
     load = Learning.load
     monkeypatch.setattr(Learning, "load", lambda *args: loaded.append(load(*args)) or loaded[-1])
-    more = [*QUESTIONS, "Ann has 4 books . Ann loses 2 books . How many books does Ann have now ?"]
-    run(learning(tmp_path, 5, more), tmp_path / "run", ONE)
+    assert run(learning(tmp_path, 5, MORE), tmp_path / "run", ONE)["lessons"] == [lesson]
     assert loaded == [True]
     assert texts(tmp_path / "run")[:-1] == plain
-    run(never(tmp_path, more), tmp_path / "again", ONE)
+    run(never(tmp_path, MORE), tmp_path / "again", ONE)
     assert texts(tmp_path / "again") == texts(tmp_path / "run")
 
 
@@ -149,6 +150,44 @@ def test_a_stop_keeps_what_pays_and_begins_no_further_request(
     run(learning(tmp_path, 5), folder, ONE)
     assert loaded == [True]
     assert texts(folder) == plain
+
+
+def test_later_attempts_know_of_earlier_lessons(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of their outcomes, also in the report; a lesson that was held is not held again."""
+    folder, stop = tmp_path / "run", Stop(60)
+    monkeypatch.setattr(lessons, "gain", lambda *_: 1.0)
+    monkeypatch.setattr(lessons, "AFRESH", 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(Lessons, "stepped", lambda *_: stop.ask("SIGTERM"))
+        with pytest.raises(Stopped):
+            run(learning(tmp_path, 5), folder, ONE, stop)
+    [first] = json.loads((folder / "report.json").read_text())["lessons"]
+    assert first["problem"] == "the job was told to stop before that paid"
+    assert (first["attempt"], first["done"], first["answers"], first["taken"]) == (1, 5, 5, False)
+    # it was stopped, so it is held again, with the answers of both attempts
+    first, second = run(learning(tmp_path, 5), folder, ONE)["lessons"]
+    assert first["problem"]
+    assert (second["attempt"], second["done"], second["answers"], second["problem"]) == (2, 7, 7, "")
+    page = (folder / "report.html").read_text()
+    assert "told to stop before that paid" in page
+    assert "would not have paid" in page
+    with caplog.at_level("INFO"):
+        report = run(learning(tmp_path, 5, MORE), folder, ONE)
+    assert report["lessons"] == [first, second]
+    assert "drafts are not learned again: an earlier attempt has, after 7 answers" in caplog.text
+
+
+def test_a_lesson_waits_for_an_answer_that_is_held_out(
+    tmp_path: Path, plain: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(lessons, "gain", lambda *_: 1.0)
+    last_first = [*QUESTIONS[1:6], QUESTIONS[0], *QUESTIONS[6:]]
+    with caplog.at_level("INFO"):
+        [lesson] = run(learning(tmp_path, 3, last_first), tmp_path / "run", ONE)["lessons"]
+    assert "does not learn yet: of 3 answers, none is held out to measure with" in caplog.text
+    assert (lesson["done"], lesson["answers"]) == (6, 6)
 
 
 def test_auto_leaves_a_short_job_alone(tmp_path: Path, plain: list[str]) -> None:

@@ -9,13 +9,15 @@ from typing import Any
 from lopa_dist.config import Config, LoggingConfig, ModelOptions, ParallelConfig, TaskConfig, WandbConfig
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.jobs.folder.journal import Journal
+from lopa_dist.jobs.folder.packed import RequestIds
 from lopa_dist.jobs.run.job import run
 from lopa_dist.jobs.run.recall import MOST_CHARACTERS, last_texts
 from lopa_dist.parallel.launcher import World
 from tests.jobs import wandb_file
 
-QUESTIONS = [
-    f"Sam has {number} books . Sam gives 3 away . How many books does Sam have now ?" for number in range(5, 17)
+QUESTIONS = [  # the first one is held out of lessons
+    f"Sam has {number} books . Sam gives 3 away . How many books does Sam have now ?"
+    for number in sorted(range(5, 17), key=lambda number: number != 12)
 ]
 
 
@@ -71,6 +73,11 @@ def test_the_last_answers_are_read_as_far_as_there_is_room(tmp_path: Path) -> No
     folder.mkdir()
     long = "x" * (MOST_CHARACTERS // 2)
     for attempt, written in ((1, ["a", long + "1", long]), (2, ["b", None]), (3, ["of this attempt"])):
-        entries = [json.dumps({"id": text, "line": text and {"text": text}}) for text in written]
+        entries = [
+            json.dumps({"id": text, "line": text and {"text": text, "finish_reason": "stop"}}) for text in written
+        ]
         (folder / f"{attempt:03d}-0.jsonl").write_text("".join(f"{entry}\n" for entry in entries))
-    assert list(last_texts(Journal(tmp_path), 3)) == ["b", long]
+    ids = RequestIds()
+    for name in ("a", "b"):
+        ids.append(name)
+    assert list(last_texts(Journal(tmp_path), 3, ids)) == [(1, "b", "stop"), (-1, long, "stop")]
