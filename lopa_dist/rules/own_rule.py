@@ -107,12 +107,15 @@ def checked_verify(verify: Verify, text: str) -> Verify:
 
 
 def checked_tokens(verify: Verify, text: str) -> Verify:
-    """Return `verify`, wrapped so that tokens and positions that do not exist raise an error; on a CPU only."""
+    """Return `verify`, wrapped so that sequences that have ended get no tokens.
+
+    On a CPU, where that waits for nothing, tokens and positions that do not exist raise an error.
+    """
 
     def checking(state: State, records: Records) -> Winner:
-        winner = verify(state, records)
+        winner, running = verify(state, records), state.done == 0
+        winner = winner._replace(position=torch.where(running[:, None], winner.position, -1))
         if winner.position.device.type == "cpu":
-            running = state.done == 0
             reason = wrong_tokens(state, winner.position[running], winner.token[running], state.complete, running)
             if not reason and bool(((winner.branch < 0) | (winner.branch >= state.config.max_branches))[running].any()):
                 reason = f"a branch that is not from 0 to {state.config.max_branches - 1}"
