@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,6 @@ def lessons_in(journal: Path) -> list[dict[str, Any]]:
         return []
     found = []
     for line in (journal / NAME).read_text(encoding="utf-8").splitlines():
-        try:
+        with suppress(ValueError):
             found.append(json.loads(line))
-        except ValueError:
-            continue
-    return found
+    return [one for one in found if isinstance(one, dict)]

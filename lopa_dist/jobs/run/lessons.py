@@ -151,7 +151,8 @@ class Lessons:
     def begin(self) -> None:
         """Plan the first lesson, and draft with what an earlier attempt has learned, if this one is to learn, too."""
         if self.group.world.rank == 0:
-            self.earlier = lessons_in(self.folder / "journal")
+            names = {one.name for one in fields(Outcome)}  # another version may write others
+            self.earlier = [one for one in lessons_in(self.folder / "journal") if names <= one.keys()]
         if self.config.job.learn is None:
             self.ended = True
             return
