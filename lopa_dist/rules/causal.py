@@ -43,12 +43,14 @@ def verify(state: State, records: Records) -> Winner:
             ``[S, K, D, n]`` is what the n masks after each of these rows predict; without a mask, the token is -1.
 
     Returns:
-        The verified tokens, up to the first end-of-text and the answer's limit.
+        The verified tokens, up to the first end-of-text and the answer's limit. A prediction that is not a number is
+        brought alone, in a step of its own, where it ends the sequence: the text before it may end at a stop string.
     """
     depth = arange(records.packed.shape[3], state.canvas.device)
     position = state.complete[:, None] + depth  # [S, D] which each row predicts
     drafts = chains(state)[..., : len(depth) - 1]
-    agrees = (records.token[..., :-1] == drafts) & (depth[:-1] < state.drafts[:, None, None])
+    numbers = are_numbers(records)
+    agrees = (records.token[..., :-1] == drafts) & (depth[:-1] < state.drafts[:, None, None]) & numbers[..., :-1]
     by_branch = agrees.cumprod(2).sum(2)  # [S, K]
     accepted, branch, accepted_with = by_branch[:, 0], torch.zeros_like(state.branches), None
     if state.config.branches:
@@ -59,6 +61,7 @@ def verify(state: State, records: Records) -> Winner:
     assert records.drafts is not None
     records = Records(of_branch(records.packed, branch, 1), Records(of_branch(records.drafts.packed, branch, 1)))
     brought = (depth <= accepted[:, None]) & (position < state.limit[:, None]) & (state.done == 0)[:, None]
+    brought &= of_branch(numbers, branch) | (depth == 0)
     ended = None
     if state.config.stop_at_eos:
         ends = state.is_eos(records.token) & brought
@@ -69,6 +72,12 @@ def verify(state: State, records: Records) -> Winner:
         branch, records, position, records.token.long(),
         accepted=accepted, accepted_with=accepted_with, probability=records.packed[1], ended=ended,
     )  # fmt: skip
+
+
+def are_numbers(records: Records) -> Tensor:
+    """Return where predictions are numbers, in the shape of `records`."""
+    total = records.probability + records.confidence
+    return total == total  # NaN does not equal itself
 
 
 def chains(state: State) -> Tensor:
@@ -84,7 +93,7 @@ def advance(state: State, winner: Winner) -> None:
     records, running = winner.records, state.done == 0
     brought = winner.position >= 0
     count = brought.sum(1)
-    failed = ((records.probability + records.confidence).isnan() & brought).any(1)
+    failed = running & ~are_numbers(records)[:, 0]
     position = state.complete[:, None] + arange(brought.shape[1], brought.device)
     state.answers.scatter_(1, position, winner.token)
     state.complete += count

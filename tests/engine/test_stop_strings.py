@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -92,6 +93,31 @@ def test_what_a_stopped_sequence_drafted_is_of_no_account(builders: dict[str, En
             engine = Engine(builder.load(warn=False), config, Solo(), EngineConfig(sequences), text_of=builder.text_of)
             found.append({one.request.index: one.tokens for one in engine.generate(made)})
         assert found[0] == found[1]
+
+
+def test_a_text_that_stops_before_a_prediction_that_is_no_number_is_no_error(
+    builders: dict[str, EngineBuilder],
+) -> None:
+    """However many tokens a step brings: what follows the stop string is of no account."""
+    builder = builders["causal"]
+    model = copy.deepcopy(builder.load(warn=False))
+    [equals] = builder.tokenizer(" =", add_special_tokens=False).input_ids[-1:]
+    weight = model.model.embed_tokens.weight.detach().clone()
+    weight[equals] = float("nan")
+    model.model.embed_tokens.weight = torch.nn.Parameter(weight, requires_grad=False)
+    made = [replace(one, stop=stops) for one in requests(builder)[:3] for stops in (("+",), ("=",), (" .",), ())]
+    made = [replace(one, index=i) for i, one in enumerate(made)]
+    found = []
+    for drafts, branches, sequences in ((0, 0, 1), (2, 0, 12), (8, 0, 12), (4, 2, 12)):
+        config = replace(SETTINGS[2][1], drafts=drafts, branches=branches)
+        if not drafts:
+            config = replace(config, draft_from="auto")
+        engine = Engine(model, config, Solo(), EngineConfig(sequences), text_of=builder.text_of)
+        done = sorted(engine.generate(made), key=lambda one: one.request.index)
+        texts = [finished_text(builder.tokenizer, one, one.request.stop) for one in done]
+        found.append([(text, one.finish_reason) for one, text in texts])
+    assert {reason for _, reason in found[0]} >= {"stop", "error"}
+    assert found == [found[0]] * 4
 
 
 @given(

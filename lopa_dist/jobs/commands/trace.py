@@ -110,7 +110,7 @@ class Recorder:
         path, chain = self._paths[min(winner, len(self._paths) - 1)], self._chains[winner]
         accepted = int(state.accepted[0]) if self._drafts else 0
         verified = right = max(0, accepted - len(path))  # of the winner's own drafts
-        if winner and engine.drafter is not None:  # those of the chain up to where the branch differs
+        if winner and state.config.causal:  # those of the chain up to where the branch differs
             right = sum(1 for _ in takewhile(lambda draft: now[draft[0]] == draft[1], chain[:verified]))
         ahead = {position for position, _ in path + chain[:verified]}
         failed = chain[right] if right < len(chain) else None
@@ -130,7 +130,8 @@ class Recorder:
         known, config = int(state.known[0]), state.config
         if config.causal:  # drafts are in the canvas
             drafted = range(int(state.complete[0]), int(state.complete[0]) + self._drafts)
-            self._chains = [[(position - known, int(state.answers[0, position])) for position in drafted]]
+            anchor = [(position - known, int(state.answers[0, position])) for position in drafted]
+            self._chains = [anchor] * config.max_branches
             return
 
         def tokens(pairs: torch.Tensor) -> Tokens:

@@ -278,3 +278,18 @@ def test_tokens_a_forward_are_those_of_the_results(folder: Path, found: Trace) -
     show(found, console)
     count, forwards = line["usage"]["completion_tokens"], line["usage"]["forwards"]
     assert f"{count} tokens of text in {forwards} forwards: {line['tpf']:.2f} per forward" in console.export_text()
+
+
+@pytest.mark.parametrize("source", ["masks", "auto"])
+def test_what_a_branch_brought_is_told_from_the_chain_s_drafts(tmp_path: Path, source: str) -> None:
+    decode = DecodeConfig(context="causal", drafts=3, branches=2, draft_from=source, temperature=1.0, max_new_tokens=48)
+    asked = replace(config(TaskConfig(limit=8)), model=ModelOptions(path="causal"), decode=decode)
+    run(asked, tmp_path / "run", World("python"))
+    steps = [step for i in range(8) for step in trace(tmp_path / "run", str(i)).steps]
+    won = [step for step in steps if step.winner]
+    assert won, "no branch has won: the test needs other requests"
+    for step in won:
+        assert step.accepted > 0
+        assert step.rejected, "the chain's own draft was refused where the branch went on"
+        assert sum(way == "lookahead" for way in step.filled.values()) == step.accepted
+        assert ("from the branch that won" in step.sources) == (source == "auto")
