@@ -49,8 +49,9 @@ def verify(state: State, records: Records) -> Winner:
     depth = arange(records.packed.shape[3], state.canvas.device)
     position = state.complete[:, None] + depth  # [S, D] which each row predicts
     drafts = chains(state)[..., : len(depth) - 1]
-    numbers = are_numbers(records)
-    agrees = (records.token[..., :-1] == drafts) & (depth[:-1] < state.drafts[:, None, None]) & numbers[..., :-1]
+    broken = not_numbers(records)
+    agrees = (records.token[..., :-1] == drafts) & (depth[:-1] < state.drafts[:, None, None])
+    agrees = agrees > broken[..., :-1]  # and not
     by_branch = agrees.cumprod(2).sum(2)  # [S, K]
     accepted, branch, accepted_with = by_branch[:, 0], torch.zeros_like(state.branches), None
     if state.config.branches:
@@ -61,7 +62,9 @@ def verify(state: State, records: Records) -> Winner:
     assert records.drafts is not None
     records = Records(of_branch(records.packed, branch, 1), Records(of_branch(records.drafts.packed, branch, 1)))
     brought = (depth <= accepted[:, None]) & (position < state.limit[:, None]) & (state.done == 0)[:, None]
-    brought &= of_branch(numbers, branch) | (depth == 0)
+    broken = of_branch(broken, branch)
+    broken[:, 0] = False  # alone it is brought
+    brought = brought > broken
     ended = None
     if state.config.stop_at_eos:
         ends = state.is_eos(records.token) & brought
@@ -74,10 +77,10 @@ def verify(state: State, records: Records) -> Winner:
     )  # fmt: skip
 
 
-def are_numbers(records: Records) -> Tensor:
-    """Return where predictions are numbers, in the shape of `records`."""
+def not_numbers(records: Records) -> Tensor:
+    """Return where predictions are not numbers, in the shape of `records`."""
     total = records.probability + records.confidence
-    return total == total  # NaN does not equal itself
+    return total != total  # NaN does not equal itself
 
 
 def chains(state: State) -> Tensor:
@@ -93,7 +96,7 @@ def advance(state: State, winner: Winner) -> None:
     records, running = winner.records, state.done == 0
     brought = winner.position >= 0
     count = brought.sum(1)
-    failed = running & ~are_numbers(records)[:, 0]
+    failed = not_numbers(Records(records.packed[:, :, 0])) & running
     position = state.complete[:, None] + arange(brought.shape[1], brought.device)
     state.answers.scatter_(1, position, winner.token)
     state.complete += count
