@@ -2,6 +2,7 @@
 
 import faulthandler
 import io
+import os
 import signal
 import sys
 
@@ -12,6 +13,9 @@ from lopa_dist.parallel.stop import INTERRUPTED, leave_at_signals
 def main() -> None:
     """Run the command line; signals are handled before its imports, which take seconds."""
     leave_at_signals()
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # it was closed
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):  # a character that they cannot show is no error
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

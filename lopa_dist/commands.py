@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from shlex import quote
 from typing import NoReturn
 
 from lopa_dist.atomic import no_room
@@ -64,11 +65,12 @@ def table(options: argparse.Namespace) -> None:
     print(f"{count} rows: {', '.join(columns)}\n{file}{missing}")
     state = state_of(options.run) if is_run(options.run) else None
     if state and state.state != "complete":
+        status = f"lopa-dist status {quote(str(options.run))}"
         expected = "?" if state.expected is None else f"{state.expected:,}"
         print(
             f"{state.state.upper()}: {state.done:,} of {expected} requests are done, and this table has those of "
-            f"results.jsonl, which was last written when the job stopped in order; lopa-dist status {options.run} has "
-            "the command for the rest",
+            f"results.jsonl, which was last written when the job stopped in order; {status} has the command for the "
+            "rest",
             file=sys.stderr,
         )
 

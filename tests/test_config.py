@@ -741,3 +741,19 @@ def test_a_reader_that_has_seen_enough_gets_no_traceback() -> None:
     finally:
         os.close(writer)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize("closed", ["2>&-", ">&-", ">&- 2>&-"])
+def test_a_closed_stream_ends_no_command(closed: str) -> None:
+    """As of cron jobs and daemons."""
+    ran = subprocess.run(
+        ["bash", "-c", f'"$0" -m lopa_dist explain decode.drafts {closed}', sys.executable],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0
+    assert ("decode.drafts" in ran.stdout) == (closed == "2>&-")
+
+
+def test_samples_are_limited_before_any_line_is_read() -> None:
+    with pytest.raises(ValueError, match=r"task\.samples=129: at most 128 answers per prompt"):
+        TaskConfig(name="batch", input="nothing.jsonl", samples=129)

@@ -18,6 +18,7 @@ from lopa_dist.own_code import is_own, load
 from lopa_dist.tasks.batch_line import (
     ENVELOPE,
     LIMITS,
+    MOST_SAMPLES,
     OPTIONS,
     PROMPTS,
     SAMPLING,
@@ -63,9 +64,11 @@ class Batch:
 
     @staticmethod
     def check(options: Any) -> None:
-        """Raise a ValueError if the section `task` names no source."""
+        """Raise a ValueError if the section `task` names no source, or too many samples."""
         if not options.input:
             raise ValueError("task.input: task=batch needs a file, e.g. task.input=prompts.jsonl (or - for stdin)")
+        if options.samples > MOST_SAMPLES:
+            raise ValueError(f"task.samples={options.samples}: at most {MOST_SAMPLES} answers per prompt")
 
     def __init__(
         self,

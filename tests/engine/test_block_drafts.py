@@ -23,7 +23,7 @@ from lopa_dist.models.families import check_drafts
 from lopa_dist.models.mask_rows import MaskRowAdapter, MaskRows
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
-from tests.engine import test_causal
+from tests.engine import test_lookahead
 from tests.engine.ranks import on_ranks
 from tests.engine.test_causal import (
     SAMPLINGS,
@@ -96,7 +96,7 @@ def test_ranks(block_model: Transformer) -> None:
 
 def test_a_step_s_time_counts_for_its_rows(block_model: Transformer) -> None:
     """With the two rows of a group that predict nothing."""
-    test_causal.test_a_step_s_time_counts_for_its_rows(block_model)
+    test_lookahead.test_a_step_s_time_counts_for_its_rows(block_model)
 
 
 def test_branches_are_refused(block_model: Transformer) -> None:

@@ -77,3 +77,11 @@ def test_one_line_says_which_file_and_what_to_do(
     with pytest.raises(ValueError, match=message) as error:
         use(folder)
     assert "\n" not in str(error.value)
+
+
+def test_answers_without_settings_are_not_continued(finished: Path, tmp_path: Path) -> None:
+    """They might be another model's."""
+    shutil.copytree(finished, tmp_path / "run")
+    (tmp_path / "run" / "journal" / "settings.json").unlink()
+    with pytest.raises(ValueError, match=r"journal has answers, but no settings\.json.*job\.resume=new"):
+        resumed(tmp_path / "run")

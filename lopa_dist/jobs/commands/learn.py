@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import torch
@@ -98,7 +99,8 @@ def settings_of(folder: Path, settings: Sequence[str]) -> Config:
     file = folder / "report.json"
     if not file.exists():
         shards = any(folder.glob("shard-*/report.json"))
-        array = f"no report.json; `lopa-dist merge {folder}` joins its shards; learn from that, or from one of them"
+        merge = f"`lopa-dist merge {quote(str(folder))}`"
+        array = f"no report.json; {merge} joins its shards; learn from that, or from one of them"
         nothing = "no report.json; name the folder of a finished or stopped run"
         raise ValueError(why_no_results(folder, array if shards else nothing))
     config = config_of(report_where_it_began(folder))

@@ -20,6 +20,7 @@ from lopa_dist.jobs.show.run_state import LOGS, RunState, last_line, runs_below
 from lopa_dist.jobs.show.table import output_again
 
 LONGEST = 10_000  # the most characters of a line
+LEAST_WIDTH = 80
 INVALID = 5  # number of the column of answers that do not have their format
 MOST = 20  # the most rows that are all shown; if there are more, only those that are not complete
 
@@ -33,7 +34,7 @@ def status(folders: Sequence[Path], console: Console) -> None:
     runs, wrong = list[RunState](), list[str]()
     for folder in folders:
         try:
-            runs += runs_below(folder)
+            runs += runs_below(folder, wrong)
         except ValueError as error:
             wrong.append(str(error))
     arrays: dict[Path | None, list[RunState]] = {}
@@ -51,6 +52,7 @@ def status(folders: Sequence[Path], console: Console) -> None:
             table.add_column(name, justify="left" if name in ("run", "state") else "right", overflow="fold")
         for row in rows:
             table.add_row(*map(escape, row))
+        console.width = max(console.width, LEAST_WIDTH)  # a narrow terminal breaks lines, but shows all
         if not console.is_terminal:  # in a file, lines are as long as they need to be
             wide = console.measure(table, options=console.options.update(max_width=LONGEST))
             console.width = max(console.width, wide.maximum)
@@ -97,6 +99,10 @@ def runs_in_words(runs: Sequence[RunState]) -> list[str]:
         f"{run.folder} is complete, but task.output={run.unwritten} is not there; this writes it:\n"
         f"{output_again(run.folder, run.unwritten)}"
         for run in runs if run.unwritten
+    ]  # fmt: skip
+    lines += [
+        f"{run.folder} is complete, but {run.unjudged:,} answers could not be judged; this tries again:\n{go_on(run)}"
+        for run in runs if run.unjudged
     ]  # fmt: skip
     waiting = [run.folder for run in runs if run.state == "not begun"]
     return lines + [f"{folder} has not begun: if squeue does not list it, {LOGS} in it says why" for folder in waiting]
@@ -152,7 +158,9 @@ def array_in_words(folder: Path, runs: Sequence[RunState]) -> list[str]:
         again = "run it again with the last one's settings and job.resume=new"
         lines.append(f"{differ}. This cannot be merged: {again}")
     elif not others:
-        lines.append(f"merged: {folder / 'results.jsonl'}" if merged(folder, runs) else f"lopa-dist merge {folder}")
+        lines.append(
+            f"merged: {folder / 'results.jsonl'}" if merged(folder, runs) else f"lopa-dist merge {quote(str(folder))}"
+        )
     return lines
 
 

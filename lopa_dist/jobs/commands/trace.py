@@ -6,6 +6,7 @@ runs need not record their steps.
 
 from __future__ import annotations
 
+import unicodedata
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
@@ -142,6 +143,11 @@ class Recorder:
         self._chains = [tokens(state.chain[:2, 0, j * m : j * m + count]) for j, count in enumerate(counts)]
 
 
+def visible(text: str) -> str:
+    """Return a text whose control characters a terminal shows and does not obey."""
+    return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else f"\\x{ord(c):02x}" for c in text)
+
+
 def told(sources: Counter[int]) -> list[str]:
     """Return in words how many drafts came from each source."""
     return [f"{count} from {OF_SOURCE[SOURCES[source]]}" for source, count in sources.items()]
@@ -257,8 +263,9 @@ def pieces(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> list[str]:
 
 def show(trace: Trace, console: Console) -> None:
     """Print a trace: the text after each step, with the tokens that the step filled in colour."""
-    console.print(Text(f"request {trace.custom_id}\n", style="bold"))
-    console.print(Text(trace.prompt.strip(), style="dim"))
+    trace = replace(trace, texts=[visible(text) for text in trace.texts])
+    console.print(Text(f"request {visible(trace.custom_id)}\n", style="bold"))
+    console.print(Text(visible(trace.prompt.strip()), style="dim"))
     legend = Text.assemble("\n", ("·", "dim"), " is a mask, ¶ an end of text.")
     if console.color_system:
         legend.append(" Tokens of the step are coloured: ")
@@ -295,7 +302,7 @@ def show(trace: Trace, console: Console) -> None:
     filler = f"; {more} more token{'s' * (more > 1)}, of no use, after its end" if more > 0 else ""
     console.print(f"\n{tokens} tokens of text in {steps} forwards: {tokens / steps:.2f} per forward{filler}")
     if trace.verdict:
-        console.print(Text(trace.verdict))
+        console.print(Text(visible(trace.verdict)))
     if said := differs(trace):
         console.print(said)
     if not trace.same:

@@ -108,6 +108,11 @@ class Journal:
                     "to go on, or give job.resume=new to start over (the old are set aside), or another hydra.run.dir"
                 )
             return changes
+        if self.has_results():
+            raise ValueError(
+                f"{self.folder} has answers, but no settings.json, which says how they were made. Give job.resume=new "
+                "to start over (the old are set aside), or another hydra.run.dir"
+            )
         for name, content in (("start.json", asdict(start)), ("settings.json", settings)):
             write_lines(self.folder / name, [json.dumps(content, indent=1), "\n"])
         return []

@@ -7,6 +7,7 @@ import io
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import cached_property
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any
@@ -310,6 +311,7 @@ class Comparison:
         columns = {"run": run[0].replace("decode.", "").replace(",", ", "), self.head[1]: FAILED}
         return [columns.get(column, "-") for column in self.head]
 
+    @cached_property
     def charts(self) -> list[Scatter]:
         """Return charts of accuracy against each speed, with the points that have both, numbered by their rows."""
         places = {index: (label, curve) for curve, runs in enumerate(self.curves.values()) for label, index in runs}
@@ -334,7 +336,7 @@ class Comparison:
         Args:
             which: the end of the files' names; empty if there is only one section.
         """
-        charts = [chart for chart in self.charts() if len(chart.points) == len(self.groups)]
+        charts = [chart for chart in self.charts if len(chart.points) == len(self.groups)]
         if charts and len(self.groups) > 1:
             from lopa_dist.jobs.show.pareto import draw_pareto  # matplotlib takes a second to import
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import yaml
@@ -50,8 +51,9 @@ def why_no_results(folder: Path, otherwise: str, below: bool = False) -> str:
         otherwise: what to say where no job has begun.
         below: whether a job may also have begun in a folder below it, at any depth.
     """
-    begun = any(folder.glob("**/journal" if below else "journal"))
-    return f"{folder}: " + (f"not finished; `lopa-dist status {folder}` says how it goes on" if begun else otherwise)
+    if not any(folder.glob("**/journal" if below else "journal")):
+        return f"{folder}: {otherwise}"
+    return f"{folder}: not finished; `lopa-dist status {quote(str(folder))}` says how it goes on"
 
 
 def typed_words(folder: Path) -> list[str]:

@@ -40,6 +40,7 @@ class RunState:
         per_s: requests per second that this attempt finished; 0 before the first.
         record: of the last attempt; None where there is none, such as of older versions of lopa_dist.
         unwritten: `task.output` of a complete run if that file is missing; else empty.
+        unjudged: answers of a complete run that could not be judged.
     """
 
     folder: Path
@@ -54,6 +55,7 @@ class RunState:
     per_s: float
     record: AttemptRecord | None
     unwritten: str = ""
+    unjudged: int = 0
 
     @property
     def left_s(self) -> float | None:
@@ -66,15 +68,26 @@ class RunState:
         return None if self.expected is None else max(0, self.expected - self.done)
 
 
-def runs_below(folder: Path) -> list[RunState]:
+def runs_below(folder: Path, damaged: list[str] | None = None) -> list[RunState]:
     """Return the runs in a folder: the folder itself if it is a run's, else those at any depth below it.
+
+    Args:
+        folder: the folder.
+        damaged: gets a message on each run that is damaged; None: the first one raises an error.
 
     Raises:
         ValueError: there are none.
     """
     places = {Path(*file.parts[: -len(Path(mark).parts)]) for mark in MARKS for file in folder.rglob(mark)}
-    runs = [state_of(place) for place in ([folder] if is_run(folder) else sorted(places)) if is_run(place)]
-    if not runs:
+    runs = list[RunState]()
+    for place in [folder] if is_run(folder) else sorted(places):
+        try:
+            runs += [state_of(place)] if is_run(place) else []
+        except ValueError as error:
+            if damaged is None:
+                raise
+            damaged.append(str(error))
+    if not runs and not damaged:
         raise ValueError(f"{folder}: no run in it; name the folder of a run, of an array's runs, or of a sweep")
     shards = {run.folder.parent: run.shard[1] for run in runs if run.shard[1] > 1}
     return [with_shard(run, shards.get(run.folder.parent, 1)) for run in runs]
@@ -124,8 +137,9 @@ def state_of(folder: Path) -> RunState:
     state = "running" if busy else ended
     output = report["task"].get("output") or "" if complete else ""
     unwritten = output if output and is_missing(output, record.folder if record else "", done) else ""
-    counts = (expected, done, errors, invalid)
-    return RunState(folder, shard_of(folder, report), state, *counts, tokens_per_s, seconds, per_s, record, unwritten)
+    counts, unjudged = (expected, done, errors, invalid), report.get("unjudged", 0) if complete else 0
+    shard = shard_of(folder, report)
+    return RunState(folder, shard, state, *counts, tokens_per_s, seconds, per_s, record, unwritten, unjudged)
 
 
 def finished_since(journal: Journal, attempt: int) -> tuple[float, float, float, int, int, int]:
@@ -172,7 +186,8 @@ def shard_of(folder: Path, report: dict[str, Any]) -> tuple[int, int]:
         try:
             shard, _, shards = json.loads(settings.read_text(encoding="utf-8")).get("shard", "0 of 1").split()
         except (ValueError, AttributeError) as error:
-            raise ValueError(f"{settings}: damaged ({error})") from error
+            remedy = "the job's own command with job.resume=new starts over, and sets aside what there is"
+            raise ValueError(f"{settings}: damaged ({error}); {remedy}") from error
         return int(shard), int(shards)
     if report:
         return report["task"].get("shard", 0), report["task"].get("shards", 1)

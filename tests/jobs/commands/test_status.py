@@ -267,6 +267,25 @@ def test_a_complete_run_without_some_parts_of_its_output_says_so(array: Path, tm
     assert not state_of(folder).unwritten
 
 
+def test_a_damaged_run_hides_no_other(array: Path, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        shutil.copytree(array / "shard-3", tmp_path / "runs" / name)
+    (tmp_path / "runs" / "two" / "journal" / "settings.json").write_text("")
+    console = Console(record=True, width=20, file=io.StringIO())
+    with pytest.raises(ValueError, match=r"two.*settings\.json: damaged .*job\.resume=new starts over"):
+        status([tmp_path / "runs"], console)
+    assert f"{tmp_path}/runs/one" in console.export_text(), "a narrow terminal shows all, too"
+
+
+def test_answers_that_were_not_judged_are_told(array: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "a run"
+    shutil.copytree(array / "shard-3", folder)
+    report = json.loads((folder / "report.json").read_text())
+    (folder / "report.json").write_text(json.dumps(report | {"unjudged": 2}))
+    text = "\n".join(runs_in_words([state_of(folder)]))
+    assert "a run is complete, but 2 answers could not be judged; this tries again:\n" in text
+
+
 def test_a_larger_input_opens_a_finished_run_again(array: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(array / "shard-3", folder)

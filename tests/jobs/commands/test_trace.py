@@ -262,6 +262,15 @@ def test_terminal_shows_every_step(found: Trace) -> None:
     assert "Tokens of the step are coloured" in out.getvalue()
 
 
+def test_control_characters_do_not_reach_the_terminal(found: Trace) -> None:
+    texts = ["\x1b[31m", *found.texts[1:]]
+    console = Console(record=True, width=200, file=io.StringIO())
+    show(replace(found, prompt="a\n\x1b]0;b\x07", custom_id="c\x00\x9b", texts=texts), console)
+    printed = console.export_text()
+    assert not set(printed) & set("\x1b\x07\x00\x9b")
+    assert "a\n\\x1b]0;b\\x07" in printed
+
+
 def test_page_holds_the_steps_and_nothing_that_breaks_it(found: Trace, tmp_path: Path) -> None:
     write_trace_page(found, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
