@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from lopa_dist.commands import perform
 from lopa_dist.config import TaskConfig
 from lopa_dist.jobs.commands.shards import merge_shards
 from lopa_dist.jobs.commands.trace import trace
@@ -39,6 +40,10 @@ def merged(folder: Path) -> None:
     merge_shards(folder.parent)
 
 
+def tabulated(folder: Path) -> None:
+    perform("table", [str(folder), "--out", str(folder / "table.csv")])
+
+
 def resumed(folder: Path) -> None:
     run(config(TaskConfig(limit=2), max_new_tokens=16), folder, World("python"))
 
@@ -59,6 +64,8 @@ def cut(text: str) -> str:
         ("report.json", of_another_version, report, r"report\.json: .*an_unknown_option.* made with lopa_dist 0"),
         ("report.json", of_another_version, traced, r"report\.json: .*an_unknown_option.*run it again"),
         ("report.json", lambda _: "[1]", report, r"report\.json is no report of a job"),
+        ("report.json", lambda _: "{}", tabulated, r"report\.json is no report of a job"),
+        ("report.json", lambda _: "{}", traced, r"report\.json is no report of a job"),
         ("report.json", cut, merged, r"report\.json is incomplete"),
         ("results.jsonl", cut, traced, r"results\.jsonl, line \d: damaged"),
         ("results.jsonl", lambda text: "\ud800".encode("utf-8", "surrogatepass").decode("latin1") + text, report,

@@ -21,6 +21,7 @@ def main(stage: str, rank: int, how: str, whom: str) -> None:
     from lopa_dist.engine.loop import Engine
     from lopa_dist.engine.runner import Runner
     from lopa_dist.jobs.run import job as run
+    from lopa_dist.jobs.run import recorder
     from lopa_dist.parallel.launcher import detect
     from lopa_dist.parallel.neighbours import parent_of
 
@@ -31,7 +32,7 @@ def main(stage: str, rank: int, how: str, whom: str) -> None:
         "joining": (run, "Group", 1), "grouping": (run.Group, "_split", 1), "reading": (run, "JobInput", 1),
         "loading": (run.EngineBuilder, "load", 1), "compiling": (Engine, "prepare", 1),
         "first step": (Runner, "forward", 1), "generating": (Runner, "forward", 12),
-        "judging": (run.Judges, "submit", 3), "writing": (run.Job, "write_verdicts", 8),
+        "judging": (recorder.Judges, "submit", 3), "writing": (recorder.Recorder, "write_verdicts", 8),
         "merging": (run, "merge", 1), "pages": (run.Job, "write_page", 1),
     }  # fmt: skip
     where, name, number = place[stage]

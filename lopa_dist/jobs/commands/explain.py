@@ -112,6 +112,14 @@ def explanations(overrides: list[str]) -> Iterator[tuple[Setting, str, str]]:
         yield setting, shown(value), origin
 
 
+OF_HYDRA = {
+    "hydra.run.dir": "the run folder; the same one again goes on with the job in it (docs/results.md)",
+    "hydra.sweep.dir": "the folder of a sweep (-m), with a run folder for each point; launch/sweep.sh calls it FOLDER",
+    "launcher": "how a sweep's jobs start: local (here, one after the other) or slurm (docs/clusters.md)",
+}
+"""Settings of Hydra's that our own commands name."""
+
+
 def explain(arguments: list[str]) -> str:
     """Return what `lopa-dist explain` prints: on the keys and sections in `arguments`, or on all if it has none.
 
@@ -121,13 +129,16 @@ def explain(arguments: list[str]) -> str:
     wanted, overrides = [a for a in arguments if "=" not in a], [a for a in arguments if "=" in a]
     check_keys(overrides)
     known = [setting.key for setting in settings_of()]
+    parts = [f"{key}\n    {OF_HYDRA[key]}" for key in wanted if key in OF_HYDRA]
+    wanted = [key for key in wanted if key not in OF_HYDRA]
+    if parts and not wanted:
+        return "\n".join(parts)
     for key in wanted:
         if not any(name == key or name.startswith(f"{key}.") for name in known):
             hint = did_you_mean(key, known, 3)
             if hint == ".":
                 hint += f" Sections: {', '.join(dict.fromkeys(name.split('.')[0] for name in known))}"
             raise UserError(f"{key}: no such key{hint}")
-    parts = []
     for setting, value, origin in explanations(as_hydra_reads(overrides)):
         if not wanted or any(setting.key == key or setting.key.startswith(f"{key}.") for key in wanted):
             lines = [setting.meaning, f"takes: {setting.allowed}", f"from: {origin}"]

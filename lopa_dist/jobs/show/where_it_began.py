@@ -13,7 +13,10 @@ from lopa_dist.tasks.rows import files_of, is_dataset
 
 def report_where_it_began(folder: Path) -> dict[str, Any]:
     """Return a run's report; a relative input that is not here is also looked for in the folder the job began in."""
-    report = read_report(folder / "report.json")
+    file = folder / "report.json"
+    report = read_report(file)
+    if "task" not in report:
+        raise ValueError(f"{file} is no report of a job; start its job again, which makes it anew")
     source = report["task"]["input"]
     if source and not is_remote(source) and not is_dataset(source) and not files_there(source):
         begun = where_it_began(folder, source)

@@ -130,3 +130,10 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     monkeypatch.setattr("sys.argv", ["lopa-dist", "explain", "decode.tau_conf=x"])
     with pytest.raises(SystemExit, match="tau_conf"):
         cli.main()
+
+
+def test_settings_of_hydra_that_our_commands_name() -> None:
+    assert explain(["launcher"]).startswith("launcher\n    how a sweep's jobs start")
+    text = explain(["hydra.run.dir", "seed"])
+    assert text.startswith("hydra.run.dir\n    the run folder")
+    assert "\nseed=" in text
