@@ -116,7 +116,7 @@ def checked_tokens(verify: Verify, text: str) -> Verify:
         winner, running = verify(state, records), state.done == 0
         winner = winner._replace(position=torch.where(running[:, None], winner.position, -1))
         if winner.position.device.type == "cpu":
-            reason = wrong_tokens(state, winner.position[running], winner.token[running], state.complete, running)
+            reason = wrong_tokens(state, winner.position[running], winner.token[running], running)
             if not reason and bool(((winner.branch < 0) | (winner.branch >= state.config.max_branches))[running].any()):
                 reason = f"a branch that is not from 0 to {state.config.max_branches - 1}"
             if reason:
@@ -145,7 +145,7 @@ def checked_spawn(spawn: Spawn, text: str) -> Spawn:
             position, token = state.edits[:, running]
             runs = torch.arange(most) < branches[:, None]
             position = torch.where(runs[..., None], position, -1).flatten(1)
-            wrong = wrong_tokens(state, position, token.flatten(1), state.complete, running)
+            wrong = wrong_tokens(state, position, token.flatten(1), running)
             reason = f"state.edits have {wrong}" if wrong else ""
         if reason:
             raise UserError(f"decode.rule={text}: after spawn, {reason}")
@@ -153,17 +153,16 @@ def checked_spawn(spawn: Spawn, text: str) -> Spawn:
     return checking
 
 
-def wrong_tokens(state: State, position: Tensor, token: Tensor, first: Tensor, running: Tensor) -> str:
+def wrong_tokens(state: State, position: Tensor, token: Tensor, running: Tensor) -> str:
     """Return in words which positions or tokens cannot be written; empty if all can.
 
     Args:
-        state: says where each sequence's window ends.
+        state: says where each sequence's window begins and ends.
         position: ``[R, F]`` of sequences that run; -1 for nothing.
         token: ``[R, F]``.
-        first: ``[S]`` the first position of each window.
         running: ``[S]`` bool, which sequences run.
     """
-    begin, end = first[running][:, None], state.end[running][:, None]
+    begin, end = state.complete[running][:, None], state.end[running][:, None]
     outside = (position >= 0) & ((position < begin) | (position >= end)) | (position < -1)
     if bool(outside.any()):
         return (

@@ -61,6 +61,7 @@ class Batch:
     name = "batch"
     options = ("input", "column", "prompt", "id", "samples", "tries", "response_format", "score")
     reads_stdin = True  # task.input=-
+    of_lines = True
 
     @staticmethod
     def check(options: Any) -> None:

@@ -27,6 +27,20 @@ plain = Rule("plain again")
 chain = replace(CAUSAL, name="causal again")
 """
 
+PLAIN = replace(BASE, verify="confidence", drafts=0, branches=0)
+
+
+def with_rule(folder: Path, code: str, rule: str = "Rule('own', verify)", **options: Any) -> DecodeConfig:
+    """Plain decoding with a rule of one's own, whose functions `code` defines."""
+    imports = "import torch\nfrom lopa_dist.decode.winner import anchor_alone\nfrom lopa_dist.rules import Rule\n"
+    (folder / "own.py").write_text(f"{imports}{code}RULE = {rule}\n")
+    return replace(PLAIN, rule=f"{folder}/own.py:RULE", **options)
+
+
+def verify(code: str) -> str:
+    """A function `verify` that ends with `code`, after the anchor has won."""
+    return f"def verify(state, records):\n    winner = anchor_alone(state, records)\n{code}"
+
 
 @pytest.mark.parametrize("branches", [1, 3])
 def test_lopa_as_a_rule_of_one_s_own(small_model: Transformer, branches: int) -> None:
@@ -89,12 +103,7 @@ def test_a_context_that_the_model_decides_is_not_asked_yet(tmp_path: Path) -> No
 def test_a_winner_that_cannot_be_read_is_told(
     small_model: Transformer, tmp_path: Path, change: str, message: str
 ) -> None:
-    (tmp_path / "own.py").write_text(
-        "from lopa_dist.decode.winner import anchor_alone\nfrom lopa_dist.rules import Rule\n"
-        f"def verify(state, records):\n    winner = anchor_alone(state, records)\n    return {change}\n"
-        "RULE = Rule('own', verify)\n"
-    )
-    config = replace(BASE, verify="confidence", drafts=0, branches=0, rule=f"{tmp_path}/own.py:RULE")
+    config = with_rule(tmp_path, verify(f"    return {change}\n"))
     assert rule_for(config).words(config).startswith("rule 'own' of ")
     with pytest.raises(UserError, match=message):
         texts(small_model, config, random_requests(2, 5, BASE.max_new_tokens))
@@ -115,44 +124,26 @@ def test_a_winner_that_cannot_be_read_is_told(
     ],
 )
 def test_branches_that_cannot_run_are_told(small_model: Transformer, tmp_path: Path, change: str, message: str) -> None:
-    (tmp_path / "own.py").write_text(
-        "from lopa_dist.decode.winner import anchor_alone\nfrom lopa_dist.rules import Rule\n"
-        "def spawn(state, winner, window):\n"
-        f"    state.branches.copy_(2 * (state.done == 0))\n    {change}\n"
-        "RULE = Rule('own', anchor_alone, spawn)\n"
-    )
-    config = replace(BASE, verify="confidence", drafts=0, branches=1, rule=f"{tmp_path}/own.py:RULE")
+    spawn = f"def spawn(state, winner, window):\n    state.branches.copy_(2 * (state.done == 0))\n    {change}\n"
+    config = with_rule(tmp_path, spawn, "Rule('own', anchor_alone, spawn)", branches=1)
     with pytest.raises(UserError, match=message):
         texts(small_model, config, random_requests(2, 5, BASE.max_new_tokens))
 
 
 def test_a_winner_may_bring_no_tokens(small_model: Transformer, tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(
-        "from lopa_dist.decode.winner import anchor_alone\nfrom lopa_dist.rules import Rule\n"
-        "def verify(state, records):\n"
-        "    winner = anchor_alone(state, records)\n"
-        "    return winner._replace(position=winner.position[:, :0], token=winner.token[:, :0])\n"
-        "RULE = Rule('nothing', verify)\n"
-    )
-    plain = replace(BASE, verify="confidence", drafts=0, branches=0)
+    nothing = verify("    return winner._replace(position=winner.position[:, :0], token=winner.token[:, :0])\n")
     requests = random_requests(2, 5, BASE.max_new_tokens)
-    assert texts(small_model, replace(plain, rule=f"{tmp_path}/own.py:RULE"), requests) == texts(
-        small_model, plain, requests
-    )
+    assert texts(small_model, with_rule(tmp_path, nothing), requests) == texts(small_model, PLAIN, requests)
 
 
 def test_a_rule_that_never_fills_ends(small_model: Transformer, tmp_path: Path) -> None:
     """It brings a token that stands there already, and so keeps the step from filling another one."""
-    (tmp_path / "own.py").write_text(
-        "import torch\nfrom lopa_dist.decode.winner import anchor_alone\nfrom lopa_dist.rules import Rule\n"
-        "def verify(state, records):\n"
-        "    winner, none = anchor_alone(state, records), torch.zeros(state.slots, dtype=torch.long)\n"
-        "    position = state.complete[:, None].clone()\n"
+    again = verify(
+        "    none, position = torch.zeros(state.slots, dtype=torch.long), state.complete[:, None] + 1\n"
         "    token = torch.full_like(position, 7)\n"
-        "    return winner._replace(position=position + 1, token=token, accepted=none, probability=token.int())\n"
-        "RULE = Rule('again', verify)\n"
+        "    return winner._replace(position=position, token=token, accepted=none, probability=token.int())\n"
     )
-    config = replace(BASE, verify="confidence", drafts=0, branches=0, tau_conf=1.0, rule=f"{tmp_path}/own.py:RULE")
+    config = with_rule(tmp_path, again, tau_conf=1.0)
     with pytest.raises(UserError, match=r"an answer of at most \d+ tokens does not end: it has taken \d+ forwards"):
         texts(small_model, config, random_requests(2, 5, BASE.max_new_tokens))
 

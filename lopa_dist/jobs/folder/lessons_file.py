@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from lopa_dist.encodable import json_line
+
 NAME = "lessons.jsonl"
 
 
-def add_lesson(journal: Path, lesson: dict[str, Any]) -> None:
-    """Append the outcome of a lesson, and make sure that it is on disk."""
+def add_lessons(journal: Path, lessons: Iterable[dict[str, Any]]) -> None:
+    """Append the outcomes of lessons, and make sure that they are on disk."""
     with (journal / NAME).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(lesson) + "\n")
+        file.writelines(map(json_line, lessons))
         file.flush()
         os.fsync(file.fileno())
 

@@ -411,9 +411,9 @@ class Job:
 
     def write_batch_output(self) -> None:
         """Write the answers in OpenAI's form, too, if the input had it; a shard writes what `lopa-dist merge` needs."""
-        items = self.input.items
-        if not items or not all(item.origin for item in items):  # they were made from no lines
+        if not getattr(self.task, "of_lines", False):
             return
+        items = self.input.items
         if self.config.task.shards == 1:
             write_batch_output(self.folder, lambda: map(line_of, items), self.config.model.path)
         else:

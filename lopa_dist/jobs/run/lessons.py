@@ -24,7 +24,7 @@ from lopa_dist.engine.gain import Rates, gain
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.memory import release_cached
 from lopa_dist.engine.request import Generation, Request
-from lopa_dist.jobs.folder.lessons_file import add_lesson, lessons_in
+from lopa_dist.jobs.folder.lessons_file import add_lessons, lessons_in
 from lopa_dist.jobs.run.prompts import Rejection
 from lopa_dist.jobs.run.recall import Recalled
 from lopa_dist.learn.config import LearnConfig
@@ -122,6 +122,7 @@ class Lessons:
         attempt: number of this attempt.
         earlier: outcomes of earlier attempts' lessons, as in the report; on rank 0, and on all ranks that learn.
         outcomes: of each lesson, on every rank.
+        kept: how many of these are written for later attempts.
         meanwhile: called after each step of learning, with the share of the time that is over and the step's loss.
         heard: called with the outcome of each lesson.
     """
@@ -137,6 +138,7 @@ class Lessons:
     attempt: int
     earlier: list[dict[str, Any]] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
+    kept: int = 0
     meanwhile: list[Callable[[float, float], None]] = field(default_factory=list)
     heard: list[Callable[[Outcome], None]] = field(default_factory=list)
     learning: Learning | None = None
@@ -383,13 +385,17 @@ class Lessons:
             act(share, loss)
 
     def tell(self, outcome: Outcome) -> None:
-        """Keep the outcome of a lesson, also for later attempts, and call all of `heard` with it."""
+        """Keep the outcome of a lesson, and call all of `heard` with it."""
         self.outcomes.append(outcome)
-        if self.group.world.rank == 0:
-            with suppress(OSError):  # a full disk costs no answer
-                add_lesson(self.folder / "journal", asdict(outcome))
         for act in self.heard:
             act(outcome)
+
+    def keep(self) -> None:
+        """Write the outcomes that are new for later attempts."""
+        new, self.kept = self.outcomes[self.kept :], len(self.outcomes)
+        if new and self.group.world.rank == 0:
+            with suppress(OSError):  # a full disk costs no answer
+                add_lessons(self.folder / "journal", map(asdict, new))
 
     def say(self, message: str, *values: Any) -> None:
         """Log a line on rank 0."""
@@ -410,6 +416,8 @@ class Lessons:
             self.tell(Outcome(self.attempt, 0, len(self.answers), 0, 0, 0, 0, [], [], 0, 0, 1.0, False, problem))
             if self.group.world.rank == 0:
                 log.warning("WARNING: drafts could not be learned (%s); the job goes on without", problem)
+        finally:
+            self.keep()  # as they are at the end: an adapter may have been taken, but not saved
 
     def report(self) -> list[dict[str, Any]]:
         """Return the outcomes of all lessons, on rank 0 also of earlier attempts."""

@@ -13,6 +13,7 @@ import torch
 
 from lopa_dist.config import Config, JobConfig, LoggingConfig, WandbConfig
 from lopa_dist.decode import DecodeConfig
+from lopa_dist.jobs.folder.lessons_file import lessons_in
 from lopa_dist.jobs.run import lessons
 from lopa_dist.jobs.run.job import run
 from lopa_dist.jobs.run.lessons import Lessons
@@ -126,6 +127,7 @@ def test_a_fault_costs_no_answer(
     problem = {"numbers": "not numbers", "disk": "No space left"}.get(where, "no room")
     assert problem in report["lessons"][-1]["problem"]
     assert report["lessons"][-1]["problem"] in caplog.text
+    assert lessons_in(tmp_path / "run" / "journal") == report["lessons"]
 
 
 def test_a_stop_keeps_what_pays_and_begins_no_further_request(
