@@ -89,10 +89,6 @@ def job(raw: DictConfig) -> Any:
     """
     world = detect()
     submitted = "SUBMITIT_EXECUTOR" in os.environ  # a job of a sweep, which may have many ranks
-    if world.size > 1 and swept() and not submitted:
-        raise UserError(
-            f"a sweep cannot run inside {world.launcher}: start it from one process, launcher=local or slurm"
-        )
     with mistakes():
         config = OmegaConf.to_object(raw)
         assert isinstance(config, Config)
@@ -257,6 +253,9 @@ def main() -> None:
         check_keys([a for a in arguments if not a.startswith("-")])
         sys.argv[1:] = as_hydra_reads(arguments)
         if {*SWEEP} & {*arguments}:
+            if (world := detect()).size > 1:
+                start = "start it from one process, launcher=local or slurm"
+                raise UserError(f"a sweep cannot run inside {world.launcher}: {start}")
             if own := next((a for a in arguments if a.startswith("hydra.run.dir=")), None):
                 raise UserError(f"{own}: is for a single job; hydra.sweep.dir= names the folder of a sweep")
             check_points(sys.argv[1:])

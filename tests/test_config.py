@@ -397,6 +397,19 @@ def test_command_line_mistakes_are_one_message(
         cli.main()
 
 
+def test_a_sweep_inside_torchrun_is_refused_before_it_makes_a_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("sys.argv", ["lopa-dist", "-m", "decode.drafts=2,3"])
+    with pytest.raises(SystemExit, match=r"a sweep cannot run inside torchrun: start it from one process"):
+        cli.main()
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_interrupted_job_says_how_it_goes_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -87,8 +87,12 @@ def compare(
         baseline: the run that all others are compared with, by its name or by settings that it alone has.
         form: ``latex`` or ``markdown`` to print the tables in this form, and all else to standard error.
         among: folders in `folder` whose runs are compared; none: all.
+
+    Raises:
+        ValueError: there is nothing to compare, or some reports are damaged; the others are compared first.
     """
-    groups, failed = grouped(folder, load_reports(folder, among)), unfinished(folder, among)
+    damaged: list[str] = []
+    groups, failed = grouped(folder, load_reports(folder, among, damaged)), unfinished(folder, among)
     console = console or Console(stderr=bool(form))
     sections = sections_of(groups)
     if baseline is not None and not any(has_baseline(section, baseline) for section in sections):
@@ -151,6 +155,8 @@ def compare(
             console.print(escape(f"No figure of {part.title}, for not all was judged: {'; '.join(unjudged)}"))
     if older := sorted({figure.name for figure in folder.glob("pareto*.pdf")} - set(files)):
         console.print(escape(f"Of an earlier report of this folder, and not of this one: {', '.join(older)}"))
+    if damaged:
+        raise ValueError("not compared: " + "\n".join(damaged))
 
 
 def going_on(groups: Sequence[SeedGroup]) -> Iterator[str]:

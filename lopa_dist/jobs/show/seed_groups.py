@@ -54,7 +54,9 @@ def below(folder: Path, name: str) -> list[Path]:
     return found
 
 
-def load_reports(folder: Path, among: Sequence[Path] = ()) -> list[tuple[str, dict[str, Any]]]:
+def load_reports(
+    folder: Path, among: Sequence[Path] = (), damaged: list[str] | None = None
+) -> list[tuple[str, dict[str, Any]]]:
     """Return all reports below a folder, with the names of their run folders.
 
     Runs inside another run's folder are left out: they are shards that were merged into it.
@@ -62,6 +64,10 @@ def load_reports(folder: Path, among: Sequence[Path] = ()) -> list[tuple[str, di
     Args:
         folder: to which the names are relative.
         among: folders in it; only reports in or below these are returned. None: all.
+        damaged: gets a message on each file that is no whole report of a job; None: the first one raises an error.
+
+    Raises:
+        ValueError: there are none.
     """
     found: set[Path] = set()
     for place in among or [folder]:
@@ -73,10 +79,19 @@ def load_reports(folder: Path, among: Sequence[Path] = ()) -> list[tuple[str, di
         found.update(files)
     runs = {file.parent for file in found}
     files = sorted(file for file in found if runs.isdisjoint(file.parent.parents))
-    reports = [(str(f.parent.relative_to(folder)), read_report(f)) for f in files]
-    for file, (_, report) in zip(files, reports, strict=True):
-        if not set(report) >= NEEDED:
-            raise ValueError(f"{file} is no report of a job; name a folder with jobs only")
+    wrong, reports = list[str](), list[tuple[str, dict[str, Any]]]()
+    for file in files:
+        try:
+            report = read_report(file)
+            if not set(report) >= NEEDED:
+                raise ValueError(f"{file} is no report of a job; name a folder with jobs only")
+            reports.append((str(file.parent.relative_to(folder)), report))
+        except ValueError as error:
+            wrong.append(str(error))
+    if wrong and (damaged is None or not reports):
+        raise ValueError("\n".join(wrong))
+    if damaged is not None:
+        damaged += wrong
     return reports
 
 

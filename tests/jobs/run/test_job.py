@@ -502,8 +502,10 @@ def test_runs_of_a_sweep_are_distinguished(tmp_path: Path, finished: tuple[Path,
     assert names(("plain", report), ("lopa", other)) == ["plain (branches=2)", "lopa (branches=5)"]
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "report.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"foreign/report\.json is no report of a job"):
-        compare(tmp_path)
+    console = Console(width=120, record=True)
+    with pytest.raises(ValueError, match=r"not compared: .*foreign/report\.json is no report of a job"):
+        compare(tmp_path, console)
+    assert "seed=1" in console.export_text(), "the others are compared first"
 
 
 def test_what_may_be_longest_begins_first(tmp_path: Path) -> None:
