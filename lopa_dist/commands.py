@@ -115,10 +115,12 @@ def trace(options: argparse.Namespace) -> None:
     from lopa_dist.jobs.commands.trace import show, write_trace_page
     from lopa_dist.jobs.commands.trace import trace as generate_again
 
-    trace = generate_again(options.run, options.id)
+    # an id is UTF-8, even where the locale's arguments are not
+    trace = generate_again(options.run, os.fsencode(options.id).decode("utf-8", "surrogateescape"))
+    if page:
+        write_trace_page(trace, page)  # first: whoever reads the output, such as head, may have seen enough
     show(trace, Console())
     if page:
-        write_trace_page(trace, page)
         print(f"page: {page}")
 
 

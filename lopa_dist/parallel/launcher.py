@@ -107,12 +107,15 @@ def mpi() -> Any:
     """Return mpi4py's MPI.
 
     Raises:
-        LaunchError: it is not installed; the message says how to get it.
+        LaunchError: it, or an MPI library, is not installed; the message says how to get it.
     """
     try:
         from mpi4py import MPI
     except ImportError as error:
         raise LaunchError("mpirun and parallel.backend=mpi need mpi4py: pip install mpi4py") from error
+    except RuntimeError as error:
+        remedy = "load the module of the MPI whose mpirun started this, or pip install mpich where there is none"
+        raise LaunchError(f"mpi4py finds no MPI ({error}): {remedy}") from error
     return MPI
 
 

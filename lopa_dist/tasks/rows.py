@@ -292,6 +292,8 @@ def refuse_utf_16(file: Path, key: str) -> None:
 def open_lines(source: str, newline: str | None = None) -> TextIO:
     """Return an open file of a source's text, as UTF-8; other bytes become lone surrogates, which `parse` refuses."""
     if source == "-":
+        if sys.stdin is None:
+            raise ValueError("task.input=-: standard input is closed; name a file")
         given: Any = io.BufferedReader(sys.stdin.buffer) if not hasattr(sys.stdin.buffer, "peek") else sys.stdin.buffer
         zipped = given.peek(2)[:2] == GZIP
         return io.TextIOWrapper(gzip.open(given) if zipped else given, encoding="utf-8-sig", errors="surrogateescape")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
+from lopa_dist.config import CONF
 from lopa_dist.jobs.console import ConsoleHandler, LogFile
 
 
@@ -22,6 +25,17 @@ def test_a_reader_that_has_gone_is_no_error(capfd: pytest.CaptureFixture[str]) -
         assert "Logging error" in capfd.readouterr().err
         with pytest.raises(BrokenPipeError):
             stream.close()
+
+
+def test_a_folder_s_name_that_is_no_utf_8_is_written(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """As Python reads it from the file system, it has lone surrogates."""
+    settings = OmegaConf.load(CONF / "config.yaml").hydra.job_logging.handlers.file
+    given = {name: value for name, value in settings.items() if name != "class"}
+    handler = LogFile(tmp_path / "cli.log", **given)
+    handler.handle(logging.makeLogRecord({"msg": "in caf\udce9"}))
+    handler.close()
+    assert (tmp_path / "cli.log").read_text() == "in caf\\udce9\n"
+    assert not capfd.readouterr().err
 
 
 def test_a_full_disk_prints_nothing_for_each_line(capfd: pytest.CaptureFixture[str]) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from lopa_dist.parallel.launcher import Start, World, detect, into_log
+from lopa_dist.parallel.launcher import LaunchError, Start, World, detect, into_log, mpi
 
 
 def test_a_restart_is_distinguished_from_a_start() -> None:
@@ -25,6 +27,17 @@ def test_torchrun() -> None:
     names = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     inside_slurm = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}
     assert detect({"TORCHELASTIC_RUN_ID": "x", **names, **inside_slurm}) == World("torchrun", 3, 4, 1, 2)
+
+
+def test_an_mpi_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Without(ModuleType):
+        def __getattr__(self, name: str) -> None:
+            raise RuntimeError("cannot load MPI library")
+
+    monkeypatch.setitem(sys.modules, "mpi4py", Without("mpi4py"))
+    monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
+    with pytest.raises(LaunchError, match=r"finds no MPI \(cannot load MPI library\): load the module"):
+        mpi()
 
 
 def test_mpirun_and_srun() -> None:

@@ -54,6 +54,12 @@ def test_standard_input_may_be_gzipped(monkeypatch: pytest.MonkeyPatch, zipped: 
     assert [row.value for row in rows("-")] == TWO
 
 
+def test_closed_standard_input_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(ValueError, match=r"task\.input=-: standard input is closed; name a file"):
+        list(rows("-"))
+
+
 def test_a_file_that_is_damaged_is_named(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()

@@ -51,11 +51,33 @@ class Bar:
 
 @dataclass(frozen=True)
 class Bars:
-    """A bar chart."""
+    """A bar chart; its `width` is shared out among the bars."""
 
     title: str
     axis: str  # what the bars' names stand for
     bars: list[Bar]
+    width = 360
+    of_letter = 6.2  # the width of a digit
+
+    @property
+    def step(self) -> float:
+        """Return the width of a bar with the space around it."""
+        return self.width / len(self.bars)
+
+    @property
+    def of_text(self) -> float:
+        """Return the width of the longest text at a bar."""
+        return self.of_letter * max(len(text) for bar in self.bars for text in (bar.name, bar.value))
+
+    @property
+    def every(self) -> int:
+        """Return how many bars share a text, so that texts do not run into one another."""
+        return max(1, math.ceil((self.of_text + self.of_letter) / self.step))
+
+    @property
+    def margin(self) -> float:
+        """Return the width on either side for what the first and the last text need beyond their bars."""
+        return round(max(0.0, (self.of_text - self.step) / 2), 1)
 
 
 def bars(title: str, axis: str, names: Sequence[str], values: Sequence[float], form: str) -> Bars:
@@ -96,6 +118,7 @@ class Scatter:
 
     width, height = 436, 300  # right of `right` is room for half of the last tick's number
     left, right, top, bottom = 44, 408, 20, 262
+    colors = 6  # of curves, in the style sheet
 
     def __init__(self, title: str, points: Sequence[Point], sign: int = 1) -> None:
         self.title, self.axis, self.points = title, "more is faster" if sign > 0 else "fewer is faster", points

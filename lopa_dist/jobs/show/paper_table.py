@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+MOST_ROWS = 40  # of a table, which must fit on a page
+TEXT_WIDTH, LETTER, COLUMN = 345, 5, 12  # points: of an article's text, of a letter, of the space around a column
 SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 
 
@@ -13,28 +15,34 @@ def latex(
 ) -> str:
     """Return a LaTeX `table` with its first column left-aligned; it needs ``\\usepackage{booktabs}``.
 
-    The caption is `title` and how the figures are worked out (`methods`); `notes` become comments.
+    There are several tables if one would not fit on a page. One that is wider than the text of an article is scaled,
+    for which it needs ``\\usepackage{graphicx}``, too. The caption is `title` and how the figures are worked out
+    (`methods`); `notes` become comments.
     """
-    lines = [row_of([escaped(one_line(cell)) for cell in head])]
-    lines += [row_of([escaped(one_line(name)), *(figure(cell) for cell in cells)]) for name, *cells in rows]
+    lines = [row_of([escaped(one_line(name)), *(figure(cell) for cell in cells)]) for name, *cells in rows]
     caption = f"{escaped(title)}. {escaped(methods)}" if methods else escaped(title)
     caption = caption.replace(r" \%", r"\,\%")
-    return "\n".join(
-        [
-            *(f"% {one_line(note)}" for note in notes),
+    width = sum(LETTER * max(map(len, column)) + COLUMN for column in zip(head, *rows, strict=True))
+    begin, end = (r"\resizebox{\textwidth}{!}{%", "}") if width > TEXT_WIDTH else ("", "")
+    packages = "booktabs" + ", graphicx" * bool(begin)
+    parts = [lines[first : first + MOST_ROWS] for first in range(0, len(lines), MOST_ROWS)]
+    text = [rf"% \usepackage{{{packages}}}", *(f"% {one_line(note)}" for note in notes)]
+    for number, part in enumerate(parts, 1):
+        text += [
             r"\begin{table}",
             r"\centering",
-            rf"\caption{{{caption}}}",
+            rf"\caption{{{caption}{f' (Part {number} of {len(parts)})' * (len(parts) > 1)}}}",
+            *filter(None, [begin]),
             rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}",
             r"\toprule",
-            lines[0],
+            row_of([escaped(one_line(cell)) for cell in head]),
             r"\midrule",
-            *lines[1:],
+            *part,
             r"\bottomrule",
-            r"\end{tabular}",
+            rf"\end{{tabular}}{end}",
             r"\end{table}",
         ]
-    )
+    return "\n".join(text)
 
 
 def row_of(cells: Sequence[str]) -> str:

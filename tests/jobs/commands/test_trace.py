@@ -248,6 +248,23 @@ def test_a_page_that_cannot_be_written_is_refused_before_the_work(
     assert not capsys.readouterr().out
 
 
+def test_a_page_is_there_even_if_nobody_reads_the_terminal(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with `lopa-dist trace RUN ID --html FILE | head`."""
+
+    def gone(*_: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("lopa_dist.jobs.commands.trace.show", gone)
+    monkeypatch.setattr("lopa_dist.commands.os.dup2", lambda *_: None)
+    monkeypatch.setattr("sys.stdout", (tmp_path / "out").open("w"))
+    monkeypatch.setattr("sys.argv", ["lopa-dist", "trace", str(folder), "one", "--html", str(tmp_path / "page.html")])
+    with pytest.raises(SystemExit, match="1"):
+        cli.main()
+    assert "</html>" in (tmp_path / "page.html").read_text()
+
+
 def test_terminal_shows_every_step(found: Trace) -> None:
     out = io.StringIO()
     show(found, Console(file=out, width=200))

@@ -748,7 +748,10 @@ def test_a_page_speaks_of_lines_where_there_are_some(tmp_path: Path, report: dic
             folder = tmp_path / str(drawn)
             make(folder, name.format(drafts, tau), report, "++--", drafts=drafts, tau_conf=tau)
         compare(folder, Console(quiet=True))
-        assert ("Along a thin line" in Page(folder / "comparison.html").text) == drawn
+        page = (folder / "comparison.html").read_text()
+        assert ("Along a thin line" in page) == drawn
+        legend = re.findall(r'<span class="legend c(\d)">(.*?)</span>', page)
+        assert legend == ([("0", "tau_conf=0.8"), ("1", "tau_conf=0.9")] if drawn else [])
 
 
 def test_curves_stand_in_the_order_of_their_numbers(report: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,20 @@ def test_bars_are_as_high_as_their_share_of_the_highest() -> None:
     chart = bars("title", "axis", ["a", "b"], [0.5, 0.25], ".0%")
     assert [(bar.name, bar.value, bar.height) for bar in chart.bars] == [("a", "50%", 1.0), ("b", "25%", 0.5)]
     assert [bar.height for bar in bars("title", "axis", ["a"], [0.0], ".1f").bars] == [0.0]
+
+
+@given(
+    names=st.lists(st.text("0123456789.", min_size=1, max_size=9), min_size=1, max_size=32),
+    percent=st.integers(0, 100),
+)
+def test_texts_at_bars_are_inside_the_chart_and_do_not_touch(names: list[str], percent: int) -> None:
+    chart = bars("title", "axis", names, [percent / 100] * len(names), ".0%")
+    shown = [(chart.step * (number + 0.5), bar) for number, bar in enumerate(chart.bars) if not number % chart.every]
+    for texts in ([(x, bar.name) for x, bar in shown], [(x, bar.value) for x, bar in shown]):
+        ends = [(x - 3 * len(text), x + 3 * len(text)) for x, text in texts]
+        assert -chart.margin <= ends[0][0]
+        assert ends[-1][1] <= chart.width + chart.margin
+        assert all(right < left for (_, right), (left, _) in pairwise(ends))
 
 
 def test_a_histogram_counts_every_value() -> None:

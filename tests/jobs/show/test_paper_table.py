@@ -1,4 +1,4 @@
-"""Tables for papers: figures have dashes and minus signs, names stay as they are."""
+"""Tables for papers: figures have dashes and minus signs, names stay as they are, and all of it fits on a page."""
 
 from __future__ import annotations
 
@@ -17,3 +17,16 @@ def test_names_are_no_options_of_line_breaks() -> None:
     made = latex("t", ["run", "n"], [["[x]", "1"], ["*y", "2"]])
     assert r"{}[x] & 1 \\" in made
     assert r"{}*y & 2 \\" in made
+    assert made.startswith("% \\usepackage{booktabs}\n\\begin{table}\n")
+
+
+def test_long_tables_are_several_and_wide_ones_are_scaled() -> None:
+    rows = [[f"run {number}", "1"] for number in range(85)]
+    made = latex("t", ["run", "n"], rows)
+    assert made.count(r"\begin{table}") == made.count(r"\end{table}") == made.count(r"run & n \\") == 3
+    assert [rf"\caption{{t (Part {part} of 3)}}" in made for part in (1, 2, 3)] == [True] * 3
+    assert all(rf"run {number} & 1 \\" in made for number in range(85))
+    made = latex("t", ["run", "n"], [["r" * 70, "1"]])
+    assert made.startswith("% \\usepackage{booktabs, graphicx}")
+    assert "\\resizebox{\\textwidth}{!}{%\n\\begin{tabular}{lr}" in made
+    assert "\\end{tabular}}\n\\end{table}" in made
