@@ -213,6 +213,12 @@ class DecodeConfig:
         return self.branches + 1
 
     @property
+    def own_code(self) -> str:
+        """The settings that name code of the user's own, in words; empty without any."""
+        own = {"decode.rule": self.rule, "decode.fill": self.fill}
+        return " and ".join(f"{key}={value}" for key, value in own.items() if value is not None)
+
+    @property
     def max_drafts(self) -> int:
         """The most drafts that a branch verifies: m."""
         return MOST_DRAFTS if isinstance(self.drafts, str) else self.drafts

@@ -2,7 +2,8 @@
 
 Every rank brings a `StopLevel` to each step, and all ranks follow the highest of them. So all ranks stop at the same
 step, whichever was asked to stop or failed. Each rank also proposes how far to look ahead in the next step
-(`LookaheadPolicy`), and all ranks follow the first one's proposal.
+(`LookaheadPolicy`), and all ranks follow the first one's proposal. What all of them decide by themselves, from the same
+records, must be the same: that is checked where code of the user's own takes part (`Agreement`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from lopa_dist.decode.winner import Winner
+from lopa_dist.engine.agreement import Agreement
 from lopa_dist.engine.lookahead import Choice
 from lopa_dist.engine.runner import Prepared, Runner
 from lopa_dist.engine.running_batch import RunningBatch, Step
@@ -34,12 +36,19 @@ class Lockstep:
         tensor: the group that the model is split over.
         requested: returns what this rank was asked to do; called once a step.
         statistics: records the times of phases.
+        own_code: as in `Agreement`.
     """
 
     def __init__(
-        self, comm: Communicator, tensor: Communicator, requested: Callable[[], StopLevel], statistics: Statistics
+        self,
+        comm: Communicator,
+        tensor: Communicator,
+        requested: Callable[[], StopLevel],
+        statistics: Statistics,
+        own_code: str = "",
     ) -> None:
         self.comm, self.tensor, self.requested, self.statistics = comm, tensor, requested, statistics
+        self.agreement = Agreement(own_code, comm, tensor)
         self.level = StopLevel.RUN  # what all ranks agreed to do
         # on the device, the level and choice of each branch rank in this step; empty for one rank alone
         self.levels = torch.empty(0)
@@ -77,6 +86,7 @@ class Lockstep:
         gathered = self.gather(records, step.proposal)
         error, self.error = self.error, None
         if error:
+            self.agreement.gather(step.state)  # as the others do, who learn of the error after it
             raise error
         self.statistics.lap("all_gather")
         return prepared, gathered
@@ -117,11 +127,15 @@ class Lockstep:
 
         Raises:
             PeerFailure: a rank's forward failed.
+            UserError: code of the user's own decided differently on different ranks.
         """
-        levels = batch.to_host(step, winner, self.levels)
+        fingerprints = self.agreement.gather(step.state)
+        extra = torch.cat([self.levels, fingerprints]) if self.agreement.compares else self.levels
+        levels, of_ranks = np.split(batch.to_host(step, winner, extra), [len(self.levels)])
         values = levels[:: 1 + len(step.proposal)].tolist()
         self.choice = Choice(*levels[1 : 1 + len(step.proposal)].tolist()) if values else step.proposal
         if StopLevel.FAILED in values:
             raise PeerFailure(f"the forward of branch rank {values.index(StopLevel.FAILED)} failed")
+        self.agreement.check(of_ranks)
         self.level = StopLevel(max(values, default=self.own_level))
         return self.level

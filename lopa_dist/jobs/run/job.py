@@ -205,10 +205,10 @@ class Job:
         """Answer all requests that are left, and learn between them; a leader records the answers."""
         group, engine = self.group, session.engine
         self.lessons.begin()
-        if engine.drafter and not self.masks and any(self.attempt.done):
+        if (engine.drafter or not self.lessons.ended) and not self.masks and any(self.attempt.done):
             attempt = self.attempt
             answers = recall(attempt.journal, attempt.number, self.input.ids, self.builder.tokenizer, group)
-            for answer in answers:
+            for answer in answers if engine.drafter else ():
                 engine.drafter.remember(answer.tokens)
             self.lessons.recall(answers, self.input.encoded)
         session.prepare()

@@ -74,6 +74,7 @@ class Outcome:
     gain: float  # how many times as fast the rest was expected to become
     taken: bool
     problem: str = ""
+    adopted: bool = False  # whether the job drafts with what it has learned after this lesson, or before it
 
 
 def check_learning(config: Config, masks: int) -> None:
@@ -143,6 +144,7 @@ class Lessons:
     heard: list[Callable[[Outcome], None]] = field(default_factory=list)
     learning: Learning | None = None
     ended: bool = False  # whether there will be no further lesson
+    adopted: bool = False  # whether the job drafts with what it has learned
     counted: tuple[int, float] = (0, 0.0)  # requests done when this round of generation began, and when it did
 
     def __post_init__(self) -> None:
@@ -153,7 +155,7 @@ class Lessons:
     def begin(self) -> None:
         """Plan the first lesson, and draft with what an earlier attempt has learned, if this one is to learn, too."""
         if self.group.world.rank == 0:
-            names = {one.name for one in fields(Outcome)}  # another version may write others
+            names = {one.name for one in fields(Outcome)} - {"adopted"}  # another version may write others
             self.earlier = [one for one in lessons_in(self.folder / "journal") if names <= one.keys()]
         if self.config.job.learn is None:
             self.ended = True
@@ -313,6 +315,7 @@ class Lessons:
             round(first.length, 3), round(last.length, 3), round(faster, 3), taken,
             problem,
         )  # fmt: skip
+        outcome.adopted = taken or self.adopted
         self.tell(outcome)
         if taken:
             self.take()
@@ -328,7 +331,8 @@ class Lessons:
             "%.0f s: of a chain of drafts, %.2f would be accepted instead of %.2f (held-out answers); %s",
             spent, last.length, first.length,
             f"goes on with the adapter, expected to be {faster:.2f} times as fast" if taken
-            else "that would not pay, so the job goes on without",
+            else "that would not pay, so the job goes on "
+            + ("with what it had learned before" if self.adopted else "without"),
         )  # fmt: skip
 
     def counts(self) -> tuple[int, int]:
@@ -364,6 +368,7 @@ class Lessons:
         assert self.learning is not None
         self.learning.adopt()
         self.engine.take_adapter()
+        self.adopted = True
 
     def save(self) -> None:
         """Keep the adapter for later attempts; the job goes on if it cannot be kept."""
@@ -413,9 +418,14 @@ class Lessons:
         except LearningFailed as error:
             self.ended = True
             problem = " ".join(str(error).split())
-            self.tell(Outcome(self.attempt, 0, len(self.answers), 0, 0, 0, 0, [], [], 0, 0, 1.0, False, problem))
+            self.tell(
+                Outcome(
+                    self.attempt, 0, len(self.answers), 0, 0, 0, 0, [], [], 0, 0, 1.0, False, problem, self.adopted
+                )
+            )  # fmt: skip
             if self.group.world.rank == 0:
-                log.warning("WARNING: drafts could not be learned (%s); the job goes on without", problem)
+                before = "with what it had learned before" if self.adopted else "without"
+                log.warning("WARNING: drafts could not be learned (%s); the job goes on %s", problem, before)
         finally:
             self.keep()  # as they are at the end: an adapter may have been taken, but not saved
 

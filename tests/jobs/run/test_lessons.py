@@ -141,9 +141,7 @@ def test_a_stop_keeps_what_pays_and_begins_no_further_request(
     report = json.loads((folder / "report.json").read_text())
     [lesson] = report["lessons"]
     assert not lesson["taken"]
-    assert lesson_sentence(lesson).endswith(
-        ". But the job was told to stop; what it learned is kept for the next attempt."
-    )
+    assert lesson_sentence(lesson).endswith(". The job was told to stop; what it learned is kept for the next attempt.")
     assert "would not have paid" not in (folder / "report.html").read_text()
     assert report["requests"] == 5
     loaded = []
@@ -154,8 +152,9 @@ def test_a_stop_keeps_what_pays_and_begins_no_further_request(
     assert texts(folder) == plain
 
 
+@pytest.mark.parametrize("source", ["auto", "masks"])
 def test_later_attempts_know_of_earlier_lessons(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, source: str
 ) -> None:
     """Of their outcomes, also in the report; a lesson that was held is not held again."""
     folder, stop = tmp_path / "run", Stop(60)
@@ -164,19 +163,19 @@ def test_later_attempts_know_of_earlier_lessons(
     with monkeypatch.context() as patch:
         patch.setattr(Lessons, "stepped", lambda *_: stop.ask("SIGTERM"))
         with pytest.raises(Stopped):
-            run(learning(tmp_path, 5), folder, ONE, stop)
+            run(learning(tmp_path, 5, draft_from=source), folder, ONE, stop)
     [first] = json.loads((folder / "report.json").read_text())["lessons"]
     assert first["problem"] == "the job was told to stop before that paid"
     assert (first["attempt"], first["done"], first["answers"], first["taken"]) == (1, 5, 5, False)
     # it was stopped, so it is held again, with the answers of both attempts
-    first, second = run(learning(tmp_path, 5), folder, ONE)["lessons"]
+    first, second = run(learning(tmp_path, 5, draft_from=source), folder, ONE)["lessons"]
     assert first["problem"]
     assert (second["attempt"], second["done"], second["answers"], second["problem"]) == (2, 7, 7, "")
     page = (folder / "report.html").read_text()
     assert "told to stop before that paid" in page
     assert "would not have paid" in page
     with caplog.at_level("INFO"):
-        report = run(learning(tmp_path, 5, MORE), folder, ONE)
+        report = run(learning(tmp_path, 5, MORE, draft_from=source), folder, ONE)
     assert report["lessons"] == [first, second]
     assert "drafts are not learned again: an earlier attempt has, after 7 answers" in caplog.text
 
@@ -190,6 +189,24 @@ def test_a_lesson_waits_for_an_answer_that_is_held_out(
         [lesson] = run(learning(tmp_path, 3, last_first), tmp_path / "run", ONE)["lessons"]
     assert "does not learn yet: of 3 answers, none is held out to measure with" in caplog.text
     assert (lesson["done"], lesson["answers"]) == (6, 6)
+
+
+def test_what_was_learned_before_stays_if_more_would_not_pay(
+    tmp_path: Path, plain: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log, the report and the page do not say that the job goes on without."""
+    for key, value in {"FEWEST": 4, "LEAST_S": 0.0, "AGAIN": 2, "MOST_SHARE": lessons.SLICE}.items():  # one slice each
+        monkeypatch.setattr(lessons, key, value)
+    gains = iter([2.0, 1.0])
+    monkeypatch.setattr(lessons, "gain", lambda _, __, before, *___: 9.0 if before is None else next(gains))
+    with caplog.at_level("INFO"):
+        report = run(learning(tmp_path, "auto"), tmp_path / "run", ONE)
+    first, second = report["lessons"]
+    assert (first["taken"], first["adopted"]) == (True, True)
+    assert (second["taken"], second["adopted"]) == (False, True)
+    assert "that would not pay, so the job goes on with what it had learned before" in caplog.text
+    assert "so the job went on with what it had learned before." in (tmp_path / "run" / "report.html").read_text()
+    assert texts(tmp_path / "run") == plain
 
 
 def test_auto_leaves_a_short_job_alone(tmp_path: Path, plain: list[str]) -> None:
