@@ -45,7 +45,11 @@ class Begun(AbstractContextManager["Begun"]):
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.file.close()
         if error is None or isinstance(error, IN_ORDER) or (isinstance(error, RankError) and self.lone):
-            self.path.unlink(missing_ok=True)
+            self.forget()
+
+    def forget(self) -> None:
+        """Remove the file: no request is the reason why the attempt ends."""
+        self.path.unlink(missing_ok=True)
 
 
 def crashes(journal: Path, ids: RequestIds, done: bytearray, since: int) -> bytearray:

@@ -208,8 +208,9 @@ class Job:
         if (engine.drafter or not self.lessons.ended) and not self.masks and any(self.attempt.done):
             attempt = self.attempt
             answers = recall(attempt.journal, attempt.number, self.input.ids, self.builder.tokenizer, group)
-            for answer in answers if engine.drafter else ():
-                engine.drafter.remember(answer.tokens)
+            if engine.drafter:
+                for answer in answers:
+                    engine.drafter.remember(answer.tokens)
             self.lessons.recall(answers, self.input.encoded)
         session.prepare()
         start, self.disturbances = time.perf_counter(), Disturbances(self.config, group, self.builder.device)

@@ -18,6 +18,7 @@ from lopa_dist.jobs.run.answers import NOT_NUMBERS, Pieces, answer_of, error_lin
 from lopa_dist.jobs.run.attempt import Attempt, tries_of
 from lopa_dist.jobs.run.crashes import Begun
 from lopa_dist.jobs.run.job_input import JobInput, request_id
+from lopa_dist.jobs.run.judge_watch import JudgeWatch
 from lopa_dist.jobs.run.judging import Answer, Judges, Verdict
 from lopa_dist.jobs.run.lessons import Lessons
 from lopa_dist.jobs.run.rejudge import verdict_rule
@@ -61,7 +62,9 @@ class Recorder:
         is_rank_0 = group.world.rank == 0
         progress = config.logging.progress if is_rank_0 else "never"
         judges = Judges(self.task, min(MOST_JUDGES, config.parallel.threads or cores(group.world)[0]))
-        with ProgressDisplay(progress, len(self.input), engine.statistics, config.logging.every_s) as display, judges:
+        display = ProgressDisplay(progress, len(self.input), engine.statistics, config.logging.every_s)
+        watch = JudgeWatch(group.stop, [*group.failures.last_acts, self.begun.forget])
+        with display, judges, watch:
             if is_rank_0:
                 rejected = sum(self.input.rejected)
                 done, failed = rejected + sum(self.attempt.done), rejected + self.attempt.errors
@@ -77,7 +80,8 @@ class Recorder:
                 reasoning, text = None, ""
                 if generation.likelihoods is None:
                     generation, reasoning, text = answer_of(self.tokenizer, generation, item.stop)
-                judges.submit(Answer(item, generation, text, self.now(), reasoning))
+                with watch.judging(item.custom_id):
+                    judges.submit(Answer(item, generation, text, self.now(), reasoning))
             self.write_verdicts(judges.verdicts(), display)
             seconds = self.now() if engine.statistics.steps else 0.0  # an attempt that only judges generates nothing
             end = {"statistics": engine.statistics.totals(), "replica": group.data_rank, "at": seconds}
