@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 MOST_ROWS = 40  # of a table, which must fit on a page
-TEXT_WIDTH, LETTER, COLUMN = 345, 5, 12  # points: of an article's text, of a letter, of the space around a column
+TEXT_WIDTH, LETTER, COLUMN = 345, 4.5, 12  # points: of an article's text, of a letter, of the space around a column
 SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 
 

@@ -880,7 +880,7 @@ def test_tables_for_a_paper_and_a_readme(
     made_sweep(tmp_path, report, 4)
     compare(tmp_path, form="latex")
     table = capsys.readouterr().out
-    assert table.startswith("\\begin{table}\n")
+    assert table.startswith("% \\usepackage{booktabs}\n\\begin{table}\n")
     assert "\\toprule\n" in table
     assert "with embedded, 300 requests each. Accuracies have Wilson's 95\\,\\% confidence intervals.}" in table
     assert "\ndecode=verified\\_tree & 9" in table
