@@ -26,7 +26,7 @@ def test_long_tables_are_several_and_wide_ones_are_scaled() -> None:
     assert made.count(r"\begin{table}") == made.count(r"\end{table}") == made.count(r"run & n \\") == 3
     assert [rf"\caption{{t (Part {part} of 3)}}" in made for part in (1, 2, 3)] == [True] * 3
     assert all(rf"run {number} & 1 \\" in made for number in range(85))
-    made = latex("t", ["run", "n"], [["r" * 70, "1"]])
+    made = latex("t", ["run", "n"], [["r" * 90, "1"]])
     assert made.startswith("% \\usepackage{booktabs, graphicx}")
     assert "\\resizebox{\\textwidth}{!}{%\n\\begin{tabular}{lr}" in made
     assert "\\end{tabular}}\n\\end{table}" in made
