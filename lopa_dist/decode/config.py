@@ -213,10 +213,10 @@ class DecodeConfig:
         return self.branches + 1
 
     @property
-    def own_code(self) -> str:
-        """The settings that name code of the user's own, in words; empty without any."""
-        own = {"decode.rule": self.rule, "decode.fill": self.fill}
-        return " and ".join(f"{key}={value}" for key, value in own.items() if value is not None)
+    def own_parts(self) -> dict[str, str]:
+        """The settings that name code of the user's own."""
+        parts = {"decode.fill": self.fill, "decode.rule": self.rule}
+        return {key: value for key, value in parts.items() if value is not None}
 
     @property
     def max_drafts(self) -> int:

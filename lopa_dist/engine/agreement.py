@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -17,14 +19,14 @@ class Agreement:
     """Compares what each step leaves to the next one, on all ranks of a replica.
 
     Args:
-        code: the settings that name the user's own code, in words; empty: there is none, and nothing is compared.
+        own_parts: the settings that name code of the user's own; without any, nothing is compared.
         comm: the branch group.
         tensor: the group that the model is split over.
     """
 
-    def __init__(self, code: str, comm: Communicator, tensor: Communicator) -> None:
-        self.code, self.comm, self.tensor = code, comm, tensor
-        self.compares = bool(code) and comm.size * tensor.size > 1
+    def __init__(self, own_parts: Mapping[str, str], comm: Communicator, tensor: Communicator) -> None:
+        self.own_parts, self.comm, self.tensor = own_parts, comm, tensor
+        self.compares = bool(own_parts) and comm.size * tensor.size > 1
 
     def gather(self, state: State) -> Tensor:
         """Return every rank's fingerprint of the state, ``[branch ranks x tensor ranks]`` int32; empty if not compared.
@@ -38,8 +40,9 @@ class Agreement:
     def check(self, fingerprints: Ints) -> None:
         """Raise a UserError, on all ranks, if they are not all equal; these are `gather`'s, on the host."""
         if len(set(fingerprints.tolist())) > 1:
+            named = " and ".join(f"{key}={value}" for key, value in self.own_parts.items())
             raise UserError(
-                f"{self.code}: ranks of a replica have decided differently in a step. What it returns must depend on "
+                f"{named}: ranks of a replica have decided differently in a step. What it returns must depend on "
                 "its arguments alone, and be the same on every rank: no unseeded random numbers, no time, no rank"
             )
 

@@ -8,7 +8,7 @@ records, must be the same: that is checked where code of the user's own takes pa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
@@ -36,7 +36,7 @@ class Lockstep:
         tensor: the group that the model is split over.
         requested: returns what this rank was asked to do; called once a step.
         statistics: records the times of phases.
-        own_code: as in `Agreement`.
+        own_parts: as in `Agreement`.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class Lockstep:
         tensor: Communicator,
         requested: Callable[[], StopLevel],
         statistics: Statistics,
-        own_code: str = "",
+        own_parts: Mapping[str, str],
     ) -> None:
         self.comm, self.tensor, self.requested, self.statistics = comm, tensor, requested, statistics
-        self.agreement = Agreement(own_code, comm, tensor)
+        self.agreement = Agreement(own_parts, comm, tensor)
         self.level = StopLevel.RUN  # what all ranks agreed to do
         # on the device, the level and choice of each branch rank in this step; empty for one rank alone
         self.levels = torch.empty(0)
@@ -129,13 +129,15 @@ class Lockstep:
             PeerFailure: a rank's forward failed.
             UserError: code of the user's own decided differently on different ranks.
         """
-        fingerprints = self.agreement.gather(step.state)
-        extra = torch.cat([self.levels, fingerprints]) if self.agreement.compares else self.levels
-        levels, of_ranks = np.split(batch.to_host(step, winner, extra), [len(self.levels)])
+        extra = self.levels
+        if self.agreement.compares:
+            extra = torch.cat([extra, self.agreement.gather(step.state)])
+        received = batch.to_host(step, winner, extra)
+        levels, fingerprints = received[: len(self.levels)], received[len(self.levels) :]
         values = levels[:: 1 + len(step.proposal)].tolist()
         self.choice = Choice(*levels[1 : 1 + len(step.proposal)].tolist()) if values else step.proposal
         if StopLevel.FAILED in values:
             raise PeerFailure(f"the forward of branch rank {values.index(StopLevel.FAILED)} failed")
-        self.agreement.check(of_ranks)
+        self.agreement.check(fingerprints)
         self.level = StopLevel(max(values, default=self.own_level))
         return self.level

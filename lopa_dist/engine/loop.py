@@ -80,7 +80,7 @@ class Engine:
         self.statistics = Statistics(partial(device_mark, self.device) if self.device.type == "cuda" else None)
         self.prefix_rules = PrefixRules(config, options.prefix_cache, options.prefill_chunk)
         self.rule, self.share = rule_for(config), share_of(config, comm.rank, comm.size)
-        self.lockstep = Lockstep(comm, self.tensor, requested, self.statistics, config.own_code)
+        self.lockstep = Lockstep(comm, self.tensor, requested, self.statistics, config.own_parts)
         self.on_step = [on_step] if on_step else []
         self.meanwhile: list[Callable[[Engine], None]] = []
         self.ended: EndedStep | None = None  # the last step, until it was counted and its results yielded

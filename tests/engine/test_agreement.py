@@ -17,7 +17,7 @@ from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.runner import Runner
 from lopa_dist.models.transformer import Transformer
-from lopa_dist.parallel.communicator import Communicator, PeerFailure
+from lopa_dist.parallel.communicator import Communicator, PeerFailure, Solo
 from tests.engine.ranks import on_mesh, on_ranks
 from tests.engine.test_loop import BASE, random_requests, texts
 
@@ -62,7 +62,7 @@ def test_a_fingerprint_tells_states_apart() -> None:
 @pytest.mark.parametrize("different", [None, (0, 0), (1, 0), (0, 1)])
 def test_all_ranks_of_a_replica_are_compared(different: tuple[int, int] | None) -> None:
     def work(comm: Communicator, tensor: Communicator) -> str:
-        agreement, state = Agreement("decode.rule=x:Y", comm, tensor), state_of()
+        agreement, state = Agreement({"decode.rule": "x:Y"}, comm, tensor), state_of()
         if (comm.rank, tensor.rank) == different:
             state.canvas[0, 0] += 1
         found = agreement.gather(state)
@@ -77,12 +77,12 @@ def test_all_ranks_of_a_replica_are_compared(different: tuple[int, int] | None) 
     assert all(text.startswith("decode.rule=x:Y: ranks of a replica") == bool(different) for text in said), said
 
 
-def test_nothing_is_compared_without_the_user_s_code_or_other_ranks(small_model: Transformer) -> None:
-    def gathered(comm: Communicator, code: str) -> Tensor:
-        return Agreement(code, comm, on_ranks(1, lambda comm: comm)[0]).gather(state_of())
+def test_nothing_is_compared_without_the_user_s_code_or_other_ranks() -> None:
+    def gathered(comm: Communicator, own_parts: dict[str, str]) -> Tensor:
+        return Agreement(own_parts, comm, Solo()).gather(state_of())
 
-    assert [len(one) for one in on_ranks(2, lambda comm: gathered(comm, ""))] == [0, 0]
-    assert [len(one) for one in on_ranks(1, lambda comm: gathered(comm, "decode.fill=x:y"))] == [0]
+    assert [len(one) for one in on_ranks(2, lambda comm: gathered(comm, {}))] == [0, 0]
+    assert [len(one) for one in on_ranks(1, lambda comm: gathered(comm, {"decode.fill": "x:y"}))] == [0]
 
 
 def test_a_fill_that_depends_on_the_rank_is_named(small_model: Transformer, tmp_path: Path) -> None:

@@ -184,9 +184,7 @@ def journal_settings(config: Config, builder: EngineBuilder) -> dict[str, Any]:
 
 def own_sources(config: Config) -> dict[str, str]:
     """Return hashes of the files with the user's own code."""
-    decode = config.decode
-    named = {"task": config.task.name, "task.score": config.task.score}
-    named |= {"decode.fill": decode.fill, "decode.rule": decode.rule}
+    named = {"task": config.task.name, "task.score": config.task.score} | config.decode.own_parts
     return {SOURCE_OF + key: digest(str(text), key) for key, text in named.items() if is_own(text)}
 
 

@@ -313,9 +313,8 @@ class Lessons:
             round(sum(one.processor_s for one in slices), 2),
             sum(one.steps for one in slices), sum(one.rows for one in slices), first.shares, last.shares,
             round(first.length, 3), round(last.length, 3), round(faster, 3), taken,
-            problem,
+            problem, taken or self.adopted,
         )  # fmt: skip
-        outcome.adopted = taken or self.adopted
         self.tell(outcome)
         if taken:
             self.take()
@@ -331,9 +330,12 @@ class Lessons:
             "%.0f s: of a chain of drafts, %.2f would be accepted instead of %.2f (held-out answers); %s",
             spent, last.length, first.length,
             f"goes on with the adapter, expected to be {faster:.2f} times as fast" if taken
-            else "that would not pay, so the job goes on "
-            + ("with what it had learned before" if self.adopted else "without"),
+            else f"that would not pay, so the job goes on {self.as_before()}",
         )  # fmt: skip
+
+    def as_before(self) -> str:
+        """Return in words how the job goes on if a lesson changes nothing."""
+        return "with what it had learned before" if self.adopted else "without"
 
     def counts(self) -> tuple[int, int]:
         """Return how many answers all replicas together have to learn from, and how many of these are held out."""
@@ -424,8 +426,8 @@ class Lessons:
                 )
             )  # fmt: skip
             if self.group.world.rank == 0:
-                before = "with what it had learned before" if self.adopted else "without"
-                log.warning("WARNING: drafts could not be learned (%s); the job goes on %s", problem, before)
+                goes_on = f"the job goes on {self.as_before()}"
+                log.warning("WARNING: drafts could not be learned (%s); %s", problem, goes_on)
         finally:
             self.keep()  # as they are at the end: an adapter may have been taken, but not saved
 

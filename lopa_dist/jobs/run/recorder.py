@@ -63,8 +63,8 @@ class Recorder:
         progress = config.logging.progress if is_rank_0 else "never"
         judges = Judges(self.task, min(MOST_JUDGES, config.parallel.threads or cores(group.world)[0]))
         display = ProgressDisplay(progress, len(self.input), engine.statistics, config.logging.every_s)
-        watch = JudgeWatch(group.stop, [*group.failures.last_acts, self.begun.forget])
-        with display, judges, watch:
+        last_acts = [*group.failures.last_acts, self.begun.forget]
+        with display, judges, JudgeWatch(group.stop, last_acts) as watch:
             if is_rank_0:
                 rejected = sum(self.input.rejected)
                 done, failed = rejected + sum(self.attempt.done), rejected + self.attempt.errors

@@ -23,7 +23,7 @@ def latex(
     caption = f"{escaped(title)}. {escaped(methods)}" if methods else escaped(title)
     caption = caption.replace(r" \%", r"\,\%")
     width = sum(LETTER * max(map(len, column)) + COLUMN for column in zip(head, *rows, strict=True))
-    begin, end = (r"\resizebox{\textwidth}{!}{%", "}") if width > TEXT_WIDTH else ("", "")
+    begin, end = ("\\resizebox{\\textwidth}{!}{%\n", "}") if width > TEXT_WIDTH else ("", "")
     packages = "booktabs" + ", graphicx" * bool(begin)
     parts = [lines[first : first + MOST_ROWS] for first in range(0, len(lines), MOST_ROWS)]
     text = [rf"% \usepackage{{{packages}}}", *(f"% {one_line(note)}" for note in notes)]
@@ -32,8 +32,7 @@ def latex(
             r"\begin{table}",
             r"\centering",
             rf"\caption{{{caption}{f' (Part {number} of {len(parts)})' * (len(parts) > 1)}}}",
-            *filter(None, [begin]),
-            rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}",
+            rf"{begin}\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}",
             r"\toprule",
             row_of([escaped(one_line(cell)) for cell in head]),
             r"\midrule",

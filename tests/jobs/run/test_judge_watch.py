@@ -6,6 +6,7 @@ import json
 import sys
 import threading
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -79,7 +80,7 @@ def test_a_job_whose_judge_hangs_can_be_stopped_and_goes_on(tmp_path: Path, monk
         assert left.wait(60)
         raise Left
 
-    module = type(judge_watch)("own_hang")
+    module = ModuleType("own_hang")
     module.wait = wait  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "own_hang", module)
     monkeypatch.setattr(judge_watch, "die", lambda *_: left.set())
