@@ -103,7 +103,7 @@ class Trainer:
             held_out: this rank's share of the answers to measure with, which are not trained on.
             seconds: the time for the first measurement and the steps, by this rank's clock; the ranks end together.
             stop: whether to end now; asked once per step.
-            on_step: gets the share of the time that is over, and the step's loss.
+            on_step: gets the share of the time that is over, and the step's loss; not called after the last step.
 
         Raises:
             LearningFailed: something failed on any rank, or no rank has answers. The adapter may then be in any state.
@@ -124,7 +124,8 @@ class Trainer:
             broken = 0 if math.isfinite(loss) else broken + 1
             if broken == MOST_BROKEN:
                 raise LearningFailed(f"the gradients of {broken} steps in turn were not numbers")
-            on_step(min(share, 1.0), loss)
+            if share < 1:  # a lesson that is stopped ends with 1, too, long before its time is over
+                on_step(share, loss)
         lesson.after = self.measure(held_out)
         lesson.seconds, lesson.processor_s = time.perf_counter() - began, time.process_time() - processor
         return lesson

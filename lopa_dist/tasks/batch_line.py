@@ -18,7 +18,7 @@ from numbers import Integral
 from typing import Any
 
 from lopa_dist.tasks.prompt_template import Template, fill, in_json, names_in
-from lopa_dist.tasks.response_format import ResponseFormat
+from lopa_dist.tasks.response_format import MissingLibrary, ResponseFormat
 from lopa_dist.tasks.task import DEFAULT, Form, Item, Origin, RequestSampling
 
 PROMPTS = ("prompt", "messages")
@@ -371,6 +371,8 @@ def read_response_format(value: Any) -> ResponseFormat | None:
     """Return what the answer must be; None if any text will do."""
     try:
         return ResponseFormat.of(value)
+    except MissingLibrary:
+        raise
     except ValueError as error:
         raise BadLine(f"response_format={shown(value)}: {error}") from error
 

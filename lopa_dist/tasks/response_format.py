@@ -15,6 +15,10 @@ KEYWORDS = {"$schema", "$ref", "properties", "items", "enum", "const", "anyOf", 
 LONGEST = 200  # characters of a reason
 
 
+class MissingLibrary(ValueError):
+    """A format cannot be checked, for want of a library: no line is at fault, and an install mends all of them."""
+
+
 @dataclass(frozen=True, slots=True)
 class ResponseFormat:
     """A JSON object, or what a schema describes.
@@ -32,7 +36,8 @@ class ResponseFormat:
         """Return the format that OpenAI's `response_format`, or a schema alone, asks for; None if any text will do.
 
         Raises:
-            ValueError: an unknown format, an invalid schema, or a missing library for schemas.
+            MissingLibrary: schemas need one that is not installed.
+            ValueError: an unknown format, or an invalid schema.
         """
         kind = value.get("type") if isinstance(value, Mapping) else None
         if isinstance(value, Mapping) and kind not in OPENAI and (is_types(kind) or KEYWORDS & value.keys()):
@@ -84,7 +89,7 @@ def validator(schema: str) -> Any:
         from jsonschema.validators import validator_for
         from referencing import Registry
     except ImportError as error:
-        raise ValueError("a json_schema needs jsonschema: pip install 'lopa_dist[json]'") from error
+        raise MissingLibrary("a json_schema needs jsonschema: pip install 'lopa_dist[json]'") from error
     content = json.loads(schema)
     kind = validator_for(content)
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from lopa_dist.tasks.batch import Batch
 from lopa_dist.tasks.batch_line import items_of
 from lopa_dist.tasks.hashed_items import HashedItems
+from lopa_dist.tasks.response_format import validator
 from lopa_dist.tasks.rows import parse
 from lopa_dist.tasks.task import Item, Origin, RequestSampling, Score
 
@@ -659,3 +661,11 @@ def test_results_of_an_earlier_job_that_ended_with_errors_are_told(
     with caplog.at_level("WARNING", "lopa_dist"):
         assert len(list(Batch(str(tmp_path / "in.jsonl"), prompt="Say {text}").items())) == 3
     assert "finish_reason=error, which an earlier job did not answer: 2; leave them out" in caplog.text
+
+
+def test_no_line_is_blamed_for_a_missing_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    validator.cache_clear()
+    monkeypatch.setitem(sys.modules, "jsonschema.exceptions", None)
+    schema = {"type": "json_schema", "json_schema": {"schema": {"type": "array"}}}
+    with pytest.raises(ValueError, match=r"^a json_schema needs jsonschema: pip install"):
+        read(tmp_path, {"prompt": "x"}, {"prompt": "x", "response_format": schema})

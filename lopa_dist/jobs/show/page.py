@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from lopa_dist.atomic import naming
 from lopa_dist.encodable import encodable
@@ -156,7 +156,7 @@ class Scatter:
         return round(self.bottom - (self.bottom - self.top) * (accuracy - low) / (high - low), 1)
 
 
-Box = tuple[float, float, float, float]
+Floats = NDArray[np.float64]
 
 
 def place_labels(
@@ -170,22 +170,25 @@ def place_labels(
         left, right: the limits between which names should be.
         height: of the names.
     """
-    taken = [(x, y, 9.0, 9.0) for x, y in dots]  # middle, width and height of each box
+    taken = np.zeros((2 * len(dots), 4))  # middle, width and height of each box: all dots, then the names so far
+    taken[: len(dots)] = np.reshape([(x, y, 9.0, 9.0) for x, y in dots], (-1, 4))
     labels = []
-    for (x, y), width in zip(dots, widths, strict=True):
+    for number, ((x, y), width) in enumerate(zip(dots, widths, strict=True), len(dots)):
         side = 6 + width / 2
         boxes = [(x + a, y + b, width, height) for b in (-9, 10, 0, -19, 20, -29, 30) for a in (side, -side, 0)]
         inside = [p for p in boxes if left < p[0] - width / 2 and p[0] + width / 2 <= right] or boxes
-        chosen = min(inside, key=lambda box: sum(overlap(box, other) for other in taken))
-        taken.append(chosen)
+        chosen = inside[int(overlaps(np.array(inside), taken[:number]).sum(1).argmin())]
+        taken[number] = chosen
         labels.append(chosen[:2])
     return labels
 
 
-def overlap(a: Box, b: Box) -> float:
-    """Return the area that two boxes have in common."""
-    x, y = ((a[i + 2] + b[i + 2]) / 2 - abs(a[i] - b[i]) for i in (0, 1))
-    return max(0.0, x) * max(0.0, y)
+def overlaps(a: Floats, b: Floats) -> Floats:
+    """Return the areas ``[A, B]`` that boxes a ``[A, 4]`` and b ``[B, 4]`` have in common."""
+    a, b = a[:, None], b[None]
+    sides = (a[..., 2:] + b[..., 2:]) / 2 - abs(a[..., :2] - b[..., :2])
+    areas: Floats = np.maximum(sides, 0.0).prod(-1)
+    return areas
 
 
 def ticks(values: Sequence[float], most: float = math.inf) -> list[float]:

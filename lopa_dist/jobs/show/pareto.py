@@ -29,6 +29,8 @@ COLORS = (
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")  # 7 colours and 8 markers have no common factor, so 56 pairs differ
 LONGEST = 60  # the most characters of a name in the legend
 MOST_LABELS = 24  # the most points of a chart in which points have labels
+MOST_CURVES = 24  # of more, the legend names only those that reach the front
+OTHERS = "#b6c1cd"  # the colour of the others
 STYLE = {
     "font.size": 10,
     "axes.spines.top": False,
@@ -70,6 +72,8 @@ def draw(path: Path, paint: Callable[[Any], None], size: tuple[float, float] = (
 def draw_pareto(file: Path, charts: Sequence[Scatter], curves: Sequence[str], width: float) -> None:
     """Draw charts side by side, with a legend below them in as many columns as fit.
 
+    Of more than `MOST_CURVES` curves, only those that reach a chart's front have a colour and a name.
+
     Args:
         file: to be written; its suffix names the format.
         charts: all with the same points.
@@ -77,17 +81,24 @@ def draw_pareto(file: Path, charts: Sequence[Scatter], curves: Sequence[str], wi
         width: of the printed figure, in inches.
     """
     with plt.rc_context(STYLE | PRINTED):
-        entries = [*curves, FRONT]
-        longest = max(min(len(name), LONGEST) for name in entries)
+        shown: Sequence[int] = range(len(curves))
+        if len(curves) > MOST_CURVES:
+            reached = {p.curve for chart in charts for p, best in zip(chart.points, chart.best, strict=True) if best}
+            shown = sorted(reached)
+        others = len(curves) - len(shown)
+        entries = {str(number): curves[number] for number in shown} | {"front": FRONT, "others": f"{others} others"}
+        if not others:
+            del entries["others"]
+        longest = max(min(len(name), LONGEST) for name in entries.values())
         columns = max(1, min(len(entries), int(width / (0.058 * longest + 0.42))))
         below = 0.155 * -(-len(entries) // columns) + 0.15
         figure, panels = plt.subplots(
             1, len(charts), figsize=(width, 2.3 + below), layout="constrained", squeeze=False, sharey=True
         )
         for axes, chart in zip(panels[0], charts, strict=True):
-            pareto(axes, chart, len(curves))
+            pareto(axes, chart, shown)
         panels[0][0].set_ylabel("accuracy, %")
-        handles, numbers = panels[0][0].get_legend_handles_labels()
+        handles = dict(zip(*reversed(panels[0][0].get_legend_handles_labels()), strict=True))
         labelled = [p.label for p in charts[0].points if p.label and len(charts[0].along(p.curve)) > 1]
         title = None
         if labelled:
@@ -96,10 +107,15 @@ def draw_pareto(file: Path, charts: Sequence[Scatter], curves: Sequence[str], wi
             few = len(charts[0].points) <= MOST_LABELS
             title = f"beside a point: {name}" if few else f"along a line: {name} from {first} to {last}"
         legend = figure.legend(
-            handles, numbers, loc="outside lower center", frameon=False, ncols=columns, title=title and plain(title)
+            [handles[key] for key in entries],
+            list(entries),
+            loc="outside lower center",
+            frameon=False,
+            ncols=columns,
+            title=title and plain(title),
         )
-        for text, number in zip(legend.get_texts(), numbers, strict=True):
-            text.set_text(plain(entries[int(number)]))  # as a label, one that begins with _ would be left out
+        for text, name in zip(legend.get_texts(), entries.values(), strict=True):
+            text.set_text(plain(name))  # as a label, one that begins with _ would be left out
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph .* missing")  # letters that matplotlib's font does not have
             figure.canvas.draw()  # which settles where points are
@@ -115,29 +131,34 @@ def plain(name: str) -> str:
     return name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}\u2026"
 
 
-def pareto(axes: Any, chart: Scatter, curves: int) -> None:
-    """Draw accuracy with its intervals against one speed: `curves` curves, and the front, labelled by their numbers."""
-    for number in range(curves):
+def pareto(axes: Any, chart: Scatter, shown: Sequence[int]) -> None:
+    """Draw accuracy against one speed: the curves `shown` with intervals, the front, and the points of all others.
+
+    Curves are labelled by their numbers, the others by the words ``front`` and ``others``.
+    """
+    for place, number in enumerate(shown):
         points = chart.along(number)
         speeds, accuracies = [p.speed for p in points], [p.accuracy for p in points]
         errors = [[p.accuracy - p.low for p in points], [p.high - p.accuracy for p in points]]
-        color, line = COLORS[number % len(COLORS)], "-" if len(points) > 2 else ""  # two points make no curve
+        color, line = COLORS[place % len(COLORS)], "-" if len(points) > 2 else ""  # two points make no curve
         style: dict[str, Any] = {
             "color": color,
             "linestyle": line,
-            "marker": MARKERS[number % len(MARKERS)],
+            "marker": MARKERS[place % len(MARKERS)],
             "label": str(number),
         }
-        if number >= len(COLORS):  # a colour's second curve has open markers
+        if place >= len(COLORS):  # a colour's second curve has open markers
             style |= {"markerfacecolor": "white", "markeredgewidth": 0.8}
         axes.errorbar(speeds, accuracies, errors, markersize=3.5, linewidth=0.8, elinewidth=0.4, **style)
+    if others := [(p.speed, p.accuracy) for p in chart.points if p.curve not in shown]:
+        axes.plot(*zip(*others, strict=True), "o", color=OTHERS, markersize=2, zorder=0.5, label="others")
     axes.margins(0.12)
     axes.set(xlabel=chart.title.replace("Rows of the model computed", "Rows computed"))
     axes.set(xlim=axes.get_xlim(), ylim=axes.get_ylim())
     slow, low = axes.get_xlim()[chart.sign < 0], axes.get_ylim()[0]
     stair = [(slow, chart.front[0][1]), *chart.front, (chart.front[-1][0], low)]
     style = {"color": "#cbd5e1", "linewidth": 3, "zorder": 0, "solid_joinstyle": "miter"}
-    axes.step(*zip(*stair, strict=True), label=str(curves), **style)
+    axes.step(*zip(*stair, strict=True), label="front", **style)
 
 
 def in_order(dots: Sequence[tuple[float, ...]], places: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

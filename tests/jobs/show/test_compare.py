@@ -821,7 +821,11 @@ def test_a_legend_has_every_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setattr(Figure, "legend", lambda *of, **more: shown.append(legend(*of, **more)) or shown[-1])
     points = [Point(str(i), "", 1.0 + i, 50.0, 40.0, 60.0, "", i) for i in range(2)]
     draw_pareto(tmp_path / "x.pdf", [Scatter("Tokens per forward", points)], ["_one", "$\\frac"], 3.3)
-    assert {text.get_text() for text in shown[0].get_texts()} == {"_one", "$\\frac", FRONT}
+    assert [text.get_text() for text in shown[0].get_texts()] == ["_one", "$\\frac", FRONT]
+    many = [Point(str(i), "", 1.0 + i % 30, 90.0 - i % 30 - i // 30, 40.0, 95.0, "", i) for i in range(200)]
+    names = [f"run {i}" for i in range(200)]
+    draw_pareto(tmp_path / "x.pdf", [Scatter("Tokens per forward", many[:-170] + many[30:])], names, 3.3)
+    assert [text.get_text() for text in shown[1].get_texts()] == [*names[:30], FRONT, "170 others"]
 
 
 def test_a_greedy_run_is_compared_with_samples_of_the_same_prompts(tmp_path: Path, report: dict[str, Any]) -> None:

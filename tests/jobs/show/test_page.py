@@ -5,13 +5,14 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2 import DictLoader, Environment
 
 from lopa_dist.jobs.show import page
-from lopa_dist.jobs.show.page import Point, Scatter, bars, front, histogram, overlap, place_labels
+from lopa_dist.jobs.show.page import Point, Scatter, bars, front, histogram, overlaps, place_labels
 
 
 def test_bars_are_as_high_as_their_share_of_the_highest() -> None:
@@ -73,7 +74,7 @@ def test_names_keep_clear_of_points_where_there_is_room() -> None:
     names = [(x, y - 4, 7.0, 11.0) for x, y in chart.labels]
     dots = [(chart.x(p.speed), chart.y(p.accuracy), 9.0, 9.0) for p in points]
     boxes = [*names, *dots]
-    assert all(overlap(a, b) == 0 for i, a in enumerate(boxes) for b in boxes[:i])
+    assert not np.triu(overlaps(np.array(boxes), np.array(boxes)), 1).any()
     assert chart.line[0] == pytest.approx(dots[0][:2])
     assert chart.line[-1] == pytest.approx(dots[-1][:2])
 
@@ -83,7 +84,7 @@ def test_labels_of_a_crowded_sweep_do_not_cover_each_other() -> None:
     dots = [(100 + 14 * (i % 4), 100 + 9 * (i // 4)) for i in range(12)]
     places = place_labels(dots, [15.0] * len(dots), 0, 400, 8)
     boxes = [(x, y, 15.0, 8.0) for x, y in places]
-    covered = sum(overlap(a, b) for i, a in enumerate(boxes) for b in boxes[:i])
+    covered = np.triu(overlaps(np.array(boxes), np.array(boxes)), 1).sum()
     assert covered < 0.1 * sum(width * height for _, _, width, height in boxes)
 
 
