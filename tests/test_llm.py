@@ -17,6 +17,7 @@ from pathlib import Path
 from threading import Barrier
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -284,6 +285,11 @@ def test_no_prompts_give_no_outputs(llm: LLM) -> None:
         (["x"], {"tau_conf": "high"}, "decode.tau_conf: Value 'high'"),
         (["x"], {"tau_conf": 2}, r"decode.tau_conf=2.*between 0 and 1"),
         (["x", "\ud800"], {}, r"prompts\[1\]: the prompt has half of a surrogate pair"),
+        (
+            ["x"],
+            {"sampling": SamplingParams(temperature=np.float32(-1))},
+            r"temperature=np.float32\(-1.0\) must be a nu",
+        ),
         (["x"], {"sampling": SamplingParams(temperature=10**400)}, r"prompts\[0\]: temperature=1000"),
         (["x"], {"sampling": SamplingParams(top_k=-(10**5000))}, r"prompts\[0\]: top_k=\(a int\) must be"),
         (["x"], {"decode": DecodeConfig(), "branches": -1}, r"decode.branches=-1: must be at least 0"),

@@ -124,7 +124,9 @@ class DecodeConfig:
     top_p: float = option(
         1.0, "with temperature > 0, sample among the most probable tokens that together have this probability; 1: all"
     )
-    top_k: int = option(0, "with temperature > 0, sample among the k most probable tokens; 0: all")
+    top_k: int = option(
+        0, "with temperature > 0, sample among the k most probable tokens; 0: all. With top_p, the k come first"
+    )
 
     def __post_init__(self) -> None:
         check_options("decode", self)

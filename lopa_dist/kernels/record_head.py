@@ -228,17 +228,18 @@ def _records(sums: Tensor, sampling: Sampling) -> Tensor:
 
 
 def filter_logits(logits: Tensor, top_p: float, top_k: int) -> Tensor:
-    """Return logits ``[H, V]`` without the tokens that nucleus and top-k sampling exclude.
+    """Return logits ``[H, V]`` without the tokens that top-k and nucleus sampling exclude.
 
-    top-p drops every token whose preceding mass already exceeds it, never the best one; top-k keeps ties at the k-th.
+    top-k keeps ties at the k-th; top-p drops every token whose preceding mass already exceeds it, never the best one.
+    With both, the mass is that of the k tokens, as in transformers and vLLM.
     """
     lowest = torch.finfo(logits.dtype).min
+    if top_k:
+        least = logits.topk(min(top_k, logits.shape[1]), 1).values[:, -1:]
+        logits = logits.masked_fill(logits < least, lowest)
     if top_p < 1:
         ordered, index = logits.sort(dim=1, descending=True, stable=True)
         mass = ordered.softmax(1)
         drop = mass.cumsum(1) - mass > top_p
         logits = logits.masked_fill(torch.zeros_like(drop).scatter(1, index, drop), lowest)
-    if top_k:
-        least = logits.topk(min(top_k, logits.shape[1]), 1).values[:, -1:]
-        logits = logits.masked_fill(logits < least, lowest)
     return logits

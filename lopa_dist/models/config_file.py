@@ -8,7 +8,7 @@ from typing import Any
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.families import FAMILIES, model_config, with_masks
 from lopa_dist.models.files import CheckpointError, read_json, read_json_if_there, repository
-from lopa_dist.models.tokenizer import end_of_text, special_tokens, words
+from lopa_dist.models.tokenizer import chat_template, end_of_text, special_tokens, words
 
 
 def read_config(folder: Path, mask_adapter: Path | None = None) -> ModelConfig:
@@ -24,7 +24,7 @@ def read_config(folder: Path, mask_adapter: Path | None = None) -> ModelConfig:
         special = special_tokens(folder)
         if raw.get("eos_token_id") is None and generation.get("eos_token_id") is None:
             generation = generation | {"eos_token_id": end_of_text(folder, special)}
-        config = model_config(raw, generation, special, repository(folder))
+        config = model_config(raw, generation, special, repository(folder), chat_template(folder))
         if raw.get("mask_token_id") is None and generation.get("mask_token_id") is None:
             check_mask(config, folder, special)
         if mask_adapter is None:

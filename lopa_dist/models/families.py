@@ -39,7 +39,9 @@ PATTERNS = {
     "causal": TrainingPattern("causal"),  # also autoregressive models, which have no masks
 }
 
-END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|role_end|>")  # these, too, end an answer, besides the files' eos_token_id
+END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|role_end|>")
+"""These tokens, too, end an answer, besides the files' eos_token_id. In an autoregressive model, as in transformers and
+vLLM, they do so only if its chat template writes them."""
 
 HF_KEYS = {
     "vocab_size": "vocab_size",
@@ -289,7 +291,7 @@ def llada2(raw: dict[str, Any], name: str) -> str:
 
 
 def model_config(
-    raw: dict[str, Any], generation: dict[str, Any], special: dict[str, int], name: str = ""
+    raw: dict[str, Any], generation: dict[str, Any], special: dict[str, int], name: str = "", template: str = ""
 ) -> ModelConfig:
     """Return a checkpoint's configuration.
 
@@ -298,6 +300,7 @@ def model_config(
         generation: its `generation_config.json`, or empty.
         special: ids of its tokenizer's special tokens.
         name: of its folder or repository.
+        template: its chat template, or empty.
 
     Raises:
         KeyError: config.json lacks a key that it must have.
@@ -314,7 +317,8 @@ def model_config(
         )
     sizes = {ours: raw[family.keys.get(key, key)] for ours, key in HF_KEYS.items()}
     sizes["kv_heads"] = sizes["kv_heads"] or sizes["heads"]  # null: as many
-    eos = eos_ids(raw, generation, special, sizes["vocab_size"], family.eos_id)
+    turns = {name: special[name] for name in END_OF_TURN if name in special and (family.mask_token or name in template)}
+    eos = eos_ids(raw, generation, turns, sizes["vocab_size"], family.eos_id)
     head_dim = raw.get("head_dim") or sizes["hidden_size"] // sizes["heads"]
     rotated = int(head_dim * rope[ROTATED])
     return ModelConfig(
@@ -479,9 +483,9 @@ def mask_id(
 
 
 def eos_ids(
-    raw: dict[str, Any], generation: dict[str, Any], special: dict[str, int], vocabulary: int, usual: int | None = None
+    raw: dict[str, Any], generation: dict[str, Any], turns: dict[str, int], vocabulary: int, usual: int | None = None
 ) -> tuple[int, ...]:
-    """Return every token that ends an answer, those of `config.json` first; `usual` if no file has any.
+    """Return every token that ends an answer, those of `config.json` first, `turns` last; `usual` if no file has any.
 
     Raises:
         ValueError: there is none, or one is not an id in the vocabulary, so that no answer would end with it.
@@ -503,7 +507,7 @@ def eos_ids(
         )
     if not ids and usual is not None:
         ids = [usual]
-    ids += [special[name] for name in END_OF_TURN if special.get(name, vocabulary) < vocabulary]
+    ids += [number for number in turns.values() if number < vocabulary]
     return tuple(dict.fromkeys(ids))
 
 

@@ -69,6 +69,17 @@ def end_of_text(folder: Path, special: dict[str, int]) -> int | None:
     return special[text] if text in special else words(folder).get(text)
 
 
+def chat_template(folder: Path) -> str:
+    """Return a tokenizer's chat template, or all of them in one text; empty if it has none."""
+    file = folder / "chat_template.jinja"
+    if file.exists():
+        return file.read_text(encoding="utf-8")
+    written = read_json_if_there(folder / "tokenizer_config.json").get("chat_template")
+    if written is None:
+        written = read_json_if_there(folder / "chat_template.json").get("chat_template")
+    return written if isinstance(written, str) else "\n".join(str(one["template"]) for one in written or ())
+
+
 def text_of(tokenizer: PreTrainedTokenizerFast, tokens: Sequence[int]) -> str:
     """Return the text of an answer's tokens, without special ones."""
     return str(tokenizer.decode(tokens, skip_special_tokens=True))

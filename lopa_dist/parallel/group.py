@@ -70,6 +70,7 @@ class Group:
         self.data_rank, self.branch_rank, self.tensor_rank = mesh.coordinates(world.rank)
         self.is_leader = self.branch_rank == self.tensor_rank == 0
         self.backend = choose_backend(world, backend, device)
+        self.device = device
         if self.backend in ("gloo", "nccl"):
             refuse_other_group()
         self.comm: Communicator = Solo()
@@ -148,6 +149,16 @@ class Group:
         """Return whether this rank or another one was asked to stop; for places where no engine step would notice."""
         self.failures.check_in_passing()
         return self.stop.asked
+
+    def asked_anywhere(self, when: str) -> bool:
+        """Return whether any rank was asked to stop until `when`, a name that no other call has; all get the same.
+
+        All ranks call this: one of them may have heard of a stop long before the others.
+        """
+        self.store.barrier(keys.ASKED.format(when))
+        asked = torch.tensor([float(self.stop.asked)], device=self.device)
+        with self.failures.watched(True):
+            return bool(self.everyone.sum(asked) > 0)
 
     def prepared(self) -> None:
         """Wait until every rank has made what it needs on its device."""

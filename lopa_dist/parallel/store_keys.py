@@ -17,6 +17,7 @@ key                  written by                        read by                  
 ``gather read``      every rank, counting up           every rank                  barrier: all texts are read
 ``taken/N``          leaders, adding                   leaders                     requests that were taken in round N
 ``lesson/NAME``      every rank, counting up           every rank                  barrier: all are to learn together
+``asked/NAME``       every rank, counting up           every rank                  barrier: all say if asked to stop
 ``progress/NAME``    leaders, adding                   rank 0                      the job's counters for its display
 ``stop``             a rank that was asked to stop     every rank                  the signal's name
 ``early``            a rank that was stopped           every rank                  why it left before the first step
@@ -64,6 +65,7 @@ GATHER_WRITTEN = "gather written"
 GATHER_READ = "gather read"
 TAKEN = "taken/{}"
 LESSON = "lesson/{}"
+ASKED = "asked/{}"
 PROGRESS = "progress/{}"
 STOP = "stop"
 EARLY = "early"

@@ -14,8 +14,8 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from numbers import Integral
-from typing import Any
+from numbers import Integral, Real
+from typing import Any, TypeGuard
 
 from lopa_dist.tasks.prompt_template import Template, fill, in_json, names_in
 from lopa_dist.tasks.response_format import MissingLibrary, ResponseFormat
@@ -340,14 +340,15 @@ def number(request: dict[str, Any], key: str, fits: Callable[[float], bool], all
     value = request.get(key)
     if value is None:
         return None
-    if not is_number(value) or not abs(value) <= sys.float_info.max or not fits(value):
+    own = value if isinstance(value, int) or not is_number(value) else float(value)  # numpy's have other limits
+    if not is_number(own) or not abs(own) <= sys.float_info.max or not fits(own):
         raise BadLine(f"{key}={shown(value)} must be a number {allowed}")
     return float(value)
 
 
-def is_number(value: Any) -> bool:
-    """Return whether a value is an int or a float, but not a bool, which to Python is an int."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def is_number(value: Any) -> TypeGuard[int | float]:
+    """Return whether a value is a number, also one of numpy's, but not a bool, which to Python is an int."""
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def shown(value: Any) -> str:

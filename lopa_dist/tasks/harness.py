@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -24,6 +25,14 @@ from lopa_dist.tasks.task import DEFAULT, Continuation, Item, Likely, RequestSam
 log = logging.getLogger("lopa_dist")
 SEED = 1234  # for the choice of examples, as in `lm_eval`
 SCORED = ("loglikelihood", "multiple_choice", "loglikelihood_rolling")  # judged by how likely the model finds texts
+DONE = {"until", "max_gen_toks", "do_sample", "temperature", "top_p", "top_k"}  # of `generation_kwargs`
+NEUTRAL = {
+    "num_beams": 1,
+    "num_return_sequences": 1,
+    "repetition_penalty": 1,
+    "min_p": 0,
+}  # what these may be beside them
+GROUP = re.compile(r"^group:[ \t]*([^\s#]+)", re.MULTILINE)  # in a YAML file of a group, its name
 
 
 class HarnessTask:
@@ -33,8 +42,8 @@ class HarnessTask:
     the harness aggregates it.
 
     Args:
-        harness: the name of a task or a group, or a YAML file of a task, which may include another task and name its
-            own data.
+        harness: the name of a task or a group, or a YAML file of one. A task's file may include another task and name
+            its own data; a group's names tasks, also those of files beside it.
         limit: the most documents to take of each task; None: all.
         fewshot: examples in a prompt; None: as many as the task says.
         fewshot_as_multiturn: in a chat, every example is a turn of its own.
@@ -243,12 +252,18 @@ def check(name: str, task: Any) -> None:
             f"task.harness={name}: it wants {task.config.repeats} answers to each document; a YAML file that includes "
             "it and has repeats: 1 takes one"
         )
+    for key, value in generation_of(task).items() if task.OUTPUT_TYPE == "generate_until" else ():
+        if key not in DONE and value is not None and NEUTRAL.get(key) != value:
+            raise ValueError(
+                f"task.harness={name}: its generation_kwargs have {key}={value!r}, which a job has not; a YAML file "
+                "that includes it, with generation_kwargs of its own, leaves it out"
+            )
 
 
 def load(task: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the harness's task objects and groups by name; raise a ValueError that says why there are none."""
     try:
-        loaded = manager_of(task).load([task])
+        loaded = manager_of(task).load([group_in(task) or task])
     except UserError:
         raise
     except Exception as error:  # errors of the harness, of datasets and of the hub have no common base
@@ -260,16 +275,26 @@ def load(task: str) -> tuple[dict[str, Any], dict[str, Any]]:
 def manager_of(task: str) -> Any:
     """Return the harness's `TaskManager`, which knows `task`; a ValueError says that it does not, before data is read.
 
-    It takes ten seconds, unless `task` is a file.
+    It takes ten seconds, unless `task` is a task's file.
     """
     from lm_eval.tasks import TaskManager
 
-    is_file = Path(task).is_file()
-    manager = TaskManager(include_defaults=not is_file)
+    is_file, group = Path(task).is_file(), group_in(task)
+    manager = TaskManager(
+        include_path=Path(task).parent if group else None, include_defaults=bool(group) or not is_file
+    )
     if not is_file and task not in manager.all_tasks:
         what = "no such file" if task.endswith((".yaml", ".yml")) else "the harness has no task or group of this name"
         raise UserError(f"task.harness={task}: {what}{did_you_mean(task, manager.all_tasks)}")
     return manager
+
+
+def group_in(task: str) -> str | None:
+    """Return the name of the group that a YAML file describes; None if `task` is no such file."""
+    if not Path(task).is_file():
+        return None
+    found = GROUP.search(Path(task).read_text(encoding="utf-8"))
+    return found[1].strip("\"'") if found else None
 
 
 def generation_of(task: Any) -> dict[str, Any]:
@@ -284,8 +309,12 @@ def generation_of(task: Any) -> dict[str, Any]:
 
 
 def sampling_of(generation: Mapping[str, Any]) -> RequestSampling:
-    """Return how a task wants tokens drawn. Most tasks want greedy decoding; for them the decode config decides."""
-    if not generation.get("do_sample") or not generation.get("temperature"):
+    """Return how a task wants tokens drawn. Most tasks want greedy decoding; for them the decode config decides.
+
+    One that wants tokens drawn, and has no temperature, means 1, as transformers does.
+    """
+    temperature = generation.get("temperature", 1.0)
+    if not generation.get("do_sample") or not temperature:
         return DEFAULT
     top_p, top_k = generation.get("top_p"), generation.get("top_k")
-    return RequestSampling(float(generation["temperature"]), None if top_p is None else float(top_p), top_k)
+    return RequestSampling(float(temperature), None if top_p is None else float(top_p), top_k)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from transformers.generation import TopKLogitsWarper, TopPLogitsWarper
 
 from lopa_dist.kernels import record_head as module
 from lopa_dist.kernels.random import gumbel
@@ -52,9 +53,12 @@ def inputs(rows: int, vocabulary: int = VOCABULARY_SIZE, seed: int = 0) -> tuple
 
 
 def distribution(logits: list[float], sampling: Sampling, mask_id: int) -> list[float]:
-    """Probabilities after temperature, mask, top-p and top-k, in Python floats."""
+    """Probabilities after temperature, mask, top-k and top-p, in Python floats."""
     scaled = [x / sampling.temperature if sampling.temperature else x for x in logits]
     scaled[mask_id] = -math.inf
+    if sampling.temperature and sampling.top_k:
+        least = sorted(scaled, reverse=True)[: sampling.top_k][-1]
+        scaled = [x if x >= least else -math.inf for x in scaled]
     if sampling.temperature and sampling.top_p < 1:
         order = sorted(range(len(scaled)), key=lambda i: -scaled[i])
         total, mass = sum(math.exp(x) for x in scaled), 0.0
@@ -63,9 +67,6 @@ def distribution(logits: list[float], sampling: Sampling, mask_id: int) -> list[
             if mass > sampling.top_p:
                 scaled[i] = -math.inf
             mass += weight
-    if sampling.temperature and sampling.top_k:
-        least = sorted(scaled, reverse=True)[: sampling.top_k][-1]
-        scaled = [x if x >= least else -math.inf for x in scaled]
     exponentials = [math.exp(x) for x in scaled]
     return [x / sum(exponentials) for x in exponentials]
 
@@ -324,3 +325,13 @@ def test_top_p_drops_what_follows_enough_mass(p: float, wanted: list[int]) -> No
 def test_top_k_counts_what_top_p_left() -> None:
     assert kept([math.log(x) for x in (0.4, 0.3, 0.2, 0.1)], top_p=0.35, top_k=3) == [0]
     assert kept([math.log(x) for x in (0.4, 0.3, 0.2, 0.1)], top_p=0.95, top_k=3) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("top_p", "top_k"), [(0.8, 20), (0.95, 5), (0.3, 0), (1.0, 7), (0.99, 1)])
+def test_filters_leave_what_those_of_transformers_do(top_p: float, top_k: int) -> None:
+    logits = torch.randn(64, 100, generator=torch.Generator().manual_seed(1)) * 2
+    wanted = TopKLogitsWarper(top_k)(None, logits) if top_k else logits  # type: ignore[arg-type]
+    wanted = TopPLogitsWarper(top_p)(None, wanted) if top_p < 1 else wanted  # type: ignore[arg-type]
+    kept = filter_logits(logits, top_p, top_k) > torch.finfo(torch.float32).min
+    assert torch.equal(kept, wanted.isfinite())
+    assert torch.equal(filter_logits(logits, top_p, top_k)[kept], logits[kept])

@@ -554,6 +554,24 @@ def test_the_tokenizer_names_mask_and_end_of_turn(folder: Path) -> None:
     assert (read_config(folder).mask_id, read_config(folder).eos_ids) == (1, (13, 2, 11))
 
 
+@pytest.mark.parametrize("where", ["tokenizer_config.json", "chat_template.jinja", "several", "nowhere"])
+def test_an_autoregressive_model_ends_a_turn_as_its_template_does(tmp_path: Path, where: str) -> None:
+    """A base model may go on after a token that only its tokenizer has, as it does in transformers and vLLM."""
+    kind = small_checkpoints.CAUSAL_KINDS["qwen3"]
+    weights = small_checkpoints.weights_of(kind, small_checkpoints.reference(kind))
+    folder = small_checkpoints.write(tmp_path / "base", kind, weights)
+    ends = read_config(folder).eos_ids
+    (folder / "added_tokens.json").write_text(json.dumps({"<|im_end|>": 11, "<|eot_id|>": 12}))
+    template = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
+    if where == "chat_template.jinja":
+        (folder / where).write_text(template)
+    elif where != "nowhere":
+        several = [{"name": "default", "template": template}, {"name": "tools", "template": "x"}]
+        own = several if where == "several" else template
+        (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": own}))
+    assert read_config(folder).eos_ids == (ends if where == "nowhere" else (*ends, 11))
+
+
 def test_names_are_compared_before_weights_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = weights_of(config_of())
     del weights["model.norm.weight"]

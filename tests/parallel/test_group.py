@@ -33,6 +33,7 @@ def test_one_process() -> None:
     assert group.progress.add(done=2)["done"] == 2
     assert group.store.broadcast("name", "value") == "value"
     assert group.store.sum({"a": 1}) == {"a": 1}
+    assert not group.asked_anywhere("then")
     assert group.store.gather("text", 0, 1) == ["text"]
 
 

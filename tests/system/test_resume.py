@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -116,8 +118,17 @@ def test_one_rank_is_told_to_stop_and_all_leave_when_rank_0_has_written(tmp_path
     assert {file.name for file in folder.iterdir()} >= {"report.json", "report.html"}
     [log] = folder.glob("wandb/offline-run-*/*.wandb")
     assert log.stat().st_size > 1000
+    [own] = [end for end in ends(folder) if end["replica"] == 0]
+    logged = json.loads((folder / "wandb" / "run-0.json").read_text())["steps"]
+    assert logged == own["statistics"]["steps"]  # those of rank 0 alone, although the report counts both
     some = results(folder)
     assert [line for line in plain if line in some] == some
+
+
+def ends(folder: Path) -> list[dict[str, Any]]:
+    """What each rank wrote at the end of the first attempt."""
+    lines = [line for file in (folder / "journal").glob("001-*.jsonl") for line in file.read_text().splitlines()]
+    return [entry for entry in map(json.loads, lines) if "statistics" in entry]
 
 
 def long_input(folder: Path) -> tuple[Path, list[str]]:

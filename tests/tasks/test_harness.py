@@ -273,10 +273,33 @@ def test_documents_that_do_not_fit(tmp_path: Path) -> None:
     file = task_file(tmp_path, **CHOICES, doc_to_text="{{(question + ' ') * 40}}")
     report, lines = job(configured(file, "causal"), tmp_path / "run")
     assert report["errors"] == 4
-    assert "positions; shorten the prompt (task.fewshot)" in lines[0]["error"]
+    assert "positions; shorten the prompt (in a job, fewer task.fewshot, or task.truncate=left)" in lines[0]["error"]
 
 
-def test_a_group_of_tasks(tmp_path: Path) -> None:
+def test_documents_that_do_not_fit_are_cut(tmp_path: Path, causal_model: Causal) -> None:
+    """As the harness's own models do: a token is dropped from the left for each that is too many."""
+    file = task_file(tmp_path, **CHOICES, num_fewshot=0, doc_to_text="{{(question + ' ') * 40}}")
+    config = configured(file, "causal")
+    config.task.truncate, config.model.chat_template = "left", "never"
+    report, lines = job(config, tmp_path / "run")
+    assert report["errors"] == 0
+    assert all(line["truncated"] for line in lines)
+    most, words = causal_model.model.config.max_positions, causal_model.tokenizer
+    for line, document in zip(lines, TEST, strict=True):
+        context = (document["question"] + " ") * 40
+        for found, choice in zip(line["likelihoods"], CHOICES["doc_to_choice"], strict=False):
+            whole = words(context + " " + choice).input_ids
+            answer = whole[len(words(context.rstrip()).input_ids) :]
+            wanted, greedy = causal_model.likely(whole[-most : -len(answer)], answer)
+            assert (found["loglikelihood"], found["greedy"]) == (pytest.approx(wanted, abs=1e-3), greedy)
+
+
+def test_a_group_of_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def few(include_path: Path, include_defaults: bool) -> TaskManager:  # reading all that there are takes ten seconds
+        assert include_defaults  # it may name any
+        return TaskManager(include_path=include_path, include_defaults=False)
+
+    monkeypatch.setattr("lm_eval.tasks.TaskManager", few)
     for number in range(2):
         inner = tmp_path / f"t{number}"
         inner.mkdir()
@@ -287,10 +310,7 @@ def test_a_group_of_tasks(tmp_path: Path) -> None:
         "aggregate_metric_list": [{"metric": "acc", "aggregation": "mean", "weight_by_size": True}],
     }  # fmt: skip
     (tmp_path / "both.yaml").write_text(yaml.safe_dump(group))
-    manager = TaskManager(include_defaults=False, include_path=str(tmp_path))
-    found = manager.load(["both"])
-    task = HarnessTask.__new__(HarnessTask)
-    task.tasks, task.groups, task.limit, task.fewshot, task.multiturn = found["tasks"], found["groups"], 2, None, True
+    task = HarnessTask(str(tmp_path / "both.yaml"), limit=2)
     items = list(task.items())
     assert [item.custom_id for item in items] == ["tiny0-0", "tiny0-1", "tiny1-0", "tiny1-1"]
     right = [True, False, False, False]
@@ -328,6 +348,20 @@ def test_a_task_s_limit_has_several_names(tmp_path: Path, name: str) -> None:
     assert other.max_new_tokens is None
 
 
+def test_a_task_that_draws_tokens_without_a_temperature_means_one(tmp_path: Path) -> None:
+    drawn = {"until": "Q:", "do_sample": True, "num_beams": 1, "min_p": None, "repetition_penalty": 1.0}
+    [item, *_] = HarnessTask(task_file(tmp_path, generation_kwargs=drawn), limit=1).items()
+    assert item.sampling == RequestSampling(temperature=1.0)
+
+
+@pytest.mark.parametrize("more", [{"min_p": 0.1}, {"repetition_penalty": 1.3}, {"num_beams": 4}], ids=str)
+def test_what_a_job_cannot_do_for_a_task_is_refused(tmp_path: Path, more: dict[str, Any]) -> None:
+    file = task_file(tmp_path, generation_kwargs={"until": "Q:", "do_sample": True, "temperature": 1.0} | more)
+    [(name, value)] = more.items()
+    with pytest.raises(ValueError, match=rf"tiny: its generation_kwargs have {name}={value}, which a job has not"):
+        HarnessTask(file)
+
+
 def test_a_task_without_examples_stays_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """As in `lm_eval`, where its own number is 0; elsewhere the user's counts."""
     with caplog.at_level("WARNING", "lopa_dist"):
@@ -356,7 +390,7 @@ def test_names_that_mean_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     class Few(TaskManager):  # reading all that there are takes ten seconds
         all_tasks: ClassVar[list[str]] = ["gsm8k", "mmlu"]  # type: ignore[misc]
 
-    monkeypatch.setattr("lm_eval.tasks.TaskManager", lambda include_defaults: Few(include_defaults=False))
+    monkeypatch.setattr("lm_eval.tasks.TaskManager", lambda include_path, include_defaults: Few(include_defaults=False))
     for name, reason in (("gsm9k", "no task or group of this name; did you mean gsm8k"), ("x.yaml", "no such file")):
         with pytest.raises(UserError, match=rf"task\.harness={name}: .*{reason}"):
             HarnessTask(name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
@@ -21,6 +21,7 @@ from lopa_dist.atomic import can_be_written, write_lines
 from lopa_dist.config import Config, check_keys, composed, typed
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.request import Request
+from lopa_dist.jobs.folder.one_job import only_job
 from lopa_dist.jobs.folder.results import results
 from lopa_dist.jobs.run.lessons import FOLDER, mask_token, masks_of
 from lopa_dist.jobs.run.prompts import Encoder
@@ -34,7 +35,7 @@ from lopa_dist.learn.trainer import LearningFailed, Lesson
 from lopa_dist.models.families import FAMILIES
 from lopa_dist.parallel import store_keys as keys
 from lopa_dist.parallel.group import Group
-from lopa_dist.parallel.launcher import detect
+from lopa_dist.parallel.launcher import Start, detect
 from lopa_dist.parallel.mesh import choose_mesh
 from lopa_dist.parallel.stop import Stop, Stopped, bounded_end
 from lopa_dist.tasks.registry import make_task
@@ -45,6 +46,7 @@ TRIED = 200  # the most held-out requests with which they are measured, over all
 FEW = 20  # with fewer held-out answers, figures say little
 SAVE_EVERY_S = 60.0
 PAGE = "learn.html"
+LOCK = "learn.lock"
 
 
 @dataclass
@@ -87,7 +89,9 @@ def learn(folder: Path, settings: Sequence[str]) -> dict[str, Any]:
     mesh = choose_mesh("auto", 1, config.parallel.tensor, world.size, world.size, 1)
     parallel = config.parallel
     group = Group(world, mesh, parallel.backend, parallel.timeout_s, device, Stop(config.job.grace_s))
-    with bounded_end(world, parallel.timeout_s), group.failures.guard():
+    with bounded_end(world, parallel.timeout_s), group.failures.guard(), ExitStack() as ending:
+        if world.rank == 0:
+            ending.enter_context(only_job(folder / FOLDER, Start.read(), 1.0, LOCK, "copy the run"))
         model = builder.load(world.rank == 0, group.tensor)
         check_learnable(model)
         group.ready()
@@ -166,7 +170,7 @@ class Student:
         answers = answers_of((one.request.prompt, one.tokens) for one in own)
         held_out = [one for one in own if is_held_out(one.request.prompt)][: -(-TRIED // group.mesh.data)]
         before = self.measured("before", held_out, own)
-        if self.stopped("before"):
+        if group.asked_anywhere("before"):
             raise Stopped(f"stopped by {group.stop.signal or 'another rank'} before anything was learned")
         mask_id = mask_token(model.config, builder.tokenizer)
         masks = masks_of(self.config.decode)
@@ -183,8 +187,8 @@ class Student:
             lesson = self.lesson(learning, answers, drafts)
             learning.adopt()
         # one that was cut short would measure its first requests only
-        after = None if self.stopped("lesson") else self.measured("after", held_out, own)
-        if self.stopped("after"):
+        after = None if group.asked_anywhere("lesson") else self.measured("after", held_out, own)
+        if group.asked_anywhere("after"):
             after = None
         measured = sum(is_held_out(one.request.prompt) for one in self.answered)
         learned = figures(lesson, before, after, len(self.answered), measured)
@@ -197,12 +201,6 @@ class Student:
         if after is None:
             raise Stopped(f"stopped by {group.stop.signal or 'another rank'}; what was learned until then is kept")
         return learned
-
-    def stopped(self, when: str) -> bool:
-        """Return whether any rank was asked to stop until `when`; all ranks get the same."""
-        asked = torch.tensor([float(self.group.stop.asked)], device=self.builder.device)
-        self.group.store.barrier(keys.LESSON.format(f"stopped {when}"))
-        return bool(self.group.everyone.sum(asked) > 0)
 
     def lesson(self, learning: Learning, answers: Answers, drafts: Path) -> Lesson:
         """Learn for `learn.minutes`, with a progress bar; save now and then. Return the lesson's figures."""

@@ -58,7 +58,13 @@ class Lock:
 
 
 @contextmanager
-def only_job(folder: Path, start: Start, patience_s: float = PATIENCE_S) -> Iterator[Lock]:
+def only_job(
+    folder: Path,
+    start: Start,
+    patience_s: float = PATIENCE_S,
+    name: str = NAME,
+    other: str = "give another hydra.run.dir",
+) -> Iterator[Lock]:
     """Keep other jobs from beginning in `folder`, while rank 0 reads, works and writes there.
 
     The system releases the lock when this process ends, however it does. A node that goes down may leave its lock with
@@ -69,12 +75,14 @@ def only_job(folder: Path, start: Start, patience_s: float = PATIENCE_S) -> Iter
         folder: the run folder.
         start: of this job.
         patience_s: how many seconds to wait for another job.
+        name: of the lock's file.
+        other: what the message advises instead of waiting.
 
     Raises:
         UserError: another job is at work in the folder; the message says which.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    place = folder / NAME
+    place = folder / name
     holder = read(place)
     if holder and start.again(Start(**holder["start"])):
         place.unlink()
@@ -83,7 +91,7 @@ def only_job(folder: Path, start: Start, patience_s: float = PATIENCE_S) -> Iter
         try:
             while not locked(file.fileno(), fcntl.LOCK_EX):
                 if time.monotonic() > end:
-                    raise UserError(refusal(folder, read(place)))
+                    raise UserError(refusal(place, read(place), other))
                 time.sleep(0.1)
         except OSError as error:
             if error.errno not in NO_LOCKS:
@@ -157,11 +165,11 @@ def read(place: Path) -> dict[str, Any]:
     return {}
 
 
-def refusal(folder: Path, holder: dict[str, Any]) -> str:
-    """Return why a job does not begin, and what to do."""
+def refusal(place: Path, holder: dict[str, Any], other: str) -> str:
+    """Return why a job does not begin, and what to do: wait for the lock in the file `place`, or `other`."""
     who = "process {process} of host {host}, since {since}".format(**holder) if holder else "which says no more"
     step = holder["start"]["step"].strip("-") if holder else ""
     return (
-        f"{folder}: another job is at work in it ({who}{f', Slurm job {step}' if step else ''}). Wait for its end or "
-        f"stop it, or give another hydra.run.dir. If its host has gone down, remove {folder / NAME}"
+        f"{place.parent}: another job is at work in it ({who}{f', Slurm job {step}' if step else ''}). Wait for its "
+        f"end or stop it, or {other}. If its host has gone down, remove {place}"
     )

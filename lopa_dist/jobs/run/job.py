@@ -192,6 +192,7 @@ class Job:
         )  # fmt: skip
         if wandb_log is not None:
             engine.meanwhile.append(wandb_log.observe)
+            self.lessons.begun.append(partial(wandb_log.lesson_begins, engine))
             self.lessons.meanwhile.append(partial(wandb_log.learning, engine))
             self.lessons.heard.append(lambda outcome: wandb_log.learned(engine, asdict(outcome)))
         if self.lock:
@@ -237,13 +238,15 @@ class Job:
         if self.parts is not None:
             self.parts.close(stopped)
         report: dict[str, Any] = {}
+        if wandb_log is not None:
+            wandb_log.flush(engine)  # before the statistics become those of all replicas
         if self.lock:
             self.lock.check()
         if self.is_rank_0:
             report = self.finish(engine, traffic, stopped)
             self.write_page(report)
         if wandb_log is not None:
-            wandb_log.finish(engine, stopped, report)
+            wandb_log.finish(stopped, report)
         # all leave together: a launcher ends the others when one rank leaves a job that is not complete
         whole = report.get("requests") == len(self.input) and not report.get("open")
         complete = group.store.broadcast_flag("complete", whole)

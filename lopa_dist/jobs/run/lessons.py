@@ -125,6 +125,7 @@ class Lessons:
         outcomes: of each lesson, on every rank.
         kept: how many of these are written for later attempts.
         meanwhile: called after each step of learning, with the share of the time that is over and the step's loss.
+        begun: called before each lesson.
         heard: called with the outcome of each lesson.
     """
 
@@ -141,6 +142,7 @@ class Lessons:
     outcomes: list[Outcome] = field(default_factory=list)
     kept: int = 0
     meanwhile: list[Callable[[float, float], None]] = field(default_factory=list)
+    begun: list[Callable[[], None]] = field(default_factory=list)
     heard: list[Callable[[Outcome], None]] = field(default_factory=list)
     learning: Learning | None = None
     ended: bool = False  # whether there will be no further lesson
@@ -229,17 +231,13 @@ class Lessons:
                 if not self.ended:
                     self.answers.take(generation, self.model.config.eos_ids[0])
                 yield generation
-            if end >= self.total or self.stopped(f"round {end}"):
+            if end >= self.total or self.group.asked_anywhere(f"round {end}"):
                 return
             self.learn(end)
-            if self.stopped(f"learned {end}"):  # no further request begins
+            if self.group.asked_anywhere(f"learned {end}"):  # no further request begins
                 return
             self.group.queue.go_on(end)
             done = end
-
-    def stopped(self, when: str) -> bool:
-        """Return whether the job was asked to stop: rank 0 decides, since another rank may not have heard of it."""
-        return self.group.store.broadcast(when, self.group.stop.signal or "") != ""
 
     def learn(self, done: int) -> None:
         """Learn after `done` requests, unless auto finds that it would not pay, and set when to learn next."""
@@ -288,6 +286,8 @@ class Lessons:
         index = self.group.branch_rank, mesh.branch
         length = f"{seconds:.0f} to {limit:.0f} s" if limit > seconds else f"{limit:.0f} s"
         self.say("learns to draft from %d answers, for %s", answers, length)
+        for act in self.begun:
+            act()
         slices: list[Lesson] = []
         spent, decision = 0.0, MORE
         while decision == MORE:
@@ -296,16 +296,16 @@ class Lessons:
             before = rates(slices[0].before)
             faster = gain(self.engine.lookahead, rates(slices[-1].after), before, self.dearer())
             decision = TAKE if faster > PAYS else LEAVE
-            if self.group.stop.asked:
+            stopped = self.group.asked_anywhere(f"slice {done} {len(slices)}")
+            if stopped:
                 decision = KEEP if decision == TAKE else LEAVE
             elif self.auto and spent + seconds <= limit:
                 hoped = gain(self.engine.lookahead, hoped_for(slices), before, self.dearer())
                 if remaining / max(faster, 1.0) - remaining / hoped >= seconds:
                     decision = MORE
-            # times differ from rank to rank, and a rank may not have heard of a stop: rank 0 decides
-            asked = int(self.group.stop.asked)
-            said = self.group.store.broadcast(f"decision {done} {len(slices)}", f"{decision} {faster} {asked}").split()
-            decision, faster, stopped = said[0], float(said[1]), said[2] == "1"
+            # times differ from rank to rank: rank 0 decides
+            said = self.group.store.broadcast(f"decision {done} {len(slices)}", f"{decision} {faster}").split()
+            decision, faster = said[0], float(said[1])
         first, last, taken = slices[0].before, slices[-1].after, decision == TAKE
         problem = {KEEP: KEPT, LEAVE: STOPPED if stopped else ""}.get(decision, "")
         outcome = Outcome(

@@ -186,6 +186,7 @@ class Encoder:
         self.notes.scores = True
         most, seed, begin = self.model.max_positions, self.config.seed, self.tokenizer.bos_token_id
         first = self.model.eos_ids[0] if begin is None else int(begin)  # what a document without a prompt begins with
+        least = int(self.model.shift or self.config.decode.causal)  # tokens that must be before a continuation
         scored: list[tuple[Given, ...]] = []
         for before, both in zip(texts[::2], texts[1::2], strict=True):
             whole = tokens[both]
@@ -194,12 +195,16 @@ class Encoder:
             cut = max(0, min(len(tokens[before]), len(whole) - 1)) if before.text else 0
             if not before.text:
                 parts = list(windows(whole, first, most - 1))
-            elif not cut and (self.model.shift or self.config.decode.causal):
+            elif cut < least:
                 raise Refusal("no token is before the continuation, and this model predicts from one")
-            elif len(whole) > most:
-                reason = f"prompt and continuation have {len(whole)} tokens, but the model has {most} positions"
-                raise Refusal(f"{reason}; shorten the prompt (task.fewshot)")
             else:
+                gone = len(whole) - most
+                if gone > 0 and (self.config.task.truncate != "left" or cut - gone < least):
+                    reason = f"prompt and continuation have {len(whole)} tokens, but the model has {most} positions"
+                    raise Refusal(f"{reason}; shorten the prompt (in a job, fewer task.fewshot, or task.truncate=left)")
+                if gone > 0:
+                    whole, cut = whole[gone:], cut - gone
+                    self.notes.cut.add(index)
                 parts = [(whole[:cut], whole[cut:])]
             scored.append(tuple(Given.seeded(*part, seed) for part in parts))
         count = sum(len(part.answer) for text in scored for part in text)

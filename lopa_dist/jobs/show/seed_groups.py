@@ -243,6 +243,8 @@ def find_baseline(groups: Sequence[SeedGroup], asked: str) -> SeedGroup:
     matching = baselines(groups, asked)
     if len(matching) == 1:
         return matching[0]
+    if len(groups) == 1:
+        raise UserError(f"--baseline {asked}: there is only one run to compare; name the folders of several")
     names = ", ".join(group.name for group in matching or groups)
     many = f"{len(matching)} runs have these settings" if matching else "no run is called so or has these settings"
     raise UserError(f"--baseline {asked}: {many}; there are {names}")

@@ -157,6 +157,11 @@ class WandbLog:
             self.extra.post(partial(run.log, entry, step=self.steps_before + statistics.steps))
             remember(self.place, self.id, self.steps_before + statistics.steps)
 
+    def lesson_begins(self, engine: Engine) -> None:
+        """Log the steps before a lesson, whose time is not theirs."""
+        self.flush(engine)
+        self.last = time.perf_counter()
+
     def learning(self, engine: Engine, share: float, loss: float) -> None:
         """Log how far a lesson has got if it is time to; this is called after every step of the lesson."""
         now = time.perf_counter()
@@ -172,22 +177,19 @@ class WandbLog:
 
     def log_lesson(self, engine: Engine, entry: dict[str, float]) -> None:
         """Log an entry of a lesson as a step of its own: W&B keeps one entry per step."""
-        self.flush(engine)
         if (run := self.run) is not None:
             self.steps_before += 1
             reached = self.steps_before + engine.statistics.steps
             self.extra.post(partial(run.log, entry, step=reached))
             remember(self.place, self.id, reached)
 
-    def finish(self, engine: Engine, stopped: bool, report: dict[str, Any]) -> None:
-        """Log the last steps and the report, and end W&B's run.
+    def finish(self, stopped: bool, report: dict[str, Any]) -> None:
+        """Log the report, and end W&B's run.
 
         Args:
-            engine: the engine that has run.
             stopped: whether the job was asked to stop, so that there is little time.
             report: the final figures on rank 0, which also logs the results if texts are wanted; empty on other ranks.
         """
-        self.flush(engine)
         if (run := self.run) is not None:
             finish = partial(self.log_results, run, report) if report else run.finish
             self.extra.wait(finish, STOP_LIMIT_S if stopped else FINISH_LIMIT_S)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from lopa_dist.checks import UserError
 from lopa_dist.commands import perform
 from lopa_dist.jobs.commands import learn as command
 from lopa_dist.jobs.commands.trace import trace
@@ -20,6 +21,7 @@ from lopa_dist.learn.trainer import Trainer
 from lopa_dist.models.adapter import load_adapter
 from lopa_dist.parallel.launcher import World
 from lopa_dist.parallel.stop import Stopped
+from tests.jobs.folder.test_one_job import other
 from tests.jobs.run.test_lessons import never
 from tests.jobs.run.test_recall import QUESTIONS, texts
 
@@ -78,7 +80,7 @@ def test_what_a_stop_leaves_unmeasured_is_said_and_what_was_learned_is_kept(
     shutil.copytree(folder, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "drafts", ignore_errors=True)
     monkeypatch.setattr(command, "DRAFTS", (2,))
-    monkeypatch.setattr(command.Student, "stopped", lambda self, when: when != "before")
+    monkeypatch.setattr(command.Group, "asked_anywhere", lambda _, when: when != "before")
     with pytest.raises(Stopped, match="what was learned until then is kept"):
         perform("learn", [str(tmp_path / "run"), *QUICK])
     assert "it was told to stop before it could measure" in capsys.readouterr().out
@@ -88,6 +90,19 @@ def test_what_a_stop_leaves_unmeasured_is_said_and_what_was_learned_is_kept(
     assert learned["tokens_a_forward"]["2"]["after"] is learned["break_even_answers"] is None
     assert "<b>not known</b>" in (drafts / "learn.html").read_text()
     load_adapter(drafts, "masks")
+
+
+def test_two_do_not_learn_into_one_folder(folder: Path, tmp_path: Path) -> None:
+    """One of them would lose what it had learned."""
+    shutil.copytree(folder, tmp_path / "run", ignore=shutil.ignore_patterns("drafts"))
+    lock = tmp_path / "run" / "drafts" / command.LOCK
+    lock.parent.mkdir(exist_ok=True)
+    with (
+        other(lock.parent, lock.name),
+        pytest.raises(UserError, match=r"another job is at work in it .* or copy the run"),
+    ):
+        perform("learn", [str(tmp_path / "run"), *QUICK])
+    assert not (lock.parent / "learn.json").exists()
 
 
 def test_a_lesson_that_fails_is_told_in_a_line(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

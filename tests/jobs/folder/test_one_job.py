@@ -27,15 +27,15 @@ import json, sys
 from pathlib import Path
 from lopa_dist.jobs.folder.one_job import only_job
 from lopa_dist.parallel.launcher import Start
-with only_job(Path(sys.argv[1]), Start(**json.loads(sys.argv[2]))):
+with only_job(Path(sys.argv[1]), Start(**json.loads(sys.argv[2])), name=sys.argv[3]):
     print("held", flush=True)
     sys.stdin.read()
 """
 
 
-def other(folder: Path, **start: Any) -> subprocess.Popen[str]:
-    """Another process whose job is at work in `folder` until its input ends."""
-    command = [sys.executable, "-c", HOLDER, str(folder), json.dumps(start)]
+def other(folder: Path, name: str = NAME, **start: Any) -> subprocess.Popen[str]:
+    """Another process whose job is at work in `folder` until its input ends, with a lock of this name."""
+    command = [sys.executable, "-c", HOLDER, str(folder), json.dumps(start), name]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "held\n"

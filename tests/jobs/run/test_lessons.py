@@ -23,6 +23,7 @@ from lopa_dist.learn import learning as learning_of_a_job
 from lopa_dist.learn.config import LearnConfig
 from lopa_dist.learn.learning import Learning
 from lopa_dist.learn.trainer import Trainer
+from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import World
 from lopa_dist.parallel.stop import Stop, Stopped
 from tests.jobs import wandb_file
@@ -87,6 +88,11 @@ def test_lessons_are_shown_and_logged(
     steps = [row for row in history if "lesson/loss" in row]
     assert steps
     assert all(0 <= row["lesson/time"] < 1 for row in steps)  # not 1 where the last step is over
+    # the lesson's time is not that of the steps before it, nor the moment between two of its entries
+    [before] = [row["filled_per_s"] for row in history if "filled_per_s" in row and row["_step"] < steps[0]["_step"]][
+        -1:
+    ]
+    assert before < 1e6
     [told] = [row for row in history if "lesson/gain" in row]
     assert told["lesson/accepted"] == lesson["accepted"]
     assert told["lesson/accepted_before"] == lesson["accepted_before"]
@@ -150,6 +156,18 @@ def test_a_stop_keeps_what_pays_and_begins_no_further_request(
     run(learning(tmp_path, 5), folder, ONE)
     assert loaded == [True]
     assert texts(folder) == plain
+
+
+def test_a_stop_of_which_only_another_rank_has_heard_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It has ended the lesson, whose time was not over: this is not a lesson that was held."""
+    monkeypatch.setattr(lessons, "gain", lambda *_: 1.0)
+    monkeypatch.setattr(Group, "asked_anywhere", lambda _, when: when.startswith("slice"))
+    with caplog.at_level("INFO"):
+        [lesson] = run(learning(tmp_path, 5), tmp_path / "run", ONE)["lessons"]
+    assert lesson["problem"] == "the job was told to stop before that paid"
+    assert "would not pay" not in caplog.text
 
 
 @pytest.mark.parametrize("source", ["auto", "masks"])

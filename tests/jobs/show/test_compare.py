@@ -233,6 +233,9 @@ def test_seeds_are_one_point_and_a_baseline_is_compared_on_the_same_problems(
     for asked, message in (("decode.drafts=7", "no run is called so"), ("branches=2", "2 runs have these settings")):
         with pytest.raises(UserError, match=message):
             compare(tmp_path, Console(quiet=True), baseline=asked)
+    alone = next(file.parent for file in tmp_path.glob("*/report.json"))
+    with pytest.raises(UserError, match="there is only one run to compare"):
+        compare(alone, Console(quiet=True), baseline="nope")
 
 
 def make_stream(folder: Path, report: dict[str, Any], stream: int, seed: int, right: str) -> None:

@@ -56,6 +56,6 @@ def test_slurm_and_wandb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 def test_a_task_that_the_harness_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("lm_eval", reason="needs lm-eval: pip install 'lopa_dist[eval]'")
     few = SimpleNamespace(all_tasks=["gsm8k", "mmlu"])  # reading all that there are takes ten seconds
-    monkeypatch.setattr("lm_eval.tasks.TaskManager", lambda include_defaults: few)
+    monkeypatch.setattr("lm_eval.tasks.TaskManager", lambda **_: few)
     assert surroundings.files(machine("task=harness", "task.harness=gsm8k")).state == State.FINE
     assert "did you mean gsm8k?" in " ".join(shown("task=harness", "task.harness=gsm9k")[1].split())
