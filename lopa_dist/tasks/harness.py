@@ -269,6 +269,8 @@ def load(task: str) -> tuple[dict[str, Any], dict[str, Any]]:
     except Exception as error:  # errors of the harness, of datasets and of the hub have no common base
         reason = next(iter(str(error).strip().splitlines()), "")
         raise ValueError(f"task.harness={task}: {type(error).__name__}: {reason}") from error
+    if not loaded["tasks"]:
+        raise ValueError(f"task.harness={task}: the harness finds no task in it; one that has a group is not a task")
     return dict(loaded["tasks"]), dict(loaded["groups"])
 
 

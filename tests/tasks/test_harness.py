@@ -294,11 +294,13 @@ def test_documents_that_do_not_fit_are_cut(tmp_path: Path, causal_model: Causal)
             assert (found["loglikelihood"], found["greedy"]) == (pytest.approx(wanted, abs=1e-3), greedy)
 
 
-def test_a_group_of_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def few(include_path: Path, include_defaults: bool) -> TaskManager:  # reading all that there are takes ten seconds
-        assert include_defaults  # it may name any
-        return TaskManager(include_path=include_path, include_defaults=False)
+def few(include_path: Path, include_defaults: bool) -> TaskManager:
+    """The tasks of a folder: reading those of the harness, too, takes ten seconds."""
+    assert include_defaults
+    return TaskManager(include_path=include_path, include_defaults=False)
 
+
+def test_a_group_of_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lm_eval.tasks.TaskManager", few)
     for number in range(2):
         inner = tmp_path / f"t{number}"
@@ -318,6 +320,13 @@ def test_a_group_of_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     lines[0]["metrics"]["mcc,none"] = 5  # which costs this figure alone
     figures = task.totals(lines)
     assert figures == {"tiny0": {"acc,none": 0.5}, "tiny1": {"acc,none": 0.0}, "both": {"acc,none": 0.25}}
+
+
+def test_a_file_without_a_task_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The harness takes a file that names its group for that group, and this one is empty."""
+    monkeypatch.setattr("lm_eval.tasks.TaskManager", few)
+    with pytest.raises(ValueError, match="the harness finds no task in it; one that has a group is not a task"):
+        HarnessTask(task_file(tmp_path, group="words"))
 
 
 def test_a_metric_over_all_answers(tmp_path: Path) -> None:
