@@ -210,7 +210,12 @@ def argument_parsers() -> dict[str, Parser]:
 
     parser = command(learn, "Learn to draft from the answers of a run of a causal model; no text depends on it.")
     parser.add_argument("run", type=path, metavar="RUN", help="the folder of a finished or stopped run")
-    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="learn.minutes=20, learn.rank=64, parallel.*")
+    parser.add_argument(
+        "settings",
+        nargs="*",
+        metavar="KEY=VALUE",
+        help="learn.minutes=20, learn.rank=64, parallel.*; model.device, model.path, task.input if they have moved",
+    )
 
     command(models, "List the model families, their presets, and what their numbers were compared with.")
 

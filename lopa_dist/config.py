@@ -122,7 +122,11 @@ class TaskConfig:
     """What is generated."""
 
     name: str = option("arithmetic", f"what is generated: {', '.join(TASKS)}, or FILE.py:CLASS, a task of your own")
-    limit: int | None = option(200, "how many requests to run (lines of a batch file); null: all", least=1)
+    limit: int | None = option(
+        200,
+        "how many requests to run (lines of a batch file); null: all, as in all presets but arithmetic and lists",
+        least=1,
+    )
     input: str | None = option(
         None, "a file, a folder, - (standard input) or hf://owner/name:config:split; null: the task's own data set"
     )
@@ -179,7 +183,7 @@ class TaskConfig:
     allow_code_execution: bool | str | None = option(
         None,
         "humaneval, mbpp and their plus forms: run the model's code in a sandbox; false: only generate; unconfined: "
-        "run it without a sandbox, only with limits",
+        "run it without a sandbox, only with limits; null: such a task is refused",
         (True, False, "unconfined", None),
     )
     code_timeout_s: float = option(10.0, "seconds for one program and its tests, which run beside decoding")

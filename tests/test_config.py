@@ -193,6 +193,8 @@ def test_table_5(name: str, numbers: tuple[float, ...]) -> None:
     config = composed(f"experiment=table5_{name}")
     at = config.decode
     assert (at.branches, at.block_size, at.tau_add, at.tau_act, at.tau_conf) == numbers
+    assert config.task.name == name
+    assert composed(f"experiment=table5_{name}", "task=arithmetic").task.name == "arithmetic"
     plus = name.endswith("_plus")
     assert at.confidence == ("probability" if plus else "neg_entropy")
     assert (config.model.path == "apple/DiffuCoder-7B-Instruct") == plus
