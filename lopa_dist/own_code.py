@@ -11,6 +11,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -68,7 +69,13 @@ class Uncached(SourceFileLoader):
 
 @cache
 def module_of(text: str, key: str) -> ModuleType:
-    """Return the module that has what `text` names."""
+    """Return the module that has what `text` names.
+
+    It imports from the working directory, too, as under ``python -m``: the console script has another `sys.path`.
+    """
+    with suppress(FileNotFoundError):  # a directory that was removed
+        if (here := str(Path.cwd())) not in sys.path:
+            sys.path.append(here)
     source, _, function = text.rpartition(":")
     if not source or not function.isidentifier():
         raise ValueError(f"{key}={text}: write FILE.py:FUNCTION, or MODULE:FUNCTION")

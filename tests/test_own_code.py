@@ -252,6 +252,17 @@ def test_relative_imports_are_watched(tmp_path: Path, monkeypatch: pytest.Monkey
     assert {file.name for file in own_files(package / "score.py")} >= {"score.py", "helper.py", "other.py"}
 
 
+def test_it_imports_from_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which the console script, unlike `python -m`, does not put on `sys.path`."""
+    (tmp_path / "beside_me.py").write_text("VALUE = 5")
+    (tmp_path / "mine.py").write_text("from beside_me import VALUE\n\ndef f():\n    return VALUE\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(tmp_path))])
+    assert module_of("mine.py:f", "decode.fill").f() == 5
+    assert str(tmp_path) == sys.path[-1]
+    assert {file.name for file in own_files(tmp_path / "mine.py")} == {"mine.py", "beside_me.py"}
+
+
 def test_a_file_is_a_module_that_python_knows(tmp_path: Path) -> None:
     """As dataclasses need, whose annotations are texts; and one that fails is forgotten."""
     (tmp_path / "judge.py").write_text(
