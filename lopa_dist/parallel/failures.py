@@ -148,6 +148,12 @@ class Failures:
             self.announce(error)
             raise
 
+    def leave(self) -> None:
+        """Leave together with the other ranks, where no `guard` does it."""
+        if self.world.size > 1:
+            self._leave()
+        self.close()
+
     def close(self) -> None:
         """End the threads that watch the ranks and this process.
 

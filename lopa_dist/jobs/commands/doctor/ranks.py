@@ -82,10 +82,15 @@ def exchange(group: Group, device: torch.device) -> Finding:
 
 
 def broken_everywhere(machine: Machine, count: int) -> int:
-    """Return how many things are broken on all ranks together; if they are not joined, `count`, those on this rank."""
+    """Return how many things are broken on all ranks together; if they are not joined, `count`, those on this rank.
+
+    The ranks leave each other then: one that ended before the others, with open connections, could take them along.
+    """
     if machine.group is None:
         return count
     try:
-        return machine.group.store.sum({"broken": count})["broken"]
+        found = machine.group.store.sum({"broken": count})["broken"]
+        machine.group.failures.leave()
+        return found
     except (RuntimeError, TimeoutError):
         return count + 1  # another rank is lost

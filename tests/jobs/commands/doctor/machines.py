@@ -47,8 +47,13 @@ class Comm:
         return own.fill_(source)
 
 
-def joined(monkeypatch: pytest.MonkeyPatch, comm: Comm, elsewhere: int = 0) -> None:
-    """The doctor is one of two ranks, and the other has found `elsewhere` things broken."""
+def joined(monkeypatch: pytest.MonkeyPatch, comm: Comm, elsewhere: int = 0) -> list[str]:
+    """The doctor is one of two ranks, and the other has found `elsewhere` things broken. Returns what becomes of it."""
+    ended: list[str] = []
     store = SimpleNamespace(sum=lambda found: {name: count + elsewhere for name, count in found.items()})
+    left = SimpleNamespace(leave=lambda: ended.append("left"))
     monkeypatch.setattr(ranks, "detect", lambda: World("torchrun", 0, 2, 0, 2))
-    monkeypatch.setattr(ranks, "Group", lambda *_: SimpleNamespace(comm=comm, backend="gloo", store=store))
+    monkeypatch.setattr(
+        ranks, "Group", lambda *_: SimpleNamespace(comm=comm, backend="gloo", store=store, failures=left)
+    )
+    return ended

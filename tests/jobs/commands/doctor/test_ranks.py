@@ -22,9 +22,11 @@ def test_ranks_that_get_what_others_send_are_fine(monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_is_broken_on_one_rank_is_so_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    joined(monkeypatch, Comm(), elsewhere=1)
+    """And they leave each other before they end: a connection that breaks can abort a process."""
+    ended = joined(monkeypatch, Comm(), elsewhere=1)
     would_run, screen = shown()
     assert not would_run
+    assert ended == ["left"]
     assert "A job would not run here: 1 thing is broken." in screen
 
 
