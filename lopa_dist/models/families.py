@@ -40,8 +40,8 @@ PATTERNS = {
 }
 
 END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|role_end|>")
-"""These tokens, too, end an answer, besides the files' eos_token_id. In an autoregressive model, as in transformers and
-vLLM, they do so only if its chat template writes them."""
+"""These tokens, too, end an answer, besides the files' eos_token_id. In an autoregressive model they do so only if its
+chat template writes them: transformers and vLLM end at none that the files do not name."""
 
 HF_KEYS = {
     "vocab_size": "vocab_size",
