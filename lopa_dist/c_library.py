@@ -43,7 +43,7 @@ def memory(array: NDArray[Any]) -> ctypes.Array[ctypes.c_char]:
     Raises:
         TypeError: its numbers are not consecutive, or must not be written to.
     """
-    return MEMORY.from_buffer(array)  # type: ignore[arg-type]  # numpy's arrays are buffers
+    return MEMORY.from_buffer(array)  # type: ignore[arg-type, unused-ignore]  # numpy's arrays are buffers
 
 
 class Unavailable(Exception):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -118,7 +119,7 @@ def space_needed(requests: Sequence[Request], caches_kv: bool = True) -> tuple[i
     """
     every = requests.in_any_order() if isinstance(requests, Shuffled) else requests
     each = ((len(r.prompt), len(r.suffix), r.max_new_tokens) for r in every)
-    prompt, suffix, new = np.fromiter(each, np.dtype((np.int64, 3)), len(requests)).T
+    prompt, suffix, new = np.fromiter(chain.from_iterable(each), np.int64, 3 * len(requests)).reshape(-1, 3).T
     return int((prompt + suffix).max()), int(suffix.max()), caches_kv * np.sort(prompt + suffix + new)[::-1]
 
 

@@ -90,7 +90,8 @@ def histogram(title: str, axis: str, values: ArrayLike) -> Bars:
     """Return bars with the share of `values` in each of several equal ranges; a range's name is where it begins."""
     from matplotlib.ticker import MaxNLocator  # it takes a second to import, and few pages need it
 
-    low, high = float(np.min(values)), float(np.max(values))
+    values = np.asarray(values, np.float64)
+    low, high = float(values.min()), float(values.max())
     counts, edges = np.histogram(values, MaxNLocator(10).tick_values(low, high) if high > low else 1)
     names = [f"{edge:g}" for edge in edges[:-1]]
     return bars(title, axis, names, (counts / counts.sum()).tolist(), ".0%")
