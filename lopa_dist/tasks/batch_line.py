@@ -10,12 +10,12 @@ the name may be.
 from __future__ import annotations
 
 import json
-import sys
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from numbers import Integral, Real
-from typing import Any, TypeGuard
+from typing import Any
 
 from lopa_dist.tasks.prompt_template import Template, fill, in_json, names_in
 from lopa_dist.tasks.response_format import MissingLibrary, ResponseFormat
@@ -340,13 +340,16 @@ def number(request: dict[str, Any], key: str, fits: Callable[[float], bool], all
     value = request.get(key)
     if value is None:
         return None
-    own = value if isinstance(value, int) or not is_number(value) else float(value)  # numpy's have other limits
-    if not is_number(own) or not abs(own) <= sys.float_info.max or not fits(own):
+    try:
+        found = float(value) if is_number(value) else math.nan
+    except OverflowError:  # an integer of hundreds of digits
+        found = math.inf
+    if not math.isfinite(found) or not fits(found):
         raise BadLine(f"{key}={shown(value)} must be a number {allowed}")
-    return float(value)
+    return found
 
 
-def is_number(value: Any) -> TypeGuard[int | float]:
+def is_number(value: Any) -> bool:
     """Return whether a value is a number, also one of numpy's, but not a bool, which to Python is an int."""
     return isinstance(value, Real) and not isinstance(value, bool)
 

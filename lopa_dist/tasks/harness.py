@@ -25,13 +25,9 @@ from lopa_dist.tasks.task import DEFAULT, Continuation, Item, Likely, RequestSam
 log = logging.getLogger("lopa_dist")
 SEED = 1234  # for the choice of examples, as in `lm_eval`
 SCORED = ("loglikelihood", "multiple_choice", "loglikelihood_rolling")  # judged by how likely the model finds texts
-DONE = {"until", "max_gen_toks", "do_sample", "temperature", "top_p", "top_k"}  # of `generation_kwargs`
-NEUTRAL = {
-    "num_beams": 1,
-    "num_return_sequences": 1,
-    "repetition_penalty": 1,
-    "min_p": 0,
-}  # what these may be beside them
+# `generation_kwargs` that a job follows, and the values that others may have because they do nothing
+DONE = {"until", "max_gen_toks", "do_sample", "temperature", "top_p", "top_k"}
+NEUTRAL = {"num_beams": 1, "num_return_sequences": 1, "repetition_penalty": 1, "min_p": 0}
 GROUP = re.compile(r"^group:[ \t]*([^\s#]+)", re.MULTILINE)  # in a YAML file of a group, its name
 
 
@@ -263,7 +259,8 @@ def check(name: str, task: Any) -> None:
 def load(task: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the harness's task objects and groups by name; raise a ValueError that says why there are none."""
     try:
-        loaded = manager_of(task).load([group_in(task) or task])
+        manager, name = manager_of(task)
+        loaded = manager.load([name])
     except UserError:
         raise
     except Exception as error:  # errors of the harness, of datasets and of the hub have no common base
@@ -274,28 +271,28 @@ def load(task: str) -> tuple[dict[str, Any], dict[str, Any]]:
     return dict(loaded["tasks"]), dict(loaded["groups"])
 
 
-def manager_of(task: str) -> Any:
-    """Return the harness's `TaskManager`, which knows `task`; a ValueError says that it does not, before data is read.
+def manager_of(task: str) -> tuple[Any, str]:
+    """Return the harness's `TaskManager`, and by which name it knows `task`.
+
+    A ValueError says that it does not know it, before data is read.
 
     It takes ten seconds, unless `task` is a task's file.
     """
     from lm_eval.tasks import TaskManager
 
-    is_file, group = Path(task).is_file(), group_in(task)
-    manager = TaskManager(
-        include_path=Path(task).parent if group else None, include_defaults=bool(group) or not is_file
-    )
+    is_file = Path(task).is_file()
+    group = group_in(Path(task)) if is_file else None
+    alone = is_file and not group
+    manager = TaskManager(include_path=Path(task).parent if group else None, include_defaults=not alone)
     if not is_file and task not in manager.all_tasks:
         what = "no such file" if task.endswith((".yaml", ".yml")) else "the harness has no task or group of this name"
         raise UserError(f"task.harness={task}: {what}{did_you_mean(task, manager.all_tasks)}")
-    return manager
+    return manager, group or task
 
 
-def group_in(task: str) -> str | None:
-    """Return the name of the group that a YAML file describes; None if `task` is no such file."""
-    if not Path(task).is_file():
-        return None
-    found = GROUP.search(Path(task).read_text(encoding="utf-8"))
+def group_in(file: Path) -> str | None:
+    """Return the name of the group that a YAML file describes; None if it describes none."""
+    found = GROUP.search(file.read_text(encoding="utf-8"))
     return found[1].strip("\"'") if found else None
 
 

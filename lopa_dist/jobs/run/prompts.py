@@ -190,6 +190,7 @@ class Encoder:
         scored: list[tuple[Given, ...]] = []
         for before, both in zip(texts[::2], texts[1::2], strict=True):
             whole = tokens[both]
+            gone = max(len(whole) - most, 0)  # tokens too many
             self.check_tokens(whole, "the text")
             # the two are tokenized together, so a token may reach across their border
             cut = max(0, min(len(tokens[before]), len(whole) - 1)) if before.text else 0
@@ -197,15 +198,13 @@ class Encoder:
                 parts = list(windows(whole, first, most - 1))
             elif cut < least:
                 raise Refusal("no token is before the continuation, and this model predicts from one")
+            elif gone and (self.config.task.truncate != "left" or cut - gone < least):
+                reason = f"prompt and continuation have {len(whole)} tokens, but the model has {most} positions"
+                raise Refusal(f"{reason}; shorten the prompt (in a job, fewer task.fewshot, or task.truncate=left)")
             else:
-                gone = len(whole) - most
-                if gone > 0 and (self.config.task.truncate != "left" or cut - gone < least):
-                    reason = f"prompt and continuation have {len(whole)} tokens, but the model has {most} positions"
-                    raise Refusal(f"{reason}; shorten the prompt (in a job, fewer task.fewshot, or task.truncate=left)")
-                if gone > 0:
-                    whole, cut = whole[gone:], cut - gone
+                if gone:
                     self.notes.cut.add(index)
-                parts = [(whole[:cut], whole[cut:])]
+                parts = [(whole[gone:cut], whole[cut:])]
             scored.append(tuple(Given.seeded(*part, seed) for part in parts))
         count = sum(len(part.answer) for text in scored for part in text)
         prompt = array("i", scored[0][0].prompt)

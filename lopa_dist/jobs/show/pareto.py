@@ -81,14 +81,10 @@ def draw_pareto(file: Path, charts: Sequence[Scatter], curves: Sequence[str], wi
         width: of the printed figure, in inches.
     """
     with plt.rc_context(STYLE | PRINTED):
-        shown: Sequence[int] = range(len(curves))
-        if len(curves) > MOST_CURVES:
-            reached = {p.curve for chart in charts for p, best in zip(chart.points, chart.best, strict=True) if best}
-            shown = sorted(reached)
-        others = len(curves) - len(shown)
-        entries = {str(number): curves[number] for number in shown} | {"front": FRONT, "others": f"{others} others"}
-        if not others:
-            del entries["others"]
+        shown = range(len(curves)) if len(curves) <= MOST_CURVES else reaching_the_front(charts)
+        entries = {str(number): curves[number] for number in shown} | {"front": FRONT}
+        if others := len(curves) - len(shown):
+            entries["others"] = f"{others} others"
         longest = max(min(len(name), LONGEST) for name in entries.values())
         columns = max(1, min(len(entries), int(width / (0.058 * longest + 0.42))))
         below = 0.155 * -(-len(entries) // columns) + 0.15
@@ -123,6 +119,11 @@ def draw_pareto(file: Path, charts: Sequence[Scatter], curves: Sequence[str], wi
                 annotate(axes, [p for p in chart.points if p.label and len(chart.along(p.curve)) > 1], chart.points)
             figure.savefig(file)
         plt.close(figure)
+
+
+def reaching_the_front(charts: Sequence[Scatter]) -> Sequence[int]:
+    """Return the numbers of the curves with a point on some chart's front."""
+    return sorted({p.curve for chart in charts for p, best in zip(chart.points, chart.best, strict=True) if best})
 
 
 def plain(name: str) -> str:
