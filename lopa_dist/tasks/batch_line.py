@@ -43,6 +43,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {  # fields of the API that are only accep
     "tool_choice": ("none", "auto"),
 }
 MOST_SAMPLES = 128
+UNDECODED = "\ufffd"  # what bytes that are no character, or not yet, are decoded to
 LONGEST_SHOWN = 100  # characters of a value in a message
 
 
@@ -368,6 +369,8 @@ def read_stop(value: Any) -> tuple[str, ...]:
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
         raise BadLine("stop must be a non-empty string or a list of them")
+    if any(UNDECODED in stop for stop in stops):  # the text would end where a step ends within a character
+        raise BadLine("stop must not have U+FFFD, which stands for bytes that are no character")
     return tuple(stops)
 
 
