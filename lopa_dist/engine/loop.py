@@ -115,7 +115,7 @@ class Engine:
         )
         if not (alone and alike):
             return
-        self.drafter, self.lookahead, self.lookahead.began = earlier.drafter, earlier.lookahead, None
+        self.drafter, self.lookahead = earlier.drafter, earlier.lookahead
         if earlier.config == self.config:
             self.runners, self.workspace = earlier.runners, earlier.workspace
 
@@ -174,6 +174,7 @@ class Engine:
             self.statistics, Chains(self.drafter, plan.sequences) if self.drafter else None, self.text_of,
         )  # fmt: skip
         self.statistics.start()
+        self.lookahead.start(self.statistics.accepted_from)
         return self.batch
 
     @torch.inference_mode()

@@ -289,6 +289,8 @@ def read_cell(column: str, value: Any) -> Any:
         return value
     if column == "logprobs" and value.lower() in ("true", "false"):  # spreadsheets write TRUE
         return value.lower() == "true"
+    if column == "logprobs" and value == "0":
+        return 0
     is_json = column in ("messages", "response_format") or (column == "stop" and value.startswith("["))
     for kind in (int, float) if column in NUMBERS else (json.loads,) if is_json else ():
         with contextlib.suppress(ValueError, RecursionError):

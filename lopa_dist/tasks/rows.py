@@ -123,7 +123,8 @@ def files_of(source: str, key: str = "task.input") -> list[Path]:
         if not files:
             raise ValueError(f"{key}={source}: a folder without files of prompts (.jsonl, .json, .csv, .tsv, .parquet)")
     else:
-        files = [path] if path.exists() else sorted(map(Path, glob(str(path), recursive=True)))
+        found = map(Path, glob(str(path), recursive=True))
+        files = [path] if path.exists() else sorted(file for file in found if not file.is_dir())
     if len(kinds := sorted({ending(file) for file in files})) > 1:
         pattern = path / f"*{kinds[-1]}" if path.is_dir() else path.with_name(f"*{kinds[-1]}")
         raise ValueError(f"{key}={source}: has files of several kinds ({', '.join(kinds)}); name one: {key}={pattern}")
@@ -205,7 +206,7 @@ def not_read(source: str) -> list[str]:
             notes.append(f".json files beside others are not read: {names}; to read them, name '{path / '*.json'}'")
     folders = {part for file in files for part in file.parts[:-1] if "=" in part and part not in path.parts}
     if folders:
-        notes.append(f"what names of folders say is no column of the files in them ({sorted(folders)[0]})")
+        notes.append(f"values in the names of folders do not become columns ({sorted(folders)[0]})")
     return notes
 
 
@@ -220,7 +221,9 @@ def is_dataset(source: str) -> bool:
 
 
 def rows(source: str, key: str = "task.input") -> Iterator[Row]:
-    """Yield the rows of a source, in order; blank lines are skipped, but counted.
+    """Yield the rows of a source, in order, numbered from 1.
+
+    Blank lines are skipped; in JSON Lines they are counted. In a table, they and the line of names are not.
 
     Raises:
         ValueError: the source as a whole cannot be read; the message names `key`.
@@ -354,7 +357,7 @@ def csv_rows(source: str, key: str) -> Iterator[Row]:
     csv.field_size_limit(2**31 - 1)  # the default is 128 KiB
     with open_lines(source, newline="") as file:
         head, before = file.readline(), 0  # the first line that is not empty, and how many are before it
-        told = head.strip()[4:] if head.lower().startswith("sep=") else ""  # as spreadsheets begin a table
+        told = head.rstrip("\r\n")[4:] if head.lower().startswith("sep=") else ""  # as spreadsheets begin a table
         while head and (head.strip() == "" or (told and not before)):
             head, before = file.readline(), before + 1
         usual = "\t" if ending(Path(source)) == ".tsv" else "," if "," in head or ";" not in head else ";"

@@ -79,7 +79,12 @@ class Workers:
             Cancelled: `end` was called.
         """
         for attempt in range(1, ATTEMPTS + 1):
-            worker = self.borrow()
+            try:
+                worker = self.borrow()
+            except OSError as error:  # no memory for another process, or too many of them: there may be soon
+                if attempt == ATTEMPTS:
+                    raise Lost(f"cannot be started ({error})") from error
+                continue
             try:
                 answer = worker.ask(question, self.within_s)
             except Lost as lost:

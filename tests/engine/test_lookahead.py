@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import count
+
 import numpy as np
 import pytest
 
 from lopa_dist.decode.state import HostState
 from lopa_dist.engine.chains import Chains
 from lopa_dist.engine.config import EngineConfig
-from lopa_dist.engine.drafter import drafter_for
+from lopa_dist.engine.drafter import MASKS, drafter_for
 from lopa_dist.engine.gain import Rates, gain
-from lopa_dist.engine.lookahead import BURST, BURSTS, EXPLORE, FAR, GROUP_SIZES, SELDOM, Choice, LookaheadPolicy
+from lopa_dist.engine.lookahead import (
+    BURST,
+    BURSTS,
+    EXPLORE,
+    FAR,
+    GROUP_SIZES,
+    SELDOM,
+    TRIAL,
+    Choice,
+    LookaheadPolicy,
+)
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.step_times import Kind, TimesByKind
 from lopa_dist.engine.work import Work
@@ -202,6 +215,33 @@ def test_a_step_s_time_counts_for_its_rows(small_model: Transformer) -> None:
 def host(sequences: int) -> HostState:
     """Sequences that run."""
     return HostState._make([np.ones(sequences, np.int64)] * len(HostState._fields))
+
+
+def test_masks_are_useless_by_what_they_brought_in_all_generations() -> None:
+    """A policy may be older than the engine whose counts it is given (`LLM`), or younger (after a lesson)."""
+
+    def generation(policy: LookaheadPolicy, before: int, accepted: int) -> bool:
+        policy.start(Counter({MASKS: before}))
+        for _ in range(TRIAL // 128 + 1):
+            policy.begin(Lookahead(2), host(64), chunk=False)
+        policy.stepped(host(64), host(64), policy.choice, 256, None, None, Counter({MASKS: before + accepted}))
+        return policy.useless()
+
+    policy = LookaheadPolicy(causal(drafts=2))
+    assert [generation(policy, 0, 200), generation(policy, 0, 0), generation(policy, 200, 0)] == [False] * 3
+    assert generation(LookaheadPolicy(causal(drafts=2)), 200, 0)
+
+
+def test_the_time_between_two_generations_is_no_step_s(small_model: Transformer) -> None:
+    engine = Engine(small_model, causal(drafts="auto"), Solo(), EngineConfig(2))
+    seconds: list[float] = []
+    clock, policy = count(), engine.lookahead
+    policy.clock = lambda: float(next(clock))
+    policy.times.measured = lambda rows, passed, kind=None: seconds.append(passed)  # type: ignore[method-assign]
+    for _ in range(2):
+        list(engine.generate(requests_of(3, 2)))
+        clock = count(1000)
+    assert set(seconds) == {1.0}
 
 
 def test_of_two_choices_the_other_is_tried_too() -> None:

@@ -268,10 +268,11 @@ def test_other_fields_pass_through_and_an_id_names_the_request(tmp_path: Path) -
     assert "line 1: no prompt or messages in it; if the field of the prompt" in bad.error
     bad, _ = read(tmp_path, {"question": "x"}, {"prompt": "x"}, column="prompt")
     assert bad.error == "line 1: no prompt in it; it has question: task.column=NAME says which is the prompt"
-    (tmp_path / "t.csv").write_text("prompt,logprobs\nx,true\nx,FALSE\nx,\nx,maybe\n")
+    (tmp_path / "t.csv").write_text("prompt,logprobs\nx,true\nx,FALSE\nx,\nx,maybe\nx,0\n")
     items = list(Batch(str(tmp_path / "t.csv")).items())
     assert [item.token_steps for item in items[:3]] == [True, False, False]
     assert "logprobs='maybe' must be true or false" in str(items[3].error)
+    assert items[4].token_steps
     (tmp_path / "t.csv").write_text('id,prompt,max_tokens,temperature,day\n7,x,5,0.5,Monday\n8,"[1]",,hot,\n')
     first, second = Batch(str(tmp_path / "t.csv")).items()
     assert (first.custom_id, first.prompt, first.max_new_tokens) == ("7", "x", 5)
@@ -411,7 +412,7 @@ def test_what_of_a_folder_is_not_read_is_told(tmp_path: Path, caplog: pytest.Log
     assert [item.prompt for item in items] == ["z", "x", None]
     assert str(items[2].error).startswith("line 3 (kind=lamp/a.jsonl, line 2): prompt must be a text")
     assert ".json files beside others are not read: b.json; to read them, name" in caplog.text
-    assert "what names of folders say is no column of the files in them (kind=lamp)" in caplog.text
+    assert "values in the names of folders do not become columns (kind=lamp)" in caplog.text
     caplog.clear()
     list(Batch(str(tmp_path / "c.jsonl")).items())
     assert not caplog.messages

@@ -271,6 +271,17 @@ def test_empty_lines_before_the_names_of_columns(tmp_path: Path, before: str) ->
         next(read)
 
 
+def test_a_table_may_say_that_tabs_separate_it(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("sep=\t\nid\tprompt\n1\ta, b\n")
+    assert [row.value for row in rows(str(tmp_path / "x.csv"))] == [{"id": "1", "prompt": "a, b"}]
+
+
+def test_a_pattern_means_files(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "x.jsonl").write_text('{"prompt": "x"}\n')
+    assert [row.value for row in rows(str(tmp_path / "*"))] == [{"prompt": "x"}]
+
+
 @pytest.mark.parametrize("head", ["prompt,prompt", "prompt,note,note"])
 def test_columns_of_one_name_are_refused(tmp_path: Path, head: str) -> None:
     file = tmp_path / "in.csv"

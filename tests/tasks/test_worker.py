@@ -11,9 +11,11 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
+from lopa_dist.tasks import worker
 from lopa_dist.tasks.task import Cancelled
 from lopa_dist.tasks.worker import Lost, TooLong, Workers
 
@@ -68,6 +70,16 @@ def test_one_that_was_killed_is_replaced(workers: Workers, tmp_path: Path) -> No
     os.kill(pid, signal.SIGKILL)
     assert gone(pid)
     assert workers.ask({"echo": 6})[1] == 6
+
+
+def test_one_that_cannot_be_started_is_lost(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a user may have no more processes, too."""
+    failing = mock.Mock(side_effect=BlockingIOError(11, "Resource temporarily unavailable"))
+    monkeypatch.setattr(worker.subprocess, "Popen", failing)
+    with pytest.raises(Lost, match=r"cannot be started .*temporarily unavailable"):
+        workers.ask({})
+    monkeypatch.undo()
+    assert workers.ask({})
 
 
 def test_a_question_that_kills_is_given_up(workers: Workers) -> None:

@@ -401,7 +401,7 @@ def cells_of(name: str, group: SeedGroup, pair: Paired | None, same: EqualTexts 
         cells["equal texts"] = f"{same.equal:,} of {same.requests:,}", {"equal": same.equal, "equal_of": same.requests}
     rows, speed = report.get("rows_per_token"), report["tokens_per_s"]["job"]
     cells["TPF"] = ("-", {}) if "masks" in report else (f"{report['tpf']:.2f}", {"tpf": report["tpf"]})
-    cells["rows/token"] = f"{rows:.1f}" if rows else "-", {"rows_per_token": rows}
+    cells["rows/token"] = (f"{rows:.1f}", {"rows_per_token": rows}) if rows else ("-", {})
     cells["tokens/s"] = f"{speed:.0f}", {"tokens_per_s": speed}
     requests = str(report["requests"])
     if "accuracy" in report and judged(report) != report["requests"]:

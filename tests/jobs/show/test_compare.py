@@ -71,6 +71,11 @@ def sweep(folder: Path, report: dict[str, Any], **more: Any) -> Page:
     return Page(folder / "comparison.html")
 
 
+def test_scored_runs_have_no_rows_per_token(tmp_path: Path, report: dict[str, Any]) -> None:
+    sweep(tmp_path, report, rows_per_token=0.0)
+    assert "rows_per_token" not in (tmp_path / "comparison.csv").read_text()
+
+
 def test_a_run_s_name_is_no_markup(tmp_path: Path, report: dict[str, Any]) -> None:
     for name in ("a [", "b"):
         (tmp_path / name / "x]").mkdir(parents=True)
