@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 
 
 @contextmanager
@@ -20,14 +21,13 @@ def naming(file: Path) -> Iterator[None]:
 
 
 @contextmanager
-def atomic(file: Path, mark: str = "", hidden: bool = False) -> Iterator[Path]:
+def atomic(file: Path, hidden: bool = False) -> Iterator[Path]:
     """Yield a temporary file to write to; on success it is synced to disk and renamed to `file`.
 
-    If writing fails, `file` remains as it was. What a kill leaves behind is overwritten by the next attempt. Writers
-    that may run at the same time need a `mark` each. If others read all files of the folder, set `hidden`, which
-    begins the temporary file's name with a dot.
+    If writing fails, `file` remains as it was. What a kill leaves behind is overwritten by the next attempt. If
+    others read all files of the folder, set `hidden`, which begins the temporary file's name with a dot.
     """
-    partial = file.with_name(f"{'.' * hidden}{file.name}{mark}.partial")
+    partial = file.with_name(f"{'.' * hidden}{file.name}.partial")
     try:
         with naming(file):
             yield partial
@@ -45,11 +45,23 @@ def write_lines(file: Path, lines: Iterable[str]) -> None:
         out.writelines(lines)
 
 
+def check_writable(folder: Path) -> None:
+    """Raise an OSError unless files can be made in `folder`, or where it does not exist yet, in its nearest parent.
+
+    This is tried, because permissions do not tell: not even root can write into /proc.
+    """
+    folder = folder.expanduser().absolute()
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    with naming(there), TemporaryFile(dir=there):
+        pass
+
+
 def can_be_written(folder: Path) -> bool:
-    """Return whether `folder`, made if need be, can be written to."""
+    """Return whether files can be made in `folder`, which is made if need be."""
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-        return os.access(folder, os.W_OK)
+        check_writable(folder)
+        return True
     return False
 
 

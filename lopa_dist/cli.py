@@ -24,19 +24,10 @@ from lopa_dist import __version__
 from lopa_dist.atomic import no_room
 from lopa_dist.checks import UserError, did_you_mean
 from lopa_dist.commands import COMMANDS, perform
-from lopa_dist.config import (
-    CONF,
-    Config,
-    as_hydra_reads,
-    check_files,
-    check_keys,
-    hydra_message,
-    keys_in,
-    omegaconf_message,
-    typed,
-)
+from lopa_dist.config import CONF, Config, check_files, check_keys
 from lopa_dist.imports import no_garbage
 from lopa_dist.jobs.folder.one_job import own_folder
+from lopa_dist.overrides import as_hydra_reads, hydra_message, keys_in, omegaconf_message, typed
 from lopa_dist.own_code import own_line
 from lopa_dist.parallel.launcher import LaunchError, RankError, detect, die, into_log, tell
 from lopa_dist.parallel.stop import INTERRUPTED, STOPPED, Stop, Stopped, answered, bounded_end, leave_at_signals

@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import Field, dataclass, field, fields, is_dataclass
 from difflib import SequenceMatcher, get_close_matches
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
-from tempfile import TemporaryFile
 from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lopa_dist.checks import UserError, check_options, did_you_mean, number, option, require, require_seconds
+from lopa_dist.atomic import check_writable
+from lopa_dist.checks import UserError, check_options, number, option, require, require_seconds
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.learn.config import LearnConfig
 from lopa_dist.models.config import QUANTIZATIONS
 from lopa_dist.models.families import PATTERNS
+from lopa_dist.overrides import hydra_message, is_setting
 from lopa_dist.own_code import is_own, load
 from lopa_dist.remote import exists, is_remote
 from lopa_dist.tasks.prompt_template import template_of
@@ -381,13 +381,10 @@ def check_output(path: str) -> None:
     if is_remote(path):
         exists(path, "task.output")
         return
-    folder = Path(path).expanduser().absolute().parent
-    there = next(parent for parent in (folder, *folder.parents) if parent.exists())  # the rest is made later
     try:
-        with TemporaryFile(dir=there):  # tried, because not even root can write into /proc
-            pass
+        check_writable(Path(path).parent)
     except OSError as error:
-        raise ValueError(f"task.output={path}: {there} is no folder, or cannot be written to ({error})") from error
+        raise ValueError(f"task.output={path}: its folder cannot be written to ({error})") from error
 
 
 def short(name: str) -> str:
@@ -454,55 +451,6 @@ def is_preset(override: Override) -> bool:
     return changes and override.get_key_element() in groups()
 
 
-def is_setting(override: Override) -> bool:
-    """Return whether an override gives one setting a value, as ``decode.drafts=8`` does."""
-    key, changes = override.get_key_element(), override.type is OverrideType.CHANGE
-    return changes and not override.is_sweep_override() and "." in key and not key.startswith("hydra.")
-
-
-def quoted(text: str) -> str:
-    """Return a text as a value that Hydra reads back unchanged: in quotes, unless it is a plain word."""
-    if re.fullmatch(r"[\w./:@%+-]+", text, re.ASCII):
-        return text
-    escaped = re.sub(r"(\\+)(?='|$)", r"\1\1", text).replace("'", "\\'")  # a backslash is special only before a quote
-    return f"'{escaped}'"
-
-
-def omegaconf_message(error: OmegaConfBaseException) -> str:
-    """Return OmegaConf's message with the key in front and without internals."""
-    first = str(error).splitlines()[0]
-    return f"{error.full_key}: {first}" if error.full_key else first
-
-
-def hydra_message(error: HydraException) -> str:
-    """Return what Hydra says of a command line that it cannot compose, without its internals."""
-    cause = error.__cause__
-    if isinstance(cause, OmegaConfBaseException):
-        return omegaconf_message(cause)
-    if isinstance(error, OverrideParseException):
-        key, equals, value = error.override.partition("=")
-        if not equals:
-            return f"{error.override}: settings are KEY=VALUE, and a value with spaces is in quotes"
-        return f"{error.override}: cannot be read; if the value is one text, quote it twice: {typed(key, value)}"
-    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
-        group, _, name = error.missing_cfg_file.rpartition("/")
-        if group.startswith("model/"):  # a hub id
-            path = f"{group.removeprefix('model/')}/{name}"
-            return f"model={path}: is no preset; a checkpoint's folder or hub id is given as model.path={path}"
-        hint = did_you_mean(name, error.options)
-        return f"{group}={name}: no such preset{hint} There are {', '.join(error.options)}"
-    return str(error).strip()
-
-
-def typed(key: str, value: Any) -> str:
-    """Return a setting as one types it into a shell, where Hydra needs quotes around ``=``, brackets or spaces."""
-    text = quoted(str(value))
-    if text == str(value):
-        return f"{key}={text}"
-    for_shell = re.sub(r'([\\"$`])', r"\\\1", f"{key}={text}")
-    return f'"{for_shell}"'
-
-
 def check_keys(overrides: list[str]) -> None:
     """Raise a UserError that suggests the nearest known keys for a misspelt one, before Hydra composes anything."""
     known = [key for key, *_ in keys_of()]
@@ -525,39 +473,6 @@ def check_keys(overrides: list[str]) -> None:
             names = [k for k in known if k.startswith(f"{section}.")]
             names = names or sorted({k.split(".")[0] for k in known} | groups())
             raise UserError(f"{key}: no such key. Known here: {', '.join(names)}")
-
-
-def keys_in(overrides: Iterable[str]) -> frozenset[str]:
-    """Return the keys that `overrides` give a value."""
-    return frozenset(override.lstrip("+~").partition("=")[0] for override in overrides)
-
-
-def as_hydra_reads(arguments: list[str]) -> list[str]:
-    """Return the arguments of a command line in the form that Hydra reads.
-
-    If they name a model by its path alone, ``model=local`` is added, so that the embedded model's own settings do not
-    apply. The user's own task, ``task=FILE.py:CLASS``, becomes ``task=own`` with ``task.name=FILE.py:CLASS``. The value
-    of `task.prompt` is quoted, because its braces, colons and commas are plain text. A path that begins with ``~/`` is
-    one in the home directory, though shells leave it as it is after a ``=``.
-    """
-    arguments = [
-        f"{key}={quoted(os.path.expanduser(value))}" if value.startswith("~/") and "," not in value else a
-        for a in arguments
-        for key, _, value in [a.partition("=")]
-    ]
-    arguments = [
-        new for a in arguments
-        for new in (["task=own", f"task.name={a[5:]}"] if a.startswith("task=") and is_own(a[5:]) else [a])
-    ]  # fmt: skip
-    key = "task.prompt="
-    arguments = [
-        key + quoted(a.removeprefix(key)) if a.startswith(key) and a[len(key) : len(key) + 1] not in ("'", '"') else a
-        for a in arguments
-    ]
-    at = next((i for i, a in enumerate(arguments) if a.startswith("model.path=")), None)
-    if at is None or any(a.startswith("model=") for a in arguments):
-        return arguments
-    return [*arguments[:at], "model=local", *arguments[at:]]
 
 
 def keys_of(section: Any = Config, prefix: str = "") -> Iterator[tuple[str, Any, Field[Any]]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Literal, TypeVar, cast
 
-from lopa_dist.config import CONF, Config, check_keys, composed, quoted
+from lopa_dist.config import CONF, Config, check_keys, composed
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.engine.likelihood import SAMPLES
 from lopa_dist.engine.loop import Engine
@@ -27,6 +27,7 @@ from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.setup.device import choose_device
 from lopa_dist.jobs.setup.resolve import check_decided, resolve, resolve_decode
 from lopa_dist.jobs.show.progress import ProgressDisplay
+from lopa_dist.overrides import quoted
 from lopa_dist.parallel.calls import Calls
 from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import detect

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from collections.abc import Collection, Sequence
@@ -15,8 +14,9 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from lopa_dist.atomic import check_writable
 from lopa_dist.checks import UserError
-from lopa_dist.config import Config, as_hydra_reads, check_files, check_keys, composed, keys_in, omegaconf_message
+from lopa_dist.config import Config, check_files, check_keys, composed
 from lopa_dist.jobs.folder.sweep_points import points_of, shared_folder
 from lopa_dist.jobs.run.apart import check_apart
 from lopa_dist.jobs.setup.resolve import resolve_decode
@@ -25,6 +25,7 @@ from lopa_dist.models.config_file import read_config
 from lopa_dist.models.families import training_pattern
 from lopa_dist.models.files import local
 from lopa_dist.models.files import why_not_there as model_not_there
+from lopa_dist.overrides import as_hydra_reads, keys_in, omegaconf_message
 from lopa_dist.parallel.launcher import LaunchError
 from lopa_dist.parallel.mesh import choose_mesh
 from lopa_dist.tasks.hub_data import data_sets, why_not_there
@@ -67,21 +68,6 @@ def check_decoding(config: Config, typed: Collection[str]) -> None:
     resolve_decode(config.decode, training_pattern(config_of(folder), config.model.pattern), typed)
 
 
-def could_be_written(folder: Path) -> bool:
-    """Return whether `folder` can be written to or, if it does not exist, made; this is tried out and undone."""
-    if folder.exists():
-        return folder.is_dir() and os.access(folder, os.W_OK)
-    place = folder.absolute()
-    while not place.parent.exists():
-        place = place.parent
-    try:
-        place.mkdir()
-        place.rmdir()
-    except OSError:
-        return False
-    return True
-
-
 def check_seed(config: Config) -> None:
     """Raise a ValueError if another seed would give the same texts: equal runs would pass for independent ones."""
     if not getattr(task_class(config.task.name), "draws", True) and not config.decode.temperature:
@@ -96,8 +82,10 @@ def main(ranks: int, arguments: Sequence[str]) -> None:
         own = [a for a in as_hydra_reads(list(arguments)) if not a.startswith(("hydra", "-"))]
         config = checked_job(own, ranks)
         folder = next((a.partition("=")[2] for a in arguments if a.startswith("hydra.run.dir=")), "")
-        if not could_be_written(Path(folder.strip("'\"") or "outputs").expanduser()):
-            raise UserError(f"hydra.run.dir={folder or 'outputs/...'}: no folder that can be written")
+        try:
+            check_writable(Path(folder.strip("'\"") or "outputs"))
+        except OSError as error:
+            raise UserError(f"hydra.run.dir={folder or 'outputs/...'}: cannot be written to ({error})") from error
         for reason in (model_not_there(config.model.path), *map(why_not_there, data_sets(config.task))):
             if reason:
                 raise UserError(reason)

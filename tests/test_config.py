@@ -26,7 +26,7 @@ from submitit.core.utils import FailedJobError
 
 from lopa_dist import cli
 from lopa_dist.checks import UserError
-from lopa_dist.config import Config, TaskConfig, as_hydra_reads, by_hydra, composition, quoted, short
+from lopa_dist.config import Config, TaskConfig, by_hydra, composition, short
 from lopa_dist.config import composed as config_of
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.jobs.folder.results import write_errors
@@ -34,6 +34,7 @@ from lopa_dist.jobs.run.job import Job
 from lopa_dist.jobs.setup.resolve import resolve_decode
 from lopa_dist.models.families import PATTERNS
 from lopa_dist.models.files import SHIPPED
+from lopa_dist.overrides import as_hydra_reads, quoted
 from lopa_dist.parallel.stop import SIGNALS
 from lopa_dist.sweep import SweepFolder
 from lopa_dist.tasks.registry import TASKS
@@ -383,7 +384,7 @@ def test_right_keys_pass() -> None:
         (["report", ""], r"argument FOLDER: it is empty; the current folder is \."),
         (["--task", "batch"], r"--task: no such flag; settings are KEY=VALUE"),
         (["task=batch", "task.input"], r"task\.input: settings are KEY=VALUE"),
-        (["model=Qwen/Qwen3-8B"], r"model=Qwen/Qwen3-8B: is no preset; .* model\.path=Qwen/Qwen3-8B"),
+        (["model=Qwen/Qwen3-8B"], r"model=Qwen/Qwen3-8B: not a preset; .* model\.path=Qwen/Qwen3-8B"),
         (["frobnicate"], r"no such command\. Commands: report, table, status"),
         (["report"], "usage"),
         (["report", "nowhere"], r"no report\.json"),

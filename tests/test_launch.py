@@ -16,7 +16,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from lopa_dist import sweep
-from lopa_dist.config import quoted
+from lopa_dist.overrides import quoted
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = [ROOT / "launch" / f"{name}.sh" for name in ("gsm8k", "job", "batch")]
@@ -71,7 +71,7 @@ def test_with_doctor_the_command_asks_whether_the_job_would_run(script: Path, tm
     [
         (["task.input=nothing.jsonl"], "refused: task.input=nothing.jsonl: no such file"),
         (["decode.tau_conf=1.5"], "refused: decode.tau_conf=1.5: must be between 0 and 1"),
-        (["hydra.run.dir=/proc/x"], "refused: hydra.run.dir=/proc/x: no folder that can be written"),
+        (["hydra.run.dir=/proc/x"], "refused: hydra.run.dir=/proc/x: cannot be written to"),
         (["task.column=foo"], "none of its first lines can be used. line 1: no foo in it"),
         (["decode.drfts=3"], "did you mean decode.drafts"),
     ],

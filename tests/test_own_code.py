@@ -14,10 +14,11 @@ import torch
 
 from lopa_dist import cli
 from lopa_dist.checks import UserError
-from lopa_dist.config import Config, JobConfig, TaskConfig, as_hydra_reads, check_files, composed
+from lopa_dist.config import Config, JobConfig, TaskConfig, check_files, composed
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.jobs.run.job import run
+from lopa_dist.overrides import as_hydra_reads
 from lopa_dist.own_code import digest, load, module_of, own_files
 from lopa_dist.parallel.launcher import World
 from lopa_dist.tasks.batch import Batch
@@ -305,7 +306,7 @@ def test_scores_that_cannot_be_written_are_named(tmp_path: Path, body: str, said
 @pytest.mark.parametrize(
     ("item", "said"),
     [
-        ("'a text'", "which is no Item"),
+        ("'a text'", "which is not an Item"),
         ("Item(5, prompt='x')", "has a custom_id that is not a text"),
         ("Item('a', prompt=5)", "has a prompt that is not a text"),
         ("Item('a')", "has neither prompt nor messages"),
@@ -385,7 +386,7 @@ def test_options_that_no_task_has_are_refused(tmp_path: Path) -> None:
     (tmp_path / "misspelt.py").write_text(
         "class Sums:\n    name, options = 'sums', ('problem_sed',)\n    items = score = lambda *_: None\n"
     )
-    with pytest.raises(ValueError, match=r"its `options` name problem_sed, which is no key of task\.\*"):
+    with pytest.raises(ValueError, match=r"its `options` name problem_sed, which task\.\* does not have"):
         make_task(TaskConfig(f"{tmp_path}/misspelt.py:Sums"))
 
 

@@ -16,7 +16,7 @@ class Rates(NamedTuple):
     chains: float  # that were measured; 0: nothing is known
 
 
-def gain(policy: LookaheadPolicy, after: Rates, before: Rates | None = None, dearer: float = 1.0) -> float:
+def gain(policy: LookaheadPolicy, after: Rates, before: Rates | None = None, mask_cost: float = 1.0) -> float:
     """Return how many times as fast a job is expected to become if its masks were accepted at the rates `after`.
 
     With ``drafts=auto`` the times of this job's own steps decide. With a fixed number of drafts, all forwards count as
@@ -27,13 +27,13 @@ def gain(policy: LookaheadPolicy, after: Rates, before: Rates | None = None, dea
         after: rates of other masks; if they are not known, 1 is returned.
         before: rates of the job's present masks, measured in the same way, so that equal rates give 1. None: those of
             the job itself.
-        dearer: how many times as long a row of the other masks takes.
+        mask_cost: how many times as long a row of the other masks takes.
     """
     if not after.chains:
         return 1.0
     present = with_rates(policy, before) if before and before.chains else policy
     other = with_rates(policy, after)
-    other.masks, other.mask_cost = True, dearer
+    other.masks, other.mask_cost = True, mask_cost
     if policy.auto and policy.times.all.points:
         sequences = policy.sequences
         best, now = (max(p.tokens_a_second(c, sequences) for c in p.choices()) for p in (other, present))
@@ -41,7 +41,9 @@ def gain(policy: LookaheadPolicy, after: Rates, before: Rates | None = None, dea
     deepest = policy.most
     lengths = [sum(d * p for d, p in enumerate(p.acceptance.ends(deepest))) for p in (other, present)]
     text = sum(d * p for d, p in enumerate(policy.bare.ends(deepest * policy.text)))
-    longer = (1 + deepest + deepest * dearer) / (1 + 2 * deepest)  # a row of the chain, its drafts, and as many masks
+    longer = (1 + deepest + deepest * mask_cost) / (
+        1 + 2 * deepest
+    )  # a row of the chain, its drafts, and as many masks
     return (1 + max(lengths[0], text)) / (1 + max(lengths[1] * policy.masks, text)) / longer
 
 

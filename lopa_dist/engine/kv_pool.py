@@ -55,7 +55,7 @@ class KVPool:
     def __init__(
         self, model: ModelConfig, sequences: int, budget: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.scratch = budget
+        self.scratch = budget  # first slot of the scratch, after the sequences' slots
         self.ranges: dict[int, tuple[int, int]] = {}  # by sequence: begin and end of all but its prefix
         self.prefixes: dict[Tokens, PrefixEntry] = {}  # by tokens
         self.unused: dict[Tokens, PrefixEntry] = {}  # those of `prefixes`, in the order in which they became unused

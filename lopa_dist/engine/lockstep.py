@@ -86,7 +86,7 @@ class Lockstep:
         gathered = self.gather(records, step.proposal)
         error, self.error = self.error, None
         if error:
-            self.agreement.gather(step.state)  # as the others do, who learn of the error after it
+            self.agreement.gather(step.state)  # the others gather, too, before they learn of the error
             raise error
         self.statistics.lap("all_gather")
         return prepared, gathered

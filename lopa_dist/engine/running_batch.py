@@ -240,10 +240,10 @@ class RunningBatch:
         if self.text_of is None or not self.state.config.stop_at_eos:
             return []
         complete = self.host.complete
-        written = complete - self.host.known
+        counts = complete - self.host.known
         slots = [
             slot for slot, admission in self.running.items()
-            if admission.request.stop and written[slot] > admission.seen and not self.host.done[slot]
+            if admission.request.stop and counts[slot] > admission.seen and not self.host.done[slot]
         ]  # fmt: skip
         texts = self.state.generated(slots, complete[slots].tolist()) if slots else []
         stopped = []

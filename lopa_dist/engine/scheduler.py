@@ -59,8 +59,8 @@ class Scheduler:
             lookahead: of a causal model's next step.
             waiting: slots that cannot take part.
 
-        Windows go before prefills, and of each kind the longest waiting go first. No sequence starves, because every
-        window finishes.
+        Windows go before prefills, and within each kind those that have waited longest go first. No sequence starves,
+        because every window finishes.
         """
         self.step += 1
         if self.max_rows is None and not waiting:

@@ -30,16 +30,15 @@ class DraftsAdapter(nn.Module):
     Args:
         model: this rank's part of the model, whose weights stay as they are.
         rank: r, of a new adapter; an adapter that the model has keeps its own, also where it has no pair yet.
-        seed: of the random numbers with which A starts.
         tensor: the group that the model is split over.
     """
 
-    def __init__(self, model: Transformer, rank: int, seed: int = 0, tensor: Communicator | None = None) -> None:
+    def __init__(self, model: Transformer, rank: int, tensor: Communicator | None = None) -> None:
         super().__init__()
         self.tensor = tensor or Solo()
         self.model = [model]  # in a list, so that its weights are not among this module's
         weight = model.model.embed_tokens.weight
-        random = torch.Generator().manual_seed(seed)
+        random = torch.Generator().manual_seed(0)
         self.names: list[str] = []
         self.a, self.b = nn.ParameterList(), nn.ParameterList()
         found = [(name, projection, pair_of(projection)) for name, projection in projections(model)]
@@ -55,8 +54,8 @@ class DraftsAdapter(nn.Module):
             self.names.append(name)
             for own, value in zip((self.a, self.b), pair, strict=True):
                 own.append(nn.Parameter(value.detach().float().to(weight.device, copy=True)))
-        of = [int(re.findall(r"\d+", name)[0]) for name in self.names]
-        self.of_layer = [[n for n, layer in enumerate(of) if layer == i] for i in range(model.config.layers)]
+        layers = [int(re.findall(r"\d+", name)[0]) for name in self.names]
+        self.of_layer = [[n for n, layer in enumerate(layers) if layer == i] for i in range(model.config.layers)]
         own_mask = model.config.mask_id < len(weight)
         mask = weight[model.config.mask_id] if own_mask else weight.float().mean(0)
         self.mask = nn.Parameter(mask.detach().float().clone())

@@ -62,7 +62,6 @@ class Trainer:
         ranks: all ranks of the job, which all take part.
         masks: masks per group.
         watched: a context for what ranks wait for together.
-        seed: of this rank's random numbers.
 
     The tensor ranks that a model is split over (`DraftsAdapter.tensor`) have the same answers, and share their work.
     """
@@ -74,12 +73,11 @@ class Trainer:
         ranks: Communicator,
         masks: int = MASKS,
         watched: Watched = unwatched,
-        seed: int = 0,
     ) -> None:
         self.model, self.adapter, self.ranks, self.masks, self.watched = model, adapter, ranks, masks, watched
         self.device, self.tensor = model.head_weight.device, adapter.tensor
         first = self.tensor.broadcast(torch.tensor([ranks.rank], device=self.device), 0, counted=False)
-        self.rng = np.random.default_rng([seed, int(first)])  # the same on all ranks of a tensor group
+        self.rng = np.random.default_rng([0, int(first)])  # the same on all ranks of a tensor group
         matrices = [p for p in adapter.parameters() if p.ndim == 2]
         others = [p for p in adapter.parameters() if p.ndim != 2]
         self.optimizers: list[tuple[torch.optim.Optimizer, float]] = [

@@ -20,7 +20,7 @@ class Experts:
     count: int
     chosen: int  # how many experts a row goes through
     size: int  # intermediate size of an expert
-    router: str  # one of `experts.ROUTERS`
+    router: str  # softmax or grouped_sigmoid (`kernels.routing.choose`)
     renormalise: bool  # whether the chosen experts' weights are scaled to sum to 1
     scale: float = 1.0  # factor of these weights
     groups: int = 1  # groups of equally many experts

@@ -13,9 +13,6 @@ from lopa_dist.kernels.routing import Groups, Router, choose, routed
 from lopa_dist.kernels.rows import swiglu
 from lopa_dist.models.config import Experts
 
-ROUTERS = ("softmax", "grouped_sigmoid")
-"""How experts are chosen (`kernels.routing.choose`)."""
-
 
 def router_of(experts: Experts) -> Router:
     """Return how a model's rows choose their experts."""

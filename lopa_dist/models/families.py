@@ -91,7 +91,7 @@ class Family:
     eos_id: int | None = None  # used if no file says what ends an answer
     rope_theta: float | None = None  # used if config.json has none, as the authors' programs do
     partial_rotary_factor: float = 1.0  # likewise
-    router: str | None = None  # one of `experts.ROUTERS`; None: no mixture of experts
+    router: str | None = None  # softmax or grouped_sigmoid; None: no mixture of experts
     rope_types: tuple[str, ...] = ("default", "llama3")  # supported ways of changing its frequencies
     edits: bool = False  # whether it is trained to predict filled positions, too
     block_drafts: bool = False  # masks see one another and predict their own positions; tokens before do not see them

@@ -51,19 +51,19 @@ def verify(state: State, records: Records) -> Winner:
     drafts = chains(state)[..., : len(depth) - 1]
     broken = not_numbers(records)
     agrees = (records.token[..., :-1] == drafts) & (depth[:-1] < state.drafts[:, None, None])
-    agrees = agrees > broken[..., :-1]  # and not
+    agrees = agrees > broken[..., :-1]  # agrees and is not broken, in one operation
     by_branch = agrees.cumprod(2).sum(2)  # [S, K]
     accepted, branch, accepted_with = by_branch[:, 0], torch.zeros_like(state.branches), None
     if state.config.branches:
         runs = arange(state.config.max_branches, depth.device) < state.branches[:, None]
         by_branch = torch.where(runs, by_branch, -1)
-        accepted, branch = by_branch.max(1)  # of equals the first, whose K/V are in place
+        accepted, branch = by_branch.max(1)  # the first of equals: the chain's K/V are in place
         accepted, accepted_with = accepted.clamp(min=0), by_branch.cummax(1).values
     assert records.drafts is not None
     records = Records(of_branch(records.packed, branch, 1), Records(of_branch(records.drafts.packed, branch, 1)))
     brought = (depth <= accepted[:, None]) & (position < state.limit[:, None]) & (state.done == 0)[:, None]
     broken = of_branch(broken, branch)
-    broken[:, 0] = False  # alone it is brought
+    broken[:, 0] = False  # a first prediction is brought even if it is not a number
     brought = brought > broken
     ended = None
     if state.config.stop_at_eos:

@@ -51,7 +51,7 @@ def make_task(options: Any) -> Task:
     kind = task_class(options.name)
     if unknown := [key for key in options_of(options.name) if not hasattr(options, key)]:
         raise ValueError(
-            f"task={options.name}: its `options` name {', '.join(unknown)}, which is no key of task.* "
+            f"task={options.name}: its `options` name {', '.join(unknown)}, which task.* does not have "
             "(docs/configuration.md#task)"
         )
     given = {"limit": options.limit} | {key: getattr(options, key) for key in options_of(options.name)}
@@ -83,7 +83,7 @@ def checked(items: Iterable[Any], name: str) -> Iterator[Item]:
     for item in items:
         why = ""
         if not isinstance(item, Item):
-            why = "is no Item"
+            why = "is not an Item"
         elif not isinstance(item.custom_id, str):
             why = "has a custom_id that is not a text"
         elif not isinstance(item.prompt, str | None) or not isinstance(item.messages, list | None):

@@ -63,9 +63,9 @@ def cut(text: str) -> str:
     [
         ("report.json", of_another_version, report, r"report\.json: .*an_unknown_option.* made with lopa_dist 0"),
         ("report.json", of_another_version, traced, r"report\.json: .*an_unknown_option.*run it again"),
-        ("report.json", lambda _: "[1]", report, r"report\.json is no report of a job"),
-        ("report.json", lambda _: "{}", tabulated, r"report\.json is no report of a job"),
-        ("report.json", lambda _: "{}", traced, r"report\.json is no report of a job"),
+        ("report.json", lambda _: "[1]", report, r"report\.json is not the report of a job"),
+        ("report.json", lambda _: "{}", tabulated, r"report\.json is not the report of a job"),
+        ("report.json", lambda _: "{}", traced, r"report\.json is not the report of a job"),
         ("report.json", cut, merged, r"report\.json is incomplete"),
         ("results.jsonl", cut, traced, r"results\.jsonl, line \d: damaged"),
         ("results.jsonl", lambda text: "\ud800".encode("utf-8", "surrogatepass").decode("latin1") + text, report,

@@ -15,7 +15,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 
 from lopa_dist.checks import UserError, did_you_mean
-from lopa_dist.config import CONF, Config, as_hydra_reads, check_keys, composed
+from lopa_dist.config import CONF, Config, check_keys, composed
 from lopa_dist.jobs.setup.device import choose_device
 from lopa_dist.jobs.setup.resolve import Resolved, by_device, by_model, resolve_decode
 from lopa_dist.jobs.setup.settings import Setting, settings_of, shown
@@ -23,6 +23,7 @@ from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.config_file import read_config
 from lopa_dist.models.families import PATTERNS
 from lopa_dist.models.files import find, in_cache, local
+from lopa_dist.overrides import as_hydra_reads
 from lopa_dist.parallel.launcher import World
 
 

@@ -7,11 +7,11 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from lopa_dist.config import typed
 from lopa_dist.jobs.folder.attempt_record import AttemptRecord
 from lopa_dist.jobs.show.report import typed_words
 from lopa_dist.jobs.show.run_page import LAUNCHERS
 from lopa_dist.jobs.show.run_state import RunState
+from lopa_dist.overrides import typed
 
 ITS_OWN = ("task.shard", "task.shards", "hydra.run.dir", "job.resume")  # settings of a single run of a job
 SCRIPT = Path("launch") / "job.sh"  # a batch script for any job, given its settings

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from lopa_dist.atomic import can_be_written, write_lines
-from lopa_dist.config import Config, check_keys, composed, typed
+from lopa_dist.atomic import check_writable, write_lines
+from lopa_dist.config import Config, check_keys, composed
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.request import Request
 from lopa_dist.jobs.folder.one_job import only_job
@@ -33,6 +33,7 @@ from lopa_dist.jobs.show.where_it_began import report_where_it_began
 from lopa_dist.learn.learning import HELD_OUT, Answers, Learning, answers_of, check_learnable, is_held_out, with_end
 from lopa_dist.learn.trainer import LearningFailed, Lesson
 from lopa_dist.models.families import FAMILIES
+from lopa_dist.overrides import typed
 from lopa_dist.parallel import store_keys as keys
 from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import Start, detect
@@ -76,8 +77,12 @@ def learn(folder: Path, settings: Sequence[str]) -> dict[str, Any]:
             "takes one adapter, so drafts cannot be learned beside it. Merge it into a checkpoint of its own (PEFT's "
             "merge_and_unload), and learn from a run of that"
         )
-    if not can_be_written(folder / FOLDER):
-        raise ValueError(f"{folder / FOLDER}, for what is learned, cannot be written; copy the run to another place")
+    try:
+        check_writable(folder / FOLDER)
+    except OSError as error:
+        raise ValueError(
+            f"{folder / FOLDER}, for what is learned, cannot be written; copy the run to another place"
+        ) from error
     answered = list(answered_requests(folder, config, builder))
     if len(answered) < 2:
         raise ValueError(f"{folder}: {len(answered)} answers of two tokens or more: there is nothing to learn from")
@@ -232,7 +237,6 @@ class Student:
             decode = replace(self.config.decode, drafts=drafts, branches=0, draft_from="auto")
             options = EngineConfig(min(self.config.engine.max_sequences, max(len(requests), 1)))
             engine = self.builder.engine(decode, options, self.group)
-            engine.take_adapter()
             if engine.drafter:
                 for one in own:
                     if not is_held_out(one.request.prompt):

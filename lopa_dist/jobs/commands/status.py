@@ -11,13 +11,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lopa_dist.config import typed
 from lopa_dist.jobs.commands.go_on import go_on, shards_again, spans, words
 from lopa_dist.jobs.folder.journal import difference
 from lopa_dist.jobs.folder.sweep_points import without_run
 from lopa_dist.jobs.show.report import duration, read_report
 from lopa_dist.jobs.show.run_state import LOGS, RunState, last_line, runs_below
 from lopa_dist.jobs.show.table import output_again
+from lopa_dist.overrides import typed
 
 LONGEST = 10_000  # the most characters of a line
 LEAST_WIDTH = 80

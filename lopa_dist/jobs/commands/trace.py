@@ -144,7 +144,7 @@ class Recorder:
 
 
 def visible(text: str) -> str:
-    """Return a text whose control characters a terminal shows and does not obey."""
+    """Return a text with its control characters escaped, so that a terminal does not obey them."""
     return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else f"\\x{ord(c):02x}" for c in text)
 
 

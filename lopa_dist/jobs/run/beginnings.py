@@ -32,7 +32,7 @@ class Beginnings:
         self.cuts: dict[bytes, None] = {}  # beginnings that were cut off, the latest one last
 
     def cut(self, tokens: Sequence[int], known: int = 0, copies: int = 1) -> int:
-        """Return how many first tokens to share with other prompts; 0: share the whole prompt, with its copies alone.
+        """Return how many first tokens to share with other prompts; 0: the whole prompt, only with its copies.
 
         Args:
             tokens: the prompt.

@@ -17,7 +17,7 @@ from lopa_dist.parallel.launcher import RankError
 from lopa_dist.parallel.stop import Stopped
 
 SUFFIX = ".begun"
-IN_ORDER = (Stopped, KeyboardInterrupt, OSError, ValueError)  # no request is the reason why these end a process
+IN_ORDER = (Stopped, KeyboardInterrupt, OSError, ValueError)  # no request is to blame for these
 
 
 class Begun(AbstractContextManager["Begun"]):
@@ -48,7 +48,7 @@ class Begun(AbstractContextManager["Begun"]):
             self.forget()
 
     def forget(self) -> None:
-        """Remove the file: no request is the reason why the attempt ends."""
+        """Remove the file: no request is to blame for the end of the attempt."""
         self.path.unlink(missing_ok=True)
 
 

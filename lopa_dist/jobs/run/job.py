@@ -16,7 +16,7 @@ from typing import Any
 
 from lopa_dist.atomic import no_room
 from lopa_dist.checks import UserError
-from lopa_dist.config import Config, typed
+from lopa_dist.config import Config
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
 from lopa_dist.jobs.folder.batch_output import NAME as BATCH_OUTPUT
@@ -53,6 +53,7 @@ from lopa_dist.jobs.show.run_page import NAME as RUN_PAGE
 from lopa_dist.jobs.show.run_page import write_run_page
 from lopa_dist.jobs.show.wandb_log import WandbLog
 from lopa_dist.models.transformer import Transformer
+from lopa_dist.overrides import typed
 from lopa_dist.own_code import SOURCE_OF
 from lopa_dist.parallel.failures import announce_before_joining
 from lopa_dist.parallel.group import Group
@@ -65,7 +66,6 @@ from lopa_dist.tasks.task import Task, TotallingTask
 
 log = logging.getLogger("lopa_dist")
 PAGE_LIMIT_S = 60.0  # to write report.html
-MOST_JUDGES = 8  # programs that a rank runs at a time, each of which may take gigabytes
 
 
 def run(
@@ -136,7 +136,7 @@ class Job:
         input: the items of this job, and what became of them.
         whole_input: all items, of which this job may have a share.
         lock: of the run folder, on rank 0.
-        began: when the process turned to this job, by `time.perf_counter`.
+        began: when this job began, by `time.perf_counter`.
     """
 
     config: Config
@@ -184,7 +184,7 @@ class Job:
         return self.conclude(session.engine, wandb_log)
 
     def hook_up(self, engine: Engine, wandb_log: WandbLog | None) -> None:
-        """Make the job's lessons, and let all that happens beside decoding and lessons be called by them."""
+        """Make the job's lessons, and have the engine and the lessons call what runs beside them: W&B, the lock."""
         config, group = self.config, self.group
         self.lessons = Lessons(
             config, group, engine, self.builder.tokenizer, self.folder, self.builder.drafts_revision,
@@ -192,9 +192,9 @@ class Job:
         )  # fmt: skip
         if wandb_log is not None:
             engine.meanwhile.append(wandb_log.observe)
-            self.lessons.begun.append(partial(wandb_log.lesson_begins, engine))
+            self.lessons.on_lesson.append(partial(wandb_log.lesson_begins, engine))
             self.lessons.meanwhile.append(partial(wandb_log.learning, engine))
-            self.lessons.heard.append(lambda outcome: wandb_log.learned(engine, asdict(outcome)))
+            self.lessons.on_outcome.append(lambda outcome: wandb_log.learned(engine, asdict(outcome)))
         if self.lock:
             engine.meanwhile.append(self.lock.check)
             self.lessons.meanwhile.append(self.lock.check)

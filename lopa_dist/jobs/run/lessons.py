@@ -123,10 +123,10 @@ class Lessons:
         attempt: number of this attempt.
         earlier: outcomes of earlier attempts' lessons, as in the report; on rank 0, and on all ranks that learn.
         outcomes: of each lesson, on every rank.
-        kept: how many of these are written for later attempts.
+        written: how many of these are written for later attempts.
         meanwhile: called after each step of learning, with the share of the time that is over and the step's loss.
-        begun: called before each lesson.
-        heard: called with the outcome of each lesson.
+        on_lesson: called before each lesson.
+        on_outcome: called with the outcome of each lesson.
     """
 
     config: Config
@@ -140,10 +140,10 @@ class Lessons:
     attempt: int
     earlier: list[dict[str, Any]] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
-    kept: int = 0
+    written: int = 0
     meanwhile: list[Callable[[float, float], None]] = field(default_factory=list)
-    begun: list[Callable[[], None]] = field(default_factory=list)
-    heard: list[Callable[[Outcome], None]] = field(default_factory=list)
+    on_lesson: list[Callable[[], None]] = field(default_factory=list)
+    on_outcome: list[Callable[[Outcome], None]] = field(default_factory=list)
     learning: Learning | None = None
     ended: bool = False  # whether there will be no further lesson
     adopted: bool = False  # whether the job drafts with what it has learned
@@ -197,10 +197,12 @@ class Lessons:
         self.next = max(after - self.before, AFRESH) if self.before else after
         if held and not (self.auto and held[-1]["taken"]):
             self.ended = True
-            self.say("drafts are not learned again: an earlier attempt has, after %d answers", held[-1]["done"])
+            self.say("drafts are not learned again: an earlier attempt did, after %d answers", held[-1]["done"])
         elif self.next >= self.total:
             self.ended = True
-            if self.before and self.total:
+            if self.total and not self.auto and not self.before:
+                self.say("drafts are not learned: job.learn=%d, and there are %d requests", after, self.total)
+            elif self.total and self.before:
                 self.say("drafts are not learned: %d requests are left, too few to gain from it", self.total)
 
     def recall(self, answers: Iterable[Recalled], encoded: Sequence[Request | Rejection]) -> None:
@@ -243,7 +245,7 @@ class Lessons:
         """Learn after `done` requests, unless auto finds that it would not pay, and set when to learn next."""
         began, seconds = self.counted
         rate = (time.perf_counter() - seconds) / max(done - began, 1)
-        hoped = gain(self.engine.lookahead, Rates([WELL], 1.0), None, self.dearer()) if self.auto else 1.0
+        hoped = gain(self.engine.lookahead, Rates([WELL], 1.0), None, self.mask_cost()) if self.auto else 1.0
         said = self.group.store.broadcast(f"remaining {done}", f"{rate * (self.total - done)} {hoped}")
         remaining, hoped = map(float, said.split())
         self.next = (self.before + done) * AGAIN - self.before if self.auto else self.total
@@ -266,9 +268,10 @@ class Lessons:
         self.group.store.barrier(keys.LESSON.format(done))  # a replica may have decoded for minutes longer
         answers, held_out = self.counts()
         if held_out in (0, answers):
-            self.next = max(self.next if self.auto else 0, 2 * done)
+            if not self.auto:
+                self.next = 2 * done
             self.say(
-                "does not learn yet: of %d answers, %s held out to measure with (those to one prompt in %d are)",
+                "drafts are not learned yet: of %d answers, %s held out to measure with (one prompt in %d is)",
                 answers, "all are" if held_out else "none is", HELD_OUT,
             )  # fmt: skip
             return
@@ -286,7 +289,7 @@ class Lessons:
         index = self.group.branch_rank, mesh.branch
         length = f"{seconds:.0f} to {limit:.0f} s" if limit > seconds else f"{limit:.0f} s"
         self.say("learns to draft from %d answers, for %s", answers, length)
-        for act in self.begun:
+        for act in self.on_lesson:
             act()
         slices: list[Lesson] = []
         spent, decision = 0.0, MORE
@@ -294,13 +297,13 @@ class Lessons:
             slices.append(learning.lesson(self.answers, seconds, self.group.stopped, self.stepped, index))
             spent += slices[-1].seconds
             before = rates(slices[0].before)
-            faster = gain(self.engine.lookahead, rates(slices[-1].after), before, self.dearer())
+            faster = gain(self.engine.lookahead, rates(slices[-1].after), before, self.mask_cost())
             decision = TAKE if faster > PAYS else LEAVE
             stopped = self.group.asked_anywhere(f"slice {done} {len(slices)}")
             if stopped:
                 decision = KEEP if decision == TAKE else LEAVE
             elif self.auto and spent + seconds <= limit:
-                hoped = gain(self.engine.lookahead, hoped_for(slices), before, self.dearer())
+                hoped = gain(self.engine.lookahead, hoped_for(slices), before, self.mask_cost())
                 if remaining / max(faster, 1.0) - remaining / hoped >= seconds:
                     decision = MORE
             # times differ from rank to rank: rank 0 decides
@@ -335,7 +338,7 @@ class Lessons:
 
     def as_before(self) -> str:
         """Return in words how the job goes on if a lesson changes nothing."""
-        return "with what it had learned before" if self.adopted else "without"
+        return "with what it had learned before" if self.adopted else "without learned drafts"
 
     def counts(self) -> tuple[int, int]:
         """Return how many answers all replicas together have to learn from, and how many of these are held out."""
@@ -345,8 +348,8 @@ class Lessons:
             total, held_out = self.group.everyone.sum(counts).tolist()
         return int(total), int(held_out)
 
-    def dearer(self) -> float:
-        """Return how many times as long a row of masks will take: on a CPU, arithmetic decides; a GPU waits for memory.
+    def mask_cost(self) -> float:
+        """Return how many times as long a row of masks will take: on a CPU by its arithmetic; a GPU waits for memory.
 
         The times of steps know it once the engine drafts with an adapter.
         """
@@ -392,14 +395,14 @@ class Lessons:
             act(share, loss)
 
     def tell(self, outcome: Outcome) -> None:
-        """Keep the outcome of a lesson, and call all of `heard` with it."""
+        """Keep the outcome of a lesson, and call all of `on_outcome` with it."""
         self.outcomes.append(outcome)
-        for act in self.heard:
+        for act in self.on_outcome:
             act(outcome)
 
-    def keep(self) -> None:
+    def write_outcomes(self) -> None:
         """Write the outcomes that are new for later attempts."""
-        new, self.kept = self.outcomes[self.kept :], len(self.outcomes)
+        new, self.written = self.outcomes[self.written :], len(self.outcomes)
         if new and self.group.world.rank == 0:
             with suppress(OSError):  # a full disk costs no answer
                 add_lessons(self.folder / "journal", map(asdict, new))
@@ -429,7 +432,7 @@ class Lessons:
                 goes_on = f"the job goes on {self.as_before()}"
                 log.warning("WARNING: drafts could not be learned (%s); %s", problem, goes_on)
         finally:
-            self.keep()  # as they are at the end: an adapter may have been taken, but not saved
+            self.write_outcomes()  # as they are at the end: an adapter may have been taken, but not saved
 
     def report(self) -> list[dict[str, Any]]:
         """Return the outcomes of all lessons, on rank 0 also of earlier attempts."""

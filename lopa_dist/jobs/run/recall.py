@@ -20,7 +20,7 @@ MOST_CHARACTERS = 1 << 20  # of all these answers
 class Recalled(NamedTuple):
     """An answer of an earlier attempt."""
 
-    number: int  # of its request in the input; -1 if it is there no more
+    number: int  # of its request in the input; -1 if the input no longer has it
     tokens: list[int]
     finish_reason: str
 

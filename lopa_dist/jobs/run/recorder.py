@@ -73,7 +73,7 @@ class Recorder:
             engine.meanwhile.append(lambda engine: self.write_verdicts(judges.verdicts(), display))
             lessons.meanwhile.append(lambda *_: self.write_verdicts(judges.verdicts(), display))
             lessons.meanwhile.append(display.learning)
-            lessons.heard.append(lambda _: display.learned())
+            lessons.on_outcome.append(lambda _: display.learned())
             for generation in generations:
                 item = self.input.items[generation.request.index]
                 self.begun.note(request_id(item, generation.request), ended=True)

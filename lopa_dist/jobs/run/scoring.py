@@ -1,4 +1,4 @@
-"""Jobs whose task has texts scored and none generated: what they have no use for."""
+"""Jobs that score texts and generate none: the settings that have no effect there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lopa_dist.tasks.task import LikelihoodTask, Task
 
 
 def scored_masks(task: Task) -> int:
-    """Return how many masks `task` has a text's likelihood computed from; 0 if it has answers generated."""
+    """Return from how many masks `task` has a text's likelihood computed; 0 if it generates answers."""
     return task.masks if isinstance(task, LikelihoodTask) and task.scores else 0
 
 

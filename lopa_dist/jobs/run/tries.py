@@ -75,7 +75,7 @@ class Tries:
         return "" if agreed == VALID else failure or TOO_SLOW
 
     def is_last(self, generation: Generation) -> bool:
-        """Return whether a request is not tried again; at temperature 0 it never is: the text would be the same."""
+        """Return whether this is a request's last try; at temperature 0 the first one is: others would be the same."""
         wanted = self.items[generation.request.index].response_format
         sampling = generation.request.sampling or self.engine.sampling
         return wanted is None or generation.tries >= wanted.tries or not sampling.temperature

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property
-from math import inf, isfinite
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +27,16 @@ from lopa_dist.jobs.show.notes import notes_of
 from lopa_dist.jobs.show.page import Point, Scatter, write_page
 from lopa_dist.jobs.show.paired import Paired
 from lopa_dist.jobs.show.paper_table import latex, markdown
-from lopa_dist.jobs.show.report import accuracy_interval, draws, has_samples, judged, prompts, read_report, typed_words
+from lopa_dist.jobs.show.point_names import curves_of, growing, names_of, settings_left_out, words_of
+from lopa_dist.jobs.show.report import accuracy_interval, draws, has_samples, judged, prompts, read_report
 from lopa_dist.jobs.show.run_page import command, questions_again, write_run_page
 from lopa_dist.jobs.show.run_state import is_run, last_line, state_of
 from lopa_dist.jobs.show.seed_groups import (
-    SEEDS,
     SeedGroup,
     baselines,
     differences,
     find_baseline,
     grouped,
-    in_words,
     load_reports,
     same_texts,
     settings_by_name,
@@ -45,15 +44,6 @@ from lopa_dist.jobs.show.seed_groups import (
 )
 
 FAILED = "not finished"
-UNTOLD = (
-    "task.shard",
-    "hydra.run.dir",
-    "hydra.sweep.dir",
-    "launcher",
-    "hydra/launcher",
-    *SEEDS,
-)  # settings by which points are not told apart
-FEW = 60  # the most characters of settings after a name
 MOST_MADE = 8  # the most machines and times that a page lists
 WIDE, COLUMN = 7.0, 3.3  # inches: the text and one column of most papers
 NARROW = ("rows/token", "seeds", "tokens/s", "p")  # columns left out on a narrow terminal, in this order
@@ -115,7 +105,7 @@ def compare(
             part.print_table(console)
     if baseline is not None and len(parts) > 1:
         without = ", ".join(part.title for part in parts if part.base is None)
-        console.print(escape(f"Not compared with {baseline}, for it is of another task or model: {without}"))
+        console.print(escape(f"Not compared with {baseline}, which is of another task or model: {without}"))
     for name, _ in failed:
         ends = f"; its log ends with: {last}" if (last := last_line(folder / name)) else ""
         console.print(escape(f"{FAILED}: {folder / name}{ends}"), soft_wrap=True)
@@ -152,9 +142,11 @@ def compare(
     for part in parts:
         unjudged = [name for name, report in zip(part.names, part.reports, strict=True) if "accuracy" not in report]
         if len(part.groups) > 1 and 0 < len(unjudged) < len(part.groups):
-            console.print(escape(f"No figure of {part.title}, for not all was judged: {'; '.join(unjudged)}"))
+            console.print(
+                escape(f"No figure of {part.title}, because these runs were not judged: {'; '.join(unjudged)}")
+            )
     if older := sorted({figure.name for figure in folder.glob("pareto*.pdf")} - set(files)):
-        console.print(escape(f"Of an earlier report of this folder, and not of this one: {', '.join(older)}"))
+        console.print(escape(f"Left from an earlier report of this folder: {', '.join(older)}"))
     if damaged:
         raise ValueError("not compared: " + "\n".join(damaged))
 
@@ -425,125 +417,6 @@ def seeds_change_nothing(report: dict[str, Any]) -> bool:
     return "masks" not in report and not draws(report)
 
 
-def words_of(groups: Sequence[SeedGroup]) -> list[dict[str, str]]:
-    """Return what tells each point apart, by setting: as typed if that is enough, else as reports have it.
-
-    Settings that all points share are left out. The names of decode settings have no section. A point for which some
-    of the other settings were typed is told apart by all of them, as its report has them.
-    """
-    typed = [
-        dict(word.partition("=")[::2] for folder in group.folders[:1] for word in typed_words(folder))
-        for group in groups
-    ]
-    for candidates in (typed, [in_words(group.report) for group in groups]):
-        keys = [key for key in dict.fromkeys(key for words in candidates for key in words) if key not in UNTOLD]
-        unlike = [key for key in keys if len({words.get(key) for words in candidates}) > 1]
-        found = [{key.removeprefix("decode."): words[key] for key in unlike if key in words} for words in candidates]
-        for words, group in zip(found, groups, strict=True):
-            known = settings_by_name(group.report)
-            more = {key.removeprefix("decode.") for key in unlike} - words.keys() if words else set()
-            words |= {key: shown(known[key]) for key in sorted(more) if key in known}
-        if len({json.dumps(words, sort_keys=True) for words in found}) == len(groups):
-            return found
-    return found
-
-
-def names_of(groups: Sequence[SeedGroup], words: Sequence[dict[str, str]]) -> list[str]:
-    """Return the points' names: what tells them apart, after the folder's name where a person chose that."""
-    names = [settings_in_words(of) for of in words]
-    given = all("=" not in group.name for group in groups)
-    folders = short_names([group.folders[0].resolve().name if group.name == "." else group.name for group in groups])
-    if len(set(names)) < len(names):
-        return folders
-    if given:
-        if any(len(name) > FEW for name in names):  # in all rows or in none (`settings_left_out`)
-            return folders
-        return [f"{folder} ({name})" if name else folder for folder, name in zip(folders, names, strict=True)]
-    if len(groups) == 1:  # nothing differs: all that was typed
-        [group] = groups
-        typed = [word.removeprefix("decode.") for word in typed_words(group.folders[0])]
-        names = [", ".join(word for word in typed if word.partition("=")[0] not in UNTOLD)]
-    return [name or "as configured" for name in names]
-
-
-def settings_in_words(of: dict[str, str]) -> str:
-    """Return the settings of a point as one text."""
-    return ", ".join(f"{key}={value}" for key, value in of.items())
-
-
-def settings_left_out(names: Sequence[str], words: Sequence[dict[str, str]], called: Sequence[str]) -> list[str]:
-    """Return a note with the settings that tell the points apart, if they do not fit in the points' names.
-
-    Args:
-        names: of the points.
-        words: what tells each point apart.
-        called: how the note calls each point.
-    """
-    settings = [settings_in_words(of) for of in words]
-    if all(of in name for of, name in zip(settings, names, strict=True)):
-        return []
-    listed = "; ".join(f"run {name}: {of or 'as configured'}" for name, of in zip(called, settings, strict=True))
-    return [f"Settings in which the runs differ: {listed}."]
-
-
-def short_names(names: Sequence[str]) -> list[str]:
-    """Return the names of a sweep's runs without the settings that all have."""
-    common = set.intersection(*(set(name.split(",")) for name in names))
-    return [",".join(part for part in name.split(",") if part not in common) or name for name in names]
-
-
-def growing(words: Sequence[dict[str, str]]) -> str | None:
-    """Return the setting that grows along a curve: the one that leaves the fewest curves.
-
-    Of equals, it is the branches (the paper's Figure 4), or else the one with most values, or the first. Only settings
-    whose values are numbers, or null, count. None where no such setting differs.
-    """
-    numbers = {}
-    for key in dict.fromkeys(key for of in words for key in of):
-        values = {of.get(key, "null") for of in words} - {"null"}
-        if key not in SEEDS and all(is_number(value) for value in values):
-            curves = {json.dumps({other: of[other] for other in sorted(of) if other != key}) for of in words}
-            numbers[key] = -len(curves), key == "branches", len(values)
-    return max(numbers, key=numbers.__getitem__, default=None)
-
-
-def is_number(text: str) -> bool:
-    """Return whether a setting's text is a finite number."""
-    try:
-        return isfinite(float(text))
-    except ValueError:
-        return False
-
-
-def curves_of(groups: Sequence[SeedGroup]) -> dict[str, list[tuple[str, int]]]:
-    """Return the points of each curve, as labels and indices, by what tells the curves apart.
-
-    One setting grows along each curve (`growing`); null comes after all numbers. Where a person chose the folders'
-    names, each point is a curve of its own.
-    """
-    words = words_of(groups)
-    names, along = short_names([group.name for group in groups]), growing(words)
-    points = []
-    for index, (name, of) in enumerate(zip(names, words, strict=True)):
-        usual = in_words(groups[index].report).get(along or "", "null")
-        value = of.get(along, usual) if along else "null"
-        others = ", ".join(f"{key}={text}" for key, text in of.items() if key != along)
-        if all("=" not in group.name for group in groups):
-            label, others = "", name
-        else:
-            label = f"{along}={value}" if along else ""
-        points.append((float(value) if is_number(value) else inf, label, others, index))
-    curves: dict[str, list[tuple[str, int]]] = {}
-    for _, label, curve, index in sorted(points, key=lambda point: (point[0], by_number(point[2]), *point[1:])):
-        curves.setdefault(curve, []).append((label, index))
-    return curves
-
-
-def by_number(text: str) -> list[tuple[float, str]]:
-    """Return a key that sorts texts as people do: ``drafts=4`` before ``drafts=16``."""
-    return [(float(part), "") if is_number(part) else (inf, part) for part in re.split(r"([=, ])", text)]
-
-
 def headline(groups: Sequence[SeedGroup]) -> str:
     """Return the outcome in words; points are called by their numbers."""
     reports, runs = [group.report for group in groups], sum(len(group.folders) for group in groups)
@@ -560,8 +433,8 @@ def headline(groups: Sequence[SeedGroup]) -> str:
     if len({judged(r) for r in reports if "accuracy" in r}) > 1:
         words += " They have judged different numbers of answers, so their accuracies are not of the same problems."
     elif len(equals) == 1:
-        words += f" The most accurate is number {best[2]}: {best[0]:.1%} at {best[1]:.2f}."
+        words += f" Number {best[2]} is the most accurate: {best[0]:.1%} at {best[1]:.2f} tokens per forward pass."
     else:
         which = "All" if len(equals) == len(of) else f"Numbers {', '.join(map(str, equals))}"
         words += f" {which} have the {'same' if len(equals) == len(of) else 'highest'} accuracy, {best[0]:.1%}."
-    return f"{words} The most tokens per forward pass has number {fastest[2]}: {fastest[0]:.1%} at {fastest[1]:.2f}."
+    return f"{words} Number {fastest[2]} has the most tokens per forward pass: {fastest[0]:.1%} at {fastest[1]:.2f}."

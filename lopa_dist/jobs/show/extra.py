@@ -94,7 +94,7 @@ class Extra:
             if self.lost:
                 return
             self.lost = True
-        log.warning("WARNING: %s: %s. The job goes on without.", self.what, why)
+        log.warning("WARNING: %s: %s. The job goes on without it.", self.what, why)
         letting_go = threading.Thread(target=self.abandon, daemon=True)
         letting_go.start()
         letting_go.join(ABANDON_S)

@@ -40,7 +40,9 @@ def notes_of(groups: Sequence[SeedGroup], pairs: Sequence[Paired | None], called
         words = ", ".join(f"run {number}: {count}" for number, count in counts.items())
         notes.append(f"Differences are over the problems that both have judged ({words}).")
     if any(has_samples(report) and "accuracy" in report for _, report in numbered):
-        notes.append("Several samples of a prompt count as one problem, right to the share of them that are right.")
+        notes.append(
+            "Several samples of a prompt count as one problem, whose score is the share of samples that are right."
+        )
     if any(report.get("seeds", 1) > 1 and "accuracy" in report for _, report in numbered):
         words = " p is that of the sign test of the problems' means over seeds." if counts else ""
         spread = " (sd: their standard deviation)" if any("accuracy_sd" in report for _, report in numbered) else ""

@@ -16,7 +16,7 @@ from lopa_dist.parallel.counters import NAMES
 from lopa_dist.parallel.stop import Stop
 
 ESTIMATE_S = 300.0  # seconds over which the time left is estimated: batches end many requests at once, then none
-INVALID = "not of their format"
+INVALID = "in the wrong format"
 MANY = 100  # answers after which a warning says if none has its format
 
 log = logging.getLogger("lopa_dist")
@@ -107,7 +107,7 @@ class ProgressDisplay:
         answers = done - totals["failed"]
         if answers >= MANY and totals["invalid"] == answers and not self.warned:
             self.warned = True
-            log.warning("none of the first %d answers is of the format that was asked for", answers)
+            log.warning("none of the first %d answers has the format that was asked for", answers)
         if done > before and due and not (self.live or self.silent):
             self.last = now
             log.info("%d/%d requests, %s", done, self.total, self.status())

@@ -20,7 +20,7 @@ from lopa_dist.jobs.show.metrics import wilson
 
 UNCONFINED = "The model's programs were run unconfined, with limits alone (task.allow_code_execution=unconfined)."
 
-UNJUDGED = "{} answers, because judging failed: no part of the accuracy; the same command tries again"
+UNJUDGED = "{} answers: judging failed, so they are left out of the accuracy; the same command tries again"
 
 
 def write_report(folder: Path, report: dict[str, Any]) -> None:
@@ -39,7 +39,7 @@ def read_report(file: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{file} is incomplete ({error}); start its job again, which rewrites it") from error
     if not isinstance(report, dict):
-        raise ValueError(f"{file} is no report of a job; start its job again, which makes it anew")
+        raise ValueError(f"{file} is not the report of a job; start its job again, which makes it anew")
     return report
 
 
@@ -54,6 +54,11 @@ def why_no_results(folder: Path, otherwise: str, below: bool = False) -> str:
     if not any(folder.glob("**/journal" if below else "journal")):
         return f"{folder}: {otherwise}"
     return f"{folder}: not finished; `lopa-dist status {quote(str(folder))}` says how it goes on"
+
+
+def typed_settings(folder: Path) -> dict[str, str]:
+    """Return the settings among the words that were typed for a run, by their keys."""
+    return dict(word.partition("=")[::2] for word in typed_words(folder))
 
 
 def typed_words(folder: Path) -> list[str]:

@@ -149,7 +149,7 @@ def stopped(report: dict[str, Any]) -> str:
 def headline(report: dict[str, Any]) -> str:
     """Return in words what ran and what came out."""
     invalid = report.get("tries", {}).get("invalid", 0)
-    parts = [f"{report['errors']} with errors"] * bool(report["errors"]) + [f"{invalid} not of their format"] * bool(
+    parts = [f"{report['errors']} with errors"] * bool(report["errors"]) + [f"{invalid} in the wrong format"] * bool(
         invalid
     )
     failed = f" ({', '.join(parts)})" if parts else ""
@@ -209,7 +209,7 @@ def tiles(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "done", f"{done:,}" if done == expected else f"{done:,} of {expected:,}"
         yield "failed", f"{report['errors']:,}"
         if invalid := report.get("tries", {}).get("invalid"):
-            yield "not of their format", f"{invalid:,}"
+            yield "in the wrong format", f"{invalid:,}"
         yield "requests per hour", f"{done / max(seconds, 1e-9) * 3600:,.0f}"
     else:
         if "masks" not in report:

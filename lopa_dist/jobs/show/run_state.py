@@ -13,7 +13,7 @@ from lopa_dist.jobs.folder.journal import Journal, attempt_of
 from lopa_dist.jobs.folder.one_job import NAME as LOCK
 from lopa_dist.jobs.folder.one_job import at_work
 from lopa_dist.jobs.folder.part_names import is_missing
-from lopa_dist.jobs.show.report import read_report, typed_words
+from lopa_dist.jobs.show.report import read_report, typed_settings
 
 LOGS = "slurm-*.log"  # links to logs of Slurm jobs, which the batch script makes before the ranks start
 LONGEST_WORDS = 500  # the most characters of a log's line
@@ -191,5 +191,5 @@ def shard_of(folder: Path, report: dict[str, Any]) -> tuple[int, int]:
         return int(shard), int(shards)
     if report:
         return report["task"].get("shard", 0), report["task"].get("shards", 1)
-    given = dict(word.partition("=")[::2] for word in typed_words(folder))
+    given = typed_settings(folder)
     return int(given.get("task.shard", 0)), int(given.get("task.shards", 1))

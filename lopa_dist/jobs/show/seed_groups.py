@@ -16,7 +16,7 @@ from lopa_dist.jobs.setup.settings import shown
 from lopa_dist.jobs.show.equal_texts import EqualTexts, counterparts, equal_texts
 from lopa_dist.jobs.show.made_on import made_together
 from lopa_dist.jobs.show.paired import Paired, Verdicts, compared, verdicts
-from lopa_dist.jobs.show.report import judged, problems, prompts, read_report, typed_words, why_no_results
+from lopa_dist.jobs.show.report import judged, problems, prompts, read_report, typed_settings, why_no_results
 
 log = logging.getLogger("lopa_dist")
 SEEDS = ("seed", "task.problem_seed")  # runs that differ in these only are one point
@@ -84,7 +84,7 @@ def load_reports(
         try:
             report = read_report(file)
             if not set(report) >= NEEDED:
-                raise ValueError(f"{file} is no report of a job; name a folder with jobs only")
+                raise ValueError(f"{file} is not the report of a job; name a folder with jobs only")
             reports.append((str(file.parent.relative_to(folder)), report))
         except ValueError as error:
             wrong.append(str(error))
@@ -105,8 +105,7 @@ def unfinished(folder: Path, among: Sequence[Path] = ()) -> list[tuple[str, dict
     for run in sorted(file.parent.parent for file in typed_in if file.parent.name == ".hydra"):
         parents = [parent for parent in (run, *run.parents) if parent == folder or folder in parent.parents]
         if not any((parent / "report.json").exists() for parent in parents):
-            typed = dict(word.partition("=")[::2] for word in typed_words(run))
-            runs.append((str(run.relative_to(folder)), typed))
+            runs.append((str(run.relative_to(folder)), typed_settings(run)))
     return runs
 
 
@@ -271,7 +270,7 @@ def same_value(asked: str, value: str | None) -> bool:
 
 def told(group: SeedGroup) -> dict[str, str]:
     """Return a point's settings by name, together with what was typed, such as ``decode=verified_tree``."""
-    typed = dict(word.partition("=")[::2] for folder in group.folders[:1] for word in typed_words(folder))
+    typed = typed_settings(group.folders[0])
     return in_words(group.report) | {key.removeprefix("decode."): value for key, value in typed.items()}
 
 

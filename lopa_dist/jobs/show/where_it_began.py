@@ -16,7 +16,7 @@ def report_where_it_began(folder: Path) -> dict[str, Any]:
     file = folder / "report.json"
     report = read_report(file)
     if "task" not in report:
-        raise ValueError(f"{file} is no report of a job; start its job again, which makes it anew")
+        raise ValueError(f"{file} is not the report of a job; start its job again, which makes it anew")
     source = report["task"]["input"]
     if source and not is_remote(source) and not is_dataset(source) and not files_there(source):
         begun = where_it_began(folder, source)

@@ -29,7 +29,8 @@ from lopa_dist.engine.loop import Engine
 from lopa_dist.jobs.run.answers import NOT_NUMBERS
 from lopa_dist.jobs.run.job import Job, run
 from lopa_dist.jobs.show import wandb_log
-from lopa_dist.jobs.show.compare import compare, names_of, words_of
+from lopa_dist.jobs.show.compare import compare
+from lopa_dist.jobs.show.point_names import names_of, words_of
 from lopa_dist.jobs.show.seed_groups import SeedGroup
 from lopa_dist.jobs.show.wandb_log import WandbLog, children
 from lopa_dist.models.files import EMBEDDED
@@ -455,7 +456,7 @@ def test_results_do_not_depend_on_wandb(
     assert (tmp_path / "report.html").exists()
     [warning] = [record.message for record in caplog.records if "W&B" in record.message]
     assert warning.startswith("WARNING: W&B is lost: ")
-    assert warning.endswith(". The job goes on without.")
+    assert warning.endswith(". The job goes on without it.")
     end = time.monotonic() + 10
     while children("wandb-core") and time.monotonic() < end:
         time.sleep(0.05)
@@ -503,7 +504,7 @@ def test_runs_of_a_sweep_are_distinguished(tmp_path: Path, finished: tuple[Path,
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "report.json").write_text("{}")
     console = Console(width=120, record=True)
-    with pytest.raises(ValueError, match=r"not compared: .*foreign/report\.json is no report of a job"):
+    with pytest.raises(ValueError, match=r"not compared: .*foreign/report\.json is not the report of a job"):
         compare(tmp_path, console)
     assert "seed=1" in console.export_text(), "the others are compared first"
 

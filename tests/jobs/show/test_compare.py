@@ -21,12 +21,13 @@ from lopa_dist.commands import perform
 from lopa_dist.config import TaskConfig
 from lopa_dist.jobs.folder.attempt_record import AttemptRecord
 from lopa_dist.jobs.run.job import run
-from lopa_dist.jobs.show.compare import Comparison, compare, curves_of, words_of
+from lopa_dist.jobs.show.compare import Comparison, compare
 from lopa_dist.jobs.show.equal_texts import equal_texts
 from lopa_dist.jobs.show.metrics import wilson
 from lopa_dist.jobs.show.page import Point, Scatter
 from lopa_dist.jobs.show.paired import verdicts
 from lopa_dist.jobs.show.pareto import FRONT, draw_pareto, in_order
+from lopa_dist.jobs.show.point_names import curves_of, words_of
 from lopa_dist.jobs.show.report import accuracy_interval
 from lopa_dist.jobs.show.seed_groups import SeedGroup, grouped, load_reports
 from lopa_dist.parallel.launcher import World
@@ -119,8 +120,8 @@ def test_each_run_is_a_point_and_a_row_with_its_settings(tmp_path: Path, report:
         assert sum(tooltip in title and figures in title for title in page.titles) == 3
         assert f"lopa-dist decode.branches={branches} decode.tau_conf={tau}" in page.text
     assert page.count("tr") == 1 + len(RUNS)
-    assert "The most accurate is number 1: 98.0% at 2.00." in page.text
-    assert "The most tokens per forward pass has number 4: 90.0% at 4.00." in page.text
+    assert "Number 1 is the most accurate: 98.0% at 2.00 tokens per forward pass." in page.text
+    assert "Number 4 has the most tokens per forward pass: 90.0% at 4.00." in page.text
     # on the front of tokens per forward all but the last, of rows per token the first alone
     on_front = [title.split(".")[0] for title, best in zip(page.titles[1:], fronts(page), strict=True) if best]
     assert on_front[:4] == ["1", "2", "4", "1"]
@@ -131,10 +132,15 @@ def fronts(page: Page) -> list[bool]:
     return ["best" in str(attributes.get("class")).split() for tag, attributes in page.tags if tag == "g"]
 
 
+NONE = Path("no/such/folder")
+
+
 def named(report: dict[str, Any], *settings: dict[str, Any]) -> list[SeedGroup]:
     """Runs of a sweep with these decode settings."""
     return [
-        SeedGroup(",".join(f"decode.{k}={v}" for k, v in of.items()), report | {"decode": report["decode"] | of}, [])
+        SeedGroup(
+            ",".join(f"decode.{k}={v}" for k, v in of.items()), report | {"decode": report["decode"] | of}, [NONE]
+        )
         for of in settings
     ]
 
@@ -683,7 +689,7 @@ def test_samples_are_told_from_prompts_and_what_auto_does_is_said(tmp_path: Path
     shown = " ".join(console.export_text().split())
     assert "4 requests (2 prompts) each" in shown
     assert "With decode.drafts=auto (run 2), tokens per forward" in shown
-    assert "Of an earlier report of this folder, and not of this one: pareto-old.pdf" in shown
+    assert "Left from an earlier report of this folder: pareto-old.pdf" in shown
     [part] = [Comparison(tmp_path, grouped(tmp_path, load_reports(tmp_path)), "drafts=2", [])]
     assert "p is that of the sign test of the problems' means over samples." in part.methods()
     assert any("(run drafts=auto)" in note for note in part.named_notes), "a paper's table has no numbers"
@@ -697,7 +703,7 @@ def test_why_there_is_no_figure_is_said(tmp_path: Path, report: dict[str, Any]) 
     console = Console(width=200, record=True)
     compare(tmp_path, console)
     assert not list(tmp_path.glob("*.pdf"))
-    assert "No figure of arithmetic with embedded, for not all was judged: plain" in console.export_text()
+    assert "No figure of arithmetic with embedded, because these runs were not judged: plain" in console.export_text()
 
 
 def test_equal_runs_are_no_spread(tmp_path: Path, report: dict[str, Any]) -> None:

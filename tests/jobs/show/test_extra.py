@@ -34,7 +34,7 @@ def test_what_fails_or_hangs_is_lost_with_one_warning(how: str, caplog: pytest.L
     assert [extra.wait(lambda: 1), extra.post(lambda: 1)] == [None, None]
     assert time.monotonic() - began < 5
     why = "OSError: no room" if how == "fails" else "no answer for 0.1 s"
-    assert [record.message for record in caplog.records] == [f"WARNING: it is lost: {why}. The job goes on without."]
+    assert [record.message for record in caplog.records] == [f"WARNING: it is lost: {why}. The job goes on without it."]
     assert abandoned == ["abandoned"]
     hanging.set()
 

@@ -86,6 +86,6 @@ def test_answers_that_are_not_of_their_format_are_counted_apart(caplog: pytest.L
     now = {"tokens": 10, "forwards": 5, "judged": 0, "right": 0, "failed": 2}
     for done in (101, 102, 103):
         display.update(now | {"done": done, "invalid": done - 2})
-    assert "2 failed, 101 not of their format, " in display.status()
-    assert caplog.messages.count("none of the first 100 answers is of the format that was asked for") == 1
+    assert "2 failed, 101 in the wrong format, " in display.status()
+    assert caplog.messages.count("none of the first 100 answers has the format that was asked for") == 1
     assert sum("none of the first" in message for message in caplog.messages) == 1

@@ -202,7 +202,7 @@ def test_what_makes_answers_worse_is_told_before_the_figures(hostile: Path, tmp_
     report |= {"tries": {"answers": 9, "invalid": 5, "tries": 15, "failed_tokens": 80}}
     page = Page(write_run_page(tmp_path, report, {})).text
     assert page.index("Note: Prompts with words that model=embedded does not know") < page.index("completion tokens")
-    assert "(1 with errors, 5 not of their format)" in page
+    assert "(1 with errors, 5 in the wrong format)" in page
 
 
 def test_answers_that_were_cut_are_counted(hostile: Path, tmp_path: Path) -> None:
