@@ -25,9 +25,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.plot import draw
 from benchmarks.results import RESULTS, Result, machine, show, write
 from lopa_dist.engine.statistics import PHASES
-from lopa_dist.jobs.show.pareto import draw
 
 RANKS = (1, 2, 4)
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node")

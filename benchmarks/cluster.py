@@ -29,8 +29,8 @@ from benchmarks.cluster_jobs import Measured, all_gains, validate
 from benchmarks.cluster_simulator import Cluster, Requests, simulate
 from benchmarks.embedded import BASE
 from benchmarks.latency_model import ASSUMED, Load, Model, exchange
+from benchmarks.plot import draw
 from benchmarks.results import RESULTS, machine, read, show, write
-from lopa_dist.jobs.show.pareto import draw
 
 MODEL = Model()
 IN_FLIGHT = (64, 16)  # most sequences in flight on a data replica; 16 is the default of a job

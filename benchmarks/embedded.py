@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.answers import COLUMNS, PUBLISHED, answer, load
+from benchmarks.plot import draw
 from benchmarks.results import RESULTS, Result, measured, show
 from lopa_dist.decode import DecodeConfig
-from lopa_dist.jobs.show.pareto import draw
 from lopa_dist.models.config import QUANTIZATIONS
 from lopa_dist.models.files import EMBEDDED
 from lopa_dist.tasks.embedded import Arithmetic

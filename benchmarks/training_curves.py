@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lopa_dist.jobs.show.pareto import draw
+from benchmarks.plot import draw
 
 
 def curves(folder: Path, picture: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -53,6 +52,10 @@ def app(raw: DictConfig) -> Any:
                 log.error("%s", error)
             raise type(error)(f"{HydraConfig.get().job.override_dirname}: {error}") from error
         end(error)  # here, because Hydra would write its own words above the message
+    except Exception:
+        if swept() and not detect().rank:  # of the sweep's jobs that fail, Hydra shows only the first
+            log.exception("%s:", HydraConfig.get().job.override_dirname)
+        raise
 
 
 @contextmanager
@@ -189,12 +192,11 @@ def errors_by_kind(folder: Path) -> list[tuple[int, str]]:
 
     Errors that differ in numbers or in the place of their line are of one kind.
     """
-    from lopa_dist.jobs.folder.results import ERRORS, result_lines
+    from lopa_dist.jobs.folder.results import ERRORS, kind_of_error, result_lines
 
     kinds: dict[str, list[Any]] = {}
     for _, line in result_lines(folder / ERRORS) if (folder / ERRORS).exists() else ():
-        kind = re.sub(r"\d+", "", re.sub(r"^line \d+( \(.*?\))?: ", "", str(line["error"])))
-        kinds.setdefault(kind, [0, str(line["error"])])[0] += 1
+        kinds.setdefault(kind_of_error(str(line["error"])), [0, str(line["error"])])[0] += 1
     return [(count, first) for count, first in kinds.values()]
 
 

@@ -58,7 +58,8 @@ class ModelOptions:
     )
     pattern: str = option(
         "auto",
-        "how the model was trained, which decides decode options set to auto; auto: as its family",
+        "how the model was trained, which decides decode options set to auto (vanilla: decoded with the dual cache); "
+        "auto: as its family",
         ("auto", *PATTERNS),
     )
     dtype: str = option(

@@ -547,6 +547,23 @@ def test_a_job_of_a_sweep_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, t
         cli.main()
 
 
+def test_every_job_of_a_sweep_that_fails_is_told(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def job(raw: Any) -> None:
+        raise RuntimeError(f"broken at {raw.seed}")
+
+    monkeypatch.setattr(cli, "job", job)
+    monkeypatch.setattr(
+        "sys.argv", ["lopa-dist", "-m", f"hydra.sweep.dir={tmp_path}", "decode.temperature=1", "seed=0,1"]
+    )
+    with pytest.raises((SystemExit, RuntimeError)):
+        cli.main()
+    told = "".join(capfd.readouterr())
+    assert "broken at 0" in told
+    assert "broken at 1" in told
+
+
 @given(st.text(st.characters(codec="utf-8"), min_size=1, max_size=300))
 def test_names_of_folders_are_short_and_differ(name: str) -> None:
     assert len(short(name).encode()) <= 200

@@ -18,6 +18,7 @@ from lopa_dist.config import Config, JobConfig, TaskConfig, check_files, compose
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.jobs.run.job import run
+from lopa_dist.jobs.show.compare import compare
 from lopa_dist.overrides import as_hydra_reads
 from lopa_dist.own_code import digest, load, module_of, own_files
 from lopa_dist.parallel.launcher import World
@@ -282,7 +283,7 @@ def test_a_file_is_a_module_that_python_knows(tmp_path: Path) -> None:
 def task_of_one(folder: Path, item: str, score: str) -> TaskConfig:
     """A task of one's own, of which the only item, and each score, are what these expressions give."""
     (folder / "task.py").write_text(
-        "from lopa_dist.tasks.task import Item, Score\nclass Mine:\n    name = 'mine'\n"
+        "from lopa_dist.tasks.task import Item, RequestSampling, Score\nclass Mine:\n    name = 'mine'\n"
         f"    def __init__(self, limit): pass\n    def items(self): yield {item}\n"
         f"    def score(self, item, text): return {score}\n"
     )
@@ -295,6 +296,10 @@ def task_of_one(folder: Path, item: str, score: str) -> TaskConfig:
         ("Score('yes', None)", "`correct` is True, False or None"),
         ("Score(True, 3.5)", "`extracted` and `expected` are texts"),
         ("Score(True, None, metrics={'m': {1}})", "metrics that JSON cannot hold"),
+        ("Score(True, None, metrics={'m': float('nan')})", "metrics that JSON cannot hold"),
+        ("Score(1, None)", "`correct` is True, False or None"),
+        ("Score(True, None, reason={1})", "`reason` is a text"),
+        ("Score(True, None, also={'strict': 'yes'})", "also={'strict': 'yes'}: give True or False"),
     ],
 )
 def test_scores_that_cannot_be_written_are_named(tmp_path: Path, body: str, said: str) -> None:
@@ -310,11 +315,72 @@ def test_scores_that_cannot_be_written_are_named(tmp_path: Path, body: str, said
         ("Item(5, prompt='x')", "has a custom_id that is not a text"),
         ("Item('a', prompt=5)", "has a prompt that is not a text"),
         ("Item('a')", "has neither prompt nor messages"),
+        ("Item('a', messages=['x'])", "has messages that are not all {'role': TEXT, 'content': TEXT}"),
+        ("Item('a', messages=[{'role': 'user'}])", "has messages that are not all {'role': TEXT, 'content': TEXT}"),
+        ("Item('a', 'x', stop=' .')", "has a stop that is not a tuple of texts"),
+        ("Item('a', 'x', stop=(1,))", "cannot be used: stop must be"),
+        ("Item('a', 'x', sampling={})", "has a sampling that is not a RequestSampling"),
+        ("Item('a', 'x', sampling=RequestSampling(-3))", "cannot be used: temperature=-3 must be"),
+        ("Item('a', 'x', sampling=RequestSampling(top_p=7))", "cannot be used: top_p=7 must be"),
+        ("Item('a', 'x', max_new_tokens=2.5)", "has max_new_tokens that are not an integer"),
+        ("Item('a', 'x', max_new_tokens=0)", "cannot be used: max_new_tokens=0 must be an integer of at least 1"),
+        ("Item('a', 'x', reference={1})", "that JSON cannot hold"),
+        ("Item('a', 'x', metadata={'b': {1}})", "that JSON cannot hold"),
+        ("Item('a\\ud800', 'x')", "has a custom_id that UTF-8 cannot hold"),
     ],
 )
 def test_items_that_cannot_be_used_are_named(tmp_path: Path, item: str, said: str) -> None:
-    with pytest.raises(ValueError, match=rf"task\.py:Mine: items\(\) gave .*{said}"):
+    with pytest.raises(ValueError, match=rf"task\.py:Mine: items\(\) gave .*{re.escape(said)}"):
         list(make_task(task_of_one(tmp_path, item, "None")).items())
+
+
+@pytest.mark.parametrize("items", ["5", "[1 / 0]"])
+def test_items_that_fail_say_where(tmp_path: Path, items: str) -> None:
+    task = task_of_one(tmp_path, "Item('a', 'x')", "None")
+    file = tmp_path / "task.py"
+    file.write_text(file.read_text().replace("yield Item('a', 'x')", f"return {items}"))
+    for cached in (load, module_of):
+        cached.cache_clear()
+    where = re.escape(f"{file}, line 5: ZeroDivisionError") if "/" in items else "TypeError"
+    with pytest.raises(ValueError, match=rf"task\.py:Mine: items\(\) failed: {where}"):
+        list(make_task(task).items())
+
+
+def test_the_limit_holds_where_a_task_does_not_look_at_it(tmp_path: Path) -> None:
+    task = task_of_one(tmp_path, "Item('a', 'x'); yield Item('b', 'x')", "None")
+    assert len(list(make_task(task).items())) == 2
+    assert len(list(make_task(replace(task, limit=1)).items())) == 1
+
+
+def test_corrected_references_are_judged_with_and_nothing_is_generated_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = run(own_task(tmp_path, "Sums"), tmp_path / "run", World("python"))
+    monkeypatch.setattr(Engine, "generate", lambda *_: iter(()))
+    monkeypatch.setattr("tests.test_own_code.TASK", TASK.replace("reference=", "reference='0' + "))
+    again = run(own_task(tmp_path, "Sums"), tmp_path / "run", World("python"))
+    assert [line.get("expected") for line in lines(tmp_path / "run")[:4]] == ["00", "02", "04", "06"]
+    assert again["requests"] == report["requests"]
+
+
+def test_the_page_of_a_run_that_began_elsewhere_has_its_prompts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Wherever `lopa-dist report` is typed, files of its task are those that the job had; without them it says so."""
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "there")
+    own = own_task(Path(), "Sums")
+    own.task.name = "task.py:Sums"
+    run(own, tmp_path / "run", World("python"))
+    page = tmp_path / "run" / "report.html"
+    prompt = next(iter(make_task(own.task).items())).prompt
+    assert prompt is not None
+    monkeypatch.chdir(tmp_path)
+    for cached in (load, module_of):
+        cached.cache_clear()
+    compare(tmp_path / "run")
+    assert prompt in page.read_text()
+    assert "no prompts" not in capsys.readouterr().out
 
 
 def test_a_judge_may_change_and_end_what_it_likes(tmp_path: Path) -> None:

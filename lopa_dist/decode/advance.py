@@ -161,7 +161,7 @@ def fill(
     slots, width = masked.shape
     size = config.block_size
     if config.fill is not None:
-        passed = masked & own_rule(config.fill, records, masked)
+        passed = masked & own_fill(config.fill, records, masked)
     elif config.tau_entropy is not None:
         passed = masked & (records.confidence >= -config.tau_entropy)
     else:
@@ -181,7 +181,7 @@ def fill(
     return chosen
 
 
-def own_rule(name: str, records: Records, masked: Tensor) -> Tensor:
+def own_fill(name: str, records: Records, masked: Tensor) -> Tensor:
     """Return which of the masked positions the user's rule `name` chooses, ``[S, W]`` bool.
 
     Raises:

@@ -29,7 +29,7 @@ FAR = 0.8  # a choice slower than this share of the best is tried in only one of
 SELDOM = 8
 RECONSIDER = 8  # all choices are compared every 8th step, which takes the host 1 to 2 ms
 SETTLED, RARELY = 256, 32  # from step 256 on, they are compared every 32nd
-BURSTS = 16, 64, 256  # steps from which on `BURST` steps are of another kind; later every (SELDOM * EXPLORE)th
+BURSTS = 16, 64, 256  # at each of these steps, and at every (SELDOM * EXPLORE)th, `BURST` steps of another kind begin
 BURST = 8
 NEAR = 0.5  # a kind whose best choice is slower than this share of the best choice is measured in the first burst only
 HOLD = 0.03  # another choice must be faster by this share to replace the best one so far
@@ -235,8 +235,8 @@ class LookaheadPolicy:
     def of_other_kind(self) -> Choice | None:
         """Return a choice of another kind of step if it is time to measure that kind: each in turn, if several are.
 
-        It differs from the best choice in nothing else if that is possible; otherwise it is the best one of its kind.
-        One step would not do: it drafts for the next one, and what masks predict is drafted a step later.
+        If possible it is the best choice with only its kind changed, otherwise the best choice of that kind. One step
+        would not do: a step's masks draft for the step after it.
         """
         rare = SELDOM * EXPLORE
         begun = [first for first in BURSTS if first <= self.steps < first + BURST]

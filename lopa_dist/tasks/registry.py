@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
-from lopa_dist.own_code import is_own, load
+from lopa_dist.checks import in_a_line
+from lopa_dist.own_code import is_own, load, own_line
 from lopa_dist.remote import is_remote
 from lopa_dist.tasks.batch import Batch
+from lopa_dist.tasks.batch_line import BadLine, integer, read_sampling, read_stop
 from lopa_dist.tasks.embedded import Arithmetic, Lists
 from lopa_dist.tasks.gsm8k import GSM8K
 from lopa_dist.tasks.harness import HarnessTask
@@ -17,7 +22,7 @@ from lopa_dist.tasks.humaneval import HumanEval, HumanEvalPlus
 from lopa_dist.tasks.mbpp import MBPP, MBPPPlus
 from lopa_dist.tasks.minerva_math import MinervaMath
 from lopa_dist.tasks.rows import check, is_dataset
-from lopa_dist.tasks.task import Item, Task
+from lopa_dist.tasks.task import Item, RequestSampling, Task
 
 KINDS = (Arithmetic, Lists, Batch, GSM8K, MinervaMath, HumanEval, HumanEvalPlus, MBPP, MBPPPlus, HarnessTask)
 FIRST = 20  # how many lines of an input are looked at before a job
@@ -63,14 +68,27 @@ def make_task(options: Any) -> Task:
                 f"task={options.name}: it is made with limit, and with the keys of task.* that its `options` name, "
                 f"here {', '.join(given)}, but {error}"
             ) from error
-    task: Task = kind(**given)
-    if is_own(options.name):
-        items = task.items
-        task.items = lambda: checked(items(), options.name)  # type: ignore[method-assign]
+    if not is_own(options.name):
+        return kind(**given)
+    with named(f"task={options.name}"):
+        task: Task = kind(**given)
+    items = task.items
+    task.items = lambda: islice(checked(items, options.name), options.limit)  # type: ignore[method-assign]
     return task
 
 
-def checked(items: Iterable[Any], name: str) -> Iterator[Item]:
+@contextmanager
+def named(what: str) -> Iterator[None]:
+    """Turn any error of the user's own code into a ValueError that says in `what`, and where in it."""
+    try:
+        yield
+    except (ValueError, OSError):  # they say it
+        raise
+    except Exception as error:
+        raise ValueError(f"{what}: {own_line(error)}{in_a_line(error)}") from error
+
+
+def checked(items: Callable[[], Iterable[Any]], name: str) -> Iterator[Item]:
     """Yield the items of the user's own task.
 
     Args:
@@ -78,21 +96,47 @@ def checked(items: Iterable[Any], name: str) -> Iterator[Item]:
         name: what ``task=`` names.
 
     Raises:
-        ValueError: one cannot be used; the message shows it.
+        ValueError: one cannot be used, which the message shows, or `items` fails.
     """
-    for item in items:
-        why = ""
-        if not isinstance(item, Item):
-            why = "is not an Item"
-        elif not isinstance(item.custom_id, str):
-            why = "has a custom_id that is not a text"
-        elif not isinstance(item.prompt, str | None) or not isinstance(item.messages, list | None):
-            why = "has a prompt that is not a text, or messages that are not a list"
-        elif item.prompt is None and item.messages is None and not item.error and not item.continuations:
-            why = "has neither prompt nor messages"
-        if why:
-            raise ValueError(f"task={name}: items() gave {item!r}, which {why} (docs/inputs.md#a-task-of-your-own)")
-        yield item
+    with named(f"task={name}: items() failed"):
+        for item in items():
+            if why := why_unusable(item):
+                raise ValueError(f"task={name}: items() gave {item!r}, which {why} (docs/inputs.md#a-task-of-your-own)")
+            yield item
+
+
+def why_unusable(item: Any) -> str:
+    """Return why an item of the user's own task cannot be used; empty if it can."""
+    if not isinstance(item, Item):
+        return "is not an Item"
+    if not isinstance(item.custom_id, str):
+        return "has a custom_id that is not a text"
+    if not isinstance(item.prompt, str | None) or not isinstance(item.messages, list | None):
+        return "has a prompt that is not a text, or messages that are not a list"
+    if item.prompt is None and item.messages is None and not item.error and not item.continuations:
+        return "has neither prompt nor messages"
+    turns = [turn if isinstance(turn, dict) else {} for turn in item.messages or ()]
+    if not all(isinstance(turn.get(key), str) for turn in turns for key in ("role", "content")):
+        return "has messages that are not all {'role': TEXT, 'content': TEXT}"
+    if not isinstance(item.stop, tuple):
+        return "has a stop that is not a tuple of texts"
+    if not isinstance(item.sampling, RequestSampling):
+        return "has a sampling that is not a RequestSampling"
+    if item.max_new_tokens is not None and type(item.max_new_tokens) is not int:
+        return "has max_new_tokens that are not an integer"
+    try:
+        integer({"max_new_tokens": item.max_new_tokens}, "max_new_tokens", 1)
+        read_stop(list(item.stop))
+        read_sampling(asdict(item.sampling))
+        item.custom_id.encode()
+        json.dumps([asdict(item.sampling), item.metadata, item.reference])
+    except BadLine as error:
+        return f"cannot be used: {error}"
+    except UnicodeEncodeError:
+        return "has a custom_id that UTF-8 cannot hold"
+    except (TypeError, ValueError) as error:
+        return f"has a sampling, metadata or a reference that JSON cannot hold ({error})"
+    return ""
 
 
 def task_class(name: str) -> Any:

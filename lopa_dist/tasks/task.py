@@ -161,14 +161,16 @@ def score_of(task: Task, item: Item, text: str) -> Score | None:
         return score
     if not isinstance(score, Score):
         raise CannotJudge(f"task {task.name}: score() returned {score!r}: return a Score(correct, extracted), or None")
-    texts = score.extracted, score.expected
-    if score.correct not in (True, False, None) or not all(isinstance(one, str | None) for one in texts):
+    texts = all(isinstance(one, str | None) for one in (score.extracted, score.expected))
+    if not (isinstance(score.correct, bool | None) and texts and isinstance(score.reason, str)):
         raise CannotJudge(
-            f"task {task.name}: score() returned {score!r}: `correct` is True, False or None, and `extracted` and "
-            "`expected` are texts or None"
+            f"task {task.name}: score() returned {score!r}: `correct` is True, False or None, `extracted` and "
+            "`expected` are texts or None, and `reason` is a text"
         )
+    if not all(isinstance(rule, str) and isinstance(right, bool) for rule, right in score.also.items()):
+        raise CannotJudge(f"task {task.name}: score() returned also={score.also!r}: give True or False for each rule")
     try:
-        json.dumps(score.metrics)
+        json.dumps(score.metrics, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise CannotJudge(f"task {task.name}: score() returned metrics that JSON cannot hold: {error}") from error
     return score

@@ -171,10 +171,15 @@ def settings(report: dict[str, Any]) -> dict[str, Any]:
     return {key: report.get(key) for key in ("decode", "model", "weights", "seed")} | {"task": task}
 
 
+def by_shard(runs: Sequence[RunState]) -> tuple[dict[int, dict[str, Any]], dict[str, Any]]:
+    """Return the reports of a complete array by shard, and the one that was made last."""
+    reports = {run.shard[0]: read_report(run.folder / "report.json") for run in runs}
+    return reports, max(reports.values(), key=lambda report: report.get("made", {}).get("date", ""))
+
+
 def other_settings(runs: Sequence[RunState]) -> str:
     """Return in words which shards of a complete array differ in settings from the one made last, and how."""
-    reports = {run.shard[0]: read_report(run.folder / "report.json") for run in runs}
-    last = max(reports.values(), key=lambda report: report.get("made", {}).get("date", ""))
+    reports, last = by_shard(runs)
     changes = {n: difference(settings(report), settings(last)) for n, report in reports.items()}
     others = sorted(n for n, changed in changes.items() if changed)
     return f"{in_words(set(others), 'has', 'have')} other settings: {'; '.join(changes[others[0]])}" if others else ""
@@ -182,8 +187,7 @@ def other_settings(runs: Sequence[RunState]) -> str:
 
 def of_another_input(runs: Sequence[RunState]) -> list[int]:
     """Return the shards of a complete array whose input differs from that of the shard made last."""
-    reports = {run.shard[0]: read_report(run.folder / "report.json") for run in runs}
-    last = max(reports.values(), key=lambda report: report.get("made", {}).get("date", ""))
+    reports, last = by_shard(runs)
     return sorted(n for n, report in reports.items() if report.get("whole_input") != last.get("whole_input"))
 
 

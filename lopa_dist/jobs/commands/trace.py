@@ -30,7 +30,7 @@ from lopa_dist.jobs.run.tries import of_try
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.setup.device import choose_device
 from lopa_dist.jobs.show.page import write_page
-from lopa_dist.jobs.show.report import OF_SOURCE, config_of, why_no_results
+from lopa_dist.jobs.show.report import OF_SOURCE, check_results, config_of
 from lopa_dist.jobs.show.run_page import has_changed, question
 from lopa_dist.jobs.show.where_it_began import report_where_it_began
 from lopa_dist.parallel.launcher import World
@@ -84,7 +84,7 @@ class Trace:
 Tokens = list[tuple[int, int]]
 
 
-class Recorder:
+class StepRecorder:
     """Records the steps of an engine that runs one request."""
 
     def __init__(self, decode: Callable[[int], str] = str) -> None:
@@ -164,8 +164,7 @@ def trace(folder: Path, which: str) -> Trace:
         ValueError: there is no such run or request, the request has no generated answer, or it cannot be repeated.
     """
     file = folder / "report.json"
-    if not file.exists():
-        raise ValueError(why_no_results(folder, "no report.json; name the folder of a finished run"))
+    check_results(folder)
     report = report_where_it_began(folder)
     try:
         config = config_of(report)
@@ -191,7 +190,7 @@ def trace(folder: Path, which: str) -> Trace:
     encoder = Encoder(config, builder.shape, tokenizer)
     request = encoder.encode(0, encoder.choose(item))
     assert isinstance(request, Request), request
-    recorder = Recorder(lambda token: str(tokenizer.decode([token])))
+    recorder = StepRecorder(lambda token: str(tokenizer.decode([token])))
     alone = replace(config.engine, max_sequences=1, max_rows=None, kv_tokens=None)
     engine = builder.engine(config.decode, alone, on_step=recorder)
     [generation] = engine.generate([of_try(request, line["usage"].get("tries", 1))])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,11 @@ def results(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the lines of a run's `results.jsonl`, as `result_lines` reads them; none if only the report was kept."""
     if (folder / "results.jsonl").exists():
         yield from (line for _, line in result_lines(folder / "results.jsonl"))
+
+
+def kind_of_error(text: str) -> str:
+    """Return an error without its line and place, and with N for other numbers: alike ones are counted together."""
+    return re.sub(r"\d+", "N", re.sub(r"^line \d+( \(.*?, line \d+\))?: ", "", text))
 
 
 def prompt_of(line: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from lopa_dist.config import CONF, short
+from lopa_dist.tasks.rows import RUN_LOCK
 
 SWEEP = "multirun.yaml"  # in which Hydra notes what a sweep's command line was
 
@@ -30,7 +31,7 @@ def points_of(overrides: list[Override]) -> list[list[str]]:
 
 
 def without_run(folder: Path) -> list[str]:
-    """Return the names of the points of the last sweep in `folder` that have no folder yet.
+    """Return the names of the points of the last sweep in `folder` that have not begun, or that failed before.
 
     It is empty if `folder` is not a sweep's, or another sweeper than Hydra's own chose the points.
     """
@@ -46,7 +47,12 @@ def without_run(folder: Path) -> list[str]:
             return []  # folders have other names
     except (OSError, YAMLError, OmegaConfBaseException, UnicodeDecodeError):
         return []
-    return [name for name in names_of(points, naming) if name and not (folder / short(name)).is_dir()]
+    return [name for name in names_of(points, naming) if name and not has_begun(folder / short(name))]
+
+
+def has_begun(folder: Path) -> bool:
+    """Return whether a job has taken a run folder, which Hydra makes before."""
+    return any((folder / mark).exists() for mark in (RUN_LOCK, "journal", "report.json"))
 
 
 def subdir_of(hydra: Any) -> str:

@@ -24,7 +24,7 @@ def check_apart(task: TaskConfig, folder: Path | None = None) -> None:
     out, source = task.output, task.input
     if folder:
         check_input(task, folder)
-    if folder and out and place_of(out) in own_files(folder):
+    if folder and out and place_of(out) in job_files(folder):
         raise UserError(
             f"{KEY}={out} is a file that the job itself writes into its run folder. Name another file, or leave it out"
         )
@@ -46,7 +46,7 @@ def check_input(task: TaskConfig, folder: Path) -> None:
     source = task.input
     if not source:
         return
-    own = own_files(folder)
+    own = job_files(folder)
     read = next((own[file] for file in map(str, local_files(source)) if file in own), None)
     read = read or next((name for name in OWN if takes(source, str(folder / name))), None)
     if place_of(source) == place_of(str(folder)):
@@ -58,7 +58,7 @@ def check_input(task: TaskConfig, folder: Path) -> None:
         )
 
 
-def own_files(folder: Path) -> dict[str, str]:
+def job_files(folder: Path) -> dict[str, str]:
     """Return the names of the files that a job writes into its run folder, by their places."""
     return {place_of(str(folder / name)): name for name in OWN}
 

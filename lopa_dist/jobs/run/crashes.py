@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from lopa_dist.jobs.folder.packed import RequestIds
+from lopa_dist.own_code import own_line
 from lopa_dist.parallel.launcher import RankError
 from lopa_dist.parallel.stop import Stopped
 
@@ -44,12 +45,19 @@ class Begun(AbstractContextManager["Begun"]):
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.file.close()
-        if error is None or isinstance(error, IN_ORDER) or (isinstance(error, RankError) and self.lone):
+        other_s = isinstance(error, RankError) and self.lone
+        own = isinstance(error, Exception) and of_own_code(error)
+        if error is None or isinstance(error, IN_ORDER) or other_s or own:
             self.forget()
 
     def forget(self) -> None:
         """Remove the file: no request is to blame for the end of the attempt."""
         self.path.unlink(missing_ok=True)
+
+
+def of_own_code(error: BaseException) -> bool:
+    """Return whether an error, or one that it was raised from, arose in the user's own code."""
+    return bool(own_line(error)) or (error.__cause__ is not None and of_own_code(error.__cause__))
 
 
 def crashes(journal: Path, ids: RequestIds, done: bytearray, since: int) -> bytearray:

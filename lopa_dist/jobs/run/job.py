@@ -31,7 +31,7 @@ from lopa_dist.jobs.run.apart import check_apart
 from lopa_dist.jobs.run.attempt import Attempt, begin_attempt
 from lopa_dist.jobs.run.crashes import Begun
 from lopa_dist.jobs.run.disturbances import Disturbances
-from lopa_dist.jobs.run.job_input import JobInput, request_id
+from lopa_dist.jobs.run.job_input import JobInput
 from lopa_dist.jobs.run.lessons import Lessons, check_learning
 from lopa_dist.jobs.run.output import check_parts, warnings_of, write_output
 from lopa_dist.jobs.run.parts import Parts
@@ -54,7 +54,7 @@ from lopa_dist.jobs.show.run_page import write_run_page
 from lopa_dist.jobs.show.wandb_log import WandbLog
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.overrides import typed
-from lopa_dist.own_code import SOURCE_OF
+from lopa_dist.own_code import SOURCE_OF, is_own
 from lopa_dist.parallel.failures import announce_before_joining
 from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import Start, World
@@ -111,7 +111,9 @@ def run(
                 builder = EngineBuilder(config.model, device)
                 config = resolve(config, builder.shape, device, given)
                 encoder = Encoder(config, builder.shape, builder.tokenizer)
-                job_input = JobInput(encoder, group.store.between(chain(first, items)), named=world.rank == 0)
+                job_input = JobInput(
+                    encoder, group.store.between(chain(first, items)), world.rank == 0, not is_own(config.task.name)
+                )
                 if not len(job_input) and config.task.shards == 1:  # results of an earlier input stay
                     raise UserError(f"nothing to run: task.input={config.task.input} has no lines")
                 if world.rank == 0:
@@ -153,7 +155,6 @@ class Job:
     lessons: Lessons = field(init=False)
     parts: Parts | None = field(init=False)
     writer: Writer = field(init=False)
-    begun: Begun = field(init=False)
 
     def __post_init__(self) -> None:
         self.is_rank_0 = self.group.world.rank == 0
@@ -215,16 +216,20 @@ class Job:
             self.lessons.recall(answers, self.input.encoded)
         session.prepare()
         start, self.disturbances = time.perf_counter(), Disturbances(self.config, group, self.builder.device)
-        generations = self.lessons.rounds(partial(session.generate, suspects=self.suspects, begin=self.begin))
-        if group.is_leader:
-            lone = group.mesh.branch == group.mesh.tensor == 1
-            with Begun(self.attempt.journal.folder, self.attempt.number, group.data_rank, lone) as self.begun:
-                Recorder(
-                    self.config, group, self.task, self.builder.tokenizer, self.input, self.attempt, start,
-                    self.writer, self.begun,
-                ).record(generations, engine, self.lessons)  # fmt: skip
-        else:
-            deque(generations, maxlen=0)
+        generate = partial(session.generate, suspects=self.suspects)
+        if not group.is_leader:
+            deque(self.lessons.rounds(generate), maxlen=0)
+            return
+        lone = group.mesh.branch == group.mesh.tensor == 1
+        with Begun(self.attempt.journal.folder, self.attempt.number, group.data_rank, lone) as begun:
+
+            def begin(requests: Sequence[Request]) -> None:
+                begun.note(*(self.input.name_of(self.input.items[request.index], request) for request in requests))
+
+            Recorder(
+                self.config, group, self.task, self.builder.tokenizer, self.input, self.attempt, start,
+                self.writer, begun,
+            ).record(self.lessons.rounds(partial(generate, begin=begin)), engine, self.lessons)  # fmt: skip
 
     def conclude(self, engine: Engine, wandb_log: WandbLog | None) -> dict[str, Any]:
         """Write what is made of all results; return the report on rank 0, and nothing on others.
@@ -255,11 +260,6 @@ class Job:
         if stopped and not complete:
             raise Stopped(f"stopped by {group.stop.signal}; the results so far are kept")
         return report
-
-    def begin(self, requests: Sequence[Request]) -> None:
-        """Record which requests begin, if this rank is a leader."""
-        if self.group.is_leader:
-            self.begun.note(*(request_id(self.input.items[request.index], request) for request in requests))
 
     def finished_before(self) -> dict[str, Any]:
         """Return the report of an earlier attempt that left nothing to do, after writing its results again; else {}."""

@@ -38,12 +38,14 @@ class JobInput:
         encoder: turns items into requests.
         items: all of them. They are kept without their texts, which the requests hold as tokens.
         named: whether to keep the journal's names of all requests, which rank 0 needs to read the journal.
+        referred: as for `request_id`.
 
     Raises:
         ValueError: two requests have the same name, so their results could not be told apart; only if `named`.
     """
 
-    def __init__(self, encoder: Encoder, items: Iterable[Item], named: bool) -> None:
+    def __init__(self, encoder: Encoder, items: Iterable[Item], named: bool, referred: bool = True) -> None:
+        self.referred = referred
         self.items: Spool[Item] = Spool(Item, Origin, RequestSampling, ResponseFormat)
         self.encoded: Spool[Request | Rejection] = Spool(Request, Rejection)
         self.rejected = bytearray()  # 1 for each item that was rejected
@@ -67,7 +69,7 @@ class JobInput:
                 self.rejected.append(isinstance(request, Rejection))
                 self.limits.append(0 if isinstance(request, Rejection) else request.max_new_tokens)
                 if named:
-                    self.ids.append(request_id(item, request))
+                    self.ids.append(self.name_of(item, request))
                     name = hashlib.sha256(item.custom_id.encode()).hexdigest()[:24]
                     names.append(None if isinstance(request, Rejection) else name)
         self.warnings = encoder.warnings()  # what to say of the requests before they run, and on the page
@@ -76,6 +78,10 @@ class JobInput:
 
     def __len__(self) -> int:
         return len(self.items)
+
+    def name_of(self, item: Item, request: Request | Rejection) -> str | None:
+        """Return the journal's name of a request (`request_id`)."""
+        return request_id(item, request, self.referred)
 
     def set_aside(self, crashes: bytearray, most: int | None) -> int:
         """Set aside requests during which the process ended `most` times; return during how many others it ended."""
@@ -150,10 +156,11 @@ def is_sample(item: Item) -> bool:
     return item.origin is not None and item.custom_id == f"{item.origin.custom_id}#{item.origin.sample}"
 
 
-def request_id(item: Item, request: Request | Rejection) -> str | None:
+def request_id(item: Item, request: Request | Rejection, referred: bool = True) -> str | None:
     """Return the journal's name of a request; None for a rejected item.
 
-    It is a hash of the item's name and of all that its text and its verdict depend on, except the settings.
+    It is a hash of the item's name and of all that its text and its verdict depend on, except the settings. The
+    reference is part of it only if `referred`: where the rule may change, its hash has the reference (`verdict_rule`).
     """
     if isinstance(request, Rejection):
         return None
@@ -171,6 +178,6 @@ def request_id(item: Item, request: Request | Rejection) -> str | None:
     if item.response_format is not None:
         # without the number of tries: an answer with its format stays if more tries are allowed (`journal.TRIED`)
         parts.append({"response_format": {"schema": item.response_format.schema}})
-    if item.reference is not None:
+    if item.reference is not None and referred:
         parts.append({"reference": item.reference})
     return hashlib.sha256(json.dumps(parts).encode() + array("i", request.prompt).tobytes()).hexdigest()[:24]

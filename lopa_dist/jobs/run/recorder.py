@@ -17,7 +17,7 @@ from lopa_dist.jobs.folder.journal import TRIED, Writer
 from lopa_dist.jobs.run.answers import NOT_NUMBERS, Pieces, answer_of, error_line, generation_line
 from lopa_dist.jobs.run.attempt import Attempt, tries_of
 from lopa_dist.jobs.run.crashes import Begun
-from lopa_dist.jobs.run.job_input import JobInput, request_id
+from lopa_dist.jobs.run.job_input import JobInput
 from lopa_dist.jobs.run.judge_watch import JudgeWatch
 from lopa_dist.jobs.run.judging import Answer, Judges, Verdict
 from lopa_dist.jobs.run.lessons import Lessons
@@ -76,7 +76,7 @@ class Recorder:
             lessons.on_outcome.append(lambda _: display.learned())
             for generation in generations:
                 item = self.input.items[generation.request.index]
-                self.begun.note(request_id(item, generation.request), ended=True)
+                self.begun.note(self.input.name_of(item, generation.request), ended=True)
                 reasoning, text = None, ""
                 if generation.likelihoods is None:
                     generation, reasoning, text = answer_of(self.tokenizer, generation, item.stop)
@@ -99,7 +99,7 @@ class Recorder:
         try:
             for verdict in verdicts:
                 item, generation = verdict.answer.item, verdict.answer.generation
-                entry = {"id": request_id(item, generation.request), "at": verdict.answer.at}
+                entry = {"id": self.input.name_of(item, generation.request), "at": verdict.answer.at}
                 amounts.update(done=1)
                 if generation.finish_reason == "error":
                     amounts.update(failed=1)

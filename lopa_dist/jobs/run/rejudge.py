@@ -18,12 +18,13 @@ def verdict_rule(settings: Mapping[str, Any], item: Item) -> str | None:
 
     Args:
         settings: of the journal.
-        item: an item of task=batch, whose rule may change.
+        item: an item of a task whose rule may change: a batch, or the user's own.
     """
     rule = {key: settings[key] for key in VERDICT_SETTINGS if key in settings}
     if not rule:
         return None
-    return hashlib.sha256(json.dumps([rule, item.metadata], sort_keys=True).encode()).hexdigest()[:16]
+    given = [rule, item.metadata] if item.reference is None else [rule, item.metadata, item.reference]
+    return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def rejudge(journal: Journal, writer: Callable[[], Writer], job_input: JobInput, task: Task, settings: Any) -> int:

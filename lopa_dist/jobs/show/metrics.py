@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import platform
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -18,6 +17,7 @@ from lopa_dist.config import Config
 from lopa_dist.engine.drafter import SOURCES
 from lopa_dist.jobs.folder.journal import Merged
 from lopa_dist.jobs.folder.packed import Columns
+from lopa_dist.jobs.folder.results import kind_of_error
 from lopa_dist.tasks.task import Item, Score
 
 if TYPE_CHECKING:  # figures are shown without torch, which takes seconds to import
@@ -182,14 +182,9 @@ def counted(config: Config, merged: Merged, errors: int, decode_s: float, wall_s
 
 
 def failures(lines: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Return how many requests failed for each reason, the most frequent first.
-
-    Reasons lose their line numbers, and other numbers become N, so that alike ones are counted together.
-    """
+    """Return how many requests failed for each reason (`kind_of_error`), the most frequent first."""
     reasons = Counter(
-        re.sub(r"\d+", "N", re.sub(r"^line \d+( \(.*?, line \d+\))?: ", "", str(line["error"])))[:LONGEST_REASON]
-        for line in lines
-        if line["finish_reason"] == "error"
+        kind_of_error(str(line["error"]))[:LONGEST_REASON] for line in lines if line["finish_reason"] == "error"
     )
     return dict(reasons.most_common(MOST_REASONS))
 

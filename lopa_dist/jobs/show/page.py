@@ -92,7 +92,8 @@ def histogram(title: str, axis: str, values: ArrayLike) -> Bars:
 
     values = np.asarray(values, np.float64)
     low, high = float(values.min()), float(values.max())
-    counts, edges = np.histogram(values, MaxNLocator(10).tick_values(low, high) if high > low else 1)
+    edges = MaxNLocator(10).tick_values(low, high) if high > low else np.array([low, low])
+    counts, edges = np.histogram(values, edges)
     names = [f"{edge:g}" for edge in edges[:-1]]
     return bars(title, axis, names, (counts / counts.sum()).tolist(), ".0%")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -54,19 +54,6 @@ PRINTED = {
     "pdf.fonttype": 42,  # many venues refuse Type 3
     "ps.fonttype": 42,
 }
-
-
-def draw(path: Path, paint: Callable[[Any], None], size: tuple[float, float] = (6.4, 3.4), panels: int = 1) -> str:
-    """Let `paint` fill one set of axes, or `panels` side by side, save them as `path`, and return the file's name.
-
-    The file's suffix names the format.
-    """
-    with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(1, panels, figsize=size, layout="constrained")
-        paint(axes)
-        figure.savefig(path)
-        plt.close(figure)
-    return path.name
 
 
 def draw_pareto(file: Path, charts: Sequence[Scatter], curves: Sequence[str], width: float) -> None:

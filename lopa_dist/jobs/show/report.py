@@ -16,6 +16,7 @@ from lopa_dist.config import Config, ModelOptions, TaskConfig
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.jobs.folder.attempt_record import AttemptRecord
+from lopa_dist.jobs.folder.results import AGAIN
 from lopa_dist.jobs.show.metrics import wilson
 
 UNCONFINED = "The model's programs were run unconfined, with limits alone (task.allow_code_execution=unconfined)."
@@ -54,6 +55,14 @@ def why_no_results(folder: Path, otherwise: str, below: bool = False) -> str:
     if not any(folder.glob("**/journal" if below else "journal")):
         return f"{folder}: {otherwise}"
     return f"{folder}: not finished; `lopa-dist status {quote(str(folder))}` says how it goes on"
+
+
+def check_results(folder: Path) -> None:
+    """Raise a ValueError that says what to do unless a folder has the report and the results of a job."""
+    if not (folder / "report.json").exists():
+        raise ValueError(why_no_results(folder, "no report.json; name the folder of a finished run"))
+    if not (folder / "results.jsonl").exists():
+        raise ValueError(f"{folder}: its results.jsonl is gone; {AGAIN}")
 
 
 def typed_settings(folder: Path) -> dict[str, str]:

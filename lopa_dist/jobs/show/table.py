@@ -18,7 +18,7 @@ from lopa_dist.atomic import atomic
 from lopa_dist.encodable import encodable
 from lopa_dist.jobs.folder.part_names import KEY, in_parts, parts_of
 from lopa_dist.jobs.folder.results import result_lines
-from lopa_dist.jobs.show.report import why_no_results
+from lopa_dist.jobs.show.report import check_results
 from lopa_dist.jobs.show.run_page import has_changed, items_again, question
 from lopa_dist.jobs.show.where_it_began import report_where_it_began
 from lopa_dist.remote import is_remote, put
@@ -89,8 +89,7 @@ def write_table(folder: Path, out: str | Path, key: str = "--out") -> tuple[int,
     ending = PurePosixPath(out).suffix
     if ending not in (".csv", ".parquet"):
         raise ValueError(f"{key} {out}: name a .csv or a .parquet file")
-    if not (folder / "results.jsonl").exists():
-        raise ValueError(why_no_results(folder, "no results.jsonl; name the folder of a run"))
+    check_results(folder)
     report = report_where_it_began(folder)
     missing = why_without_prompts(folder, report)
     types = passing_types(report["task"]) if ending == ".parquet" and not missing else {}

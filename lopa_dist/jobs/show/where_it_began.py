@@ -7,12 +7,16 @@ from typing import Any
 
 from lopa_dist.jobs.folder.attempt_record import AttemptRecord
 from lopa_dist.jobs.show.report import read_report
+from lopa_dist.own_code import is_own
 from lopa_dist.remote import is_remote
 from lopa_dist.tasks.rows import files_of, is_dataset
 
 
 def report_where_it_began(folder: Path) -> dict[str, Any]:
-    """Return a run's report; a relative input that is not here is also looked for in the folder the job began in."""
+    """Return a run's report; relative files of its task that are not here are looked for where the job began, too.
+
+    These are the input, and own code that judges or is the task.
+    """
     file = folder / "report.json"
     report = read_report(file)
     if "task" not in report:
@@ -22,6 +26,12 @@ def report_where_it_began(folder: Path) -> dict[str, Any]:
         begun = where_it_began(folder, source)
         if files_there(begun):
             report["task"] |= {"input": begun}
+    for key in ("name", "score"):
+        code = report["task"].get(key)
+        if code and is_own(code) and not Path(code.rpartition(":")[0]).expanduser().exists():
+            begun = where_it_began(folder, code)
+            if Path(begun.rpartition(":")[0]).exists():
+                report["task"] |= {key: begun}
     return report
 
 

@@ -21,7 +21,7 @@ from lopa_dist.engine.request import Request
 from lopa_dist.jobs.commands.trace import (
     BONUS,
     LOOKAHEAD,
-    Recorder,
+    StepRecorder,
     Trace,
     result,
     show,
@@ -81,7 +81,7 @@ def test_a_prompt_that_was_cut_is_shown_as_the_model_got_it(tmp_path: Path) -> N
 
 def test_the_prompts_tail_is_no_part_of_the_answer(small_model: Transformer) -> None:
     """Where it begins the first block (context=blocks), positions of the answer still count from 0."""
-    recorder = Recorder()
+    recorder = StepRecorder()
     decode = DecodeConfig(
         verify="confidence",
         drafts=0,
@@ -103,7 +103,7 @@ def test_the_prompts_tail_is_no_part_of_the_answer(small_model: Transformer) -> 
 
 
 def test_accepted_drafts_rejected_ones_and_what_took_their_place(small_model: Transformer) -> None:
-    recorder = Recorder()
+    recorder = StepRecorder()
     decode = DecodeConfig(
         branches=1,
         block_size=8,

@@ -31,12 +31,15 @@ def sweep(tmp_path: Path) -> Path:
 def test_points_have_the_folders_that_hydra_gives_them(sweep: Path) -> None:
     names = ["decode.drafts=4,task.limit=400", "decode.drafts=8,task.limit=400"]
     assert without_run(sweep) == names
-    (sweep / names[0]).mkdir()
+    for name in names:  # Hydra makes the folders before their jobs begin, and a job may fail before it does
+        (sweep / name / ".hydra").mkdir(parents=True)
+    assert without_run(sweep) == names
+    (sweep / names[0] / "job.lock").touch()
     assert without_run(sweep) == names[1:]
     told = sweep_in_words(sweep)
     assert told.startswith(f"1 point of the sweep in {sweep} has not begun: {names[1]}\n")
     assert told.endswith(f"""with FOLDER='{sweep}' (launch/sweep.sh) or "hydra.sweep.dir='{sweep}'\"""")
-    (sweep / names[1]).mkdir()
+    (sweep / names[1] / "journal").mkdir()
     assert sweep_in_words(sweep) == ""
 
 

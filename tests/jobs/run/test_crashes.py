@@ -19,6 +19,7 @@ from lopa_dist.jobs.run.answers import NOT_NUMBERS
 from lopa_dist.jobs.run.crashes import Begun, crashes
 from lopa_dist.jobs.run.job import run
 from lopa_dist.jobs.show.run_state import state_of
+from lopa_dist.own_code import load
 from lopa_dist.parallel.launcher import RankError, World
 from lopa_dist.parallel.stop import Stop, Stopped
 from tests.jobs.folder.test_packed import ids_of
@@ -250,3 +251,22 @@ def test_what_counts_as_a_crash(tmp_path: Path, error: BaseException | None, lon
     assert crashes(tmp_path, ids, done, 2) == bytearray([kept, 0, 2 * kept, 0])
     done[2] = 1
     assert crashes(tmp_path, ids, done, 0) == bytearray([2 * kept, 0, 0, 0])
+
+
+def test_an_error_of_own_code_is_no_crash(tmp_path: Path) -> None:
+    """Nor is one that was raised from it."""
+    (tmp_path / "mine.py").write_text("def fill(*_):\n    raise KeyError('x')\n")
+    own = load(f"{tmp_path}/mine.py:fill", "decode.fill")
+
+    def wrapped() -> None:
+        try:
+            own()
+        except KeyError as error:
+            raise RuntimeError("verify failed") from error
+
+    for failing in (own, wrapped):
+        begun = Begun(tmp_path, 1, 0, lone=True)
+        begun.note("a")
+        with pytest.raises((KeyError, RuntimeError)), begun:
+            failing()
+        assert not list(tmp_path.glob("*.begun"))

@@ -486,7 +486,7 @@ def test_runs_of_a_sweep_are_distinguished(tmp_path: Path, finished: tuple[Path,
     named = [(f"seed={i},task.limit=9", report) for i in range(2)]
 
     def names(*runs: tuple[str, dict[str, Any]]) -> list[str]:
-        groups = [SeedGroup(name, report, []) for name, report in runs]
+        groups = [SeedGroup(name, report, [tmp_path]) for name, report in runs]
         return names_of(groups, words_of(groups))
 
     assert names(*named) == ["seed=0", "seed=1"]

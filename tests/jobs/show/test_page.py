@@ -38,7 +38,7 @@ def test_texts_at_bars_are_inside_the_chart_and_do_not_touch(names: list[str], p
 def test_a_histogram_counts_every_value() -> None:
     chart = histogram("title", "axis", [1.0, 1.0, 2.0, 11.0])
     assert [bar.value for bar in chart.bars] == ["50%", "25%", *["0%"] * 7, "25%"]
-    assert [bar.value for bar in histogram("title", "axis", [3.0, 3.0]).bars] == ["100%"]
+    assert [(bar.name, bar.value) for bar in histogram("title", "axis", [3.0, 3.0]).bars] == [("3", "100%")]
 
 
 def test_the_front_is_what_nothing_beats_in_both() -> None:

@@ -213,7 +213,10 @@ def test_what_is_no_run_or_no_table_is_refused(folder: Path, tmp_path: Path) -> 
     (tmp_path / "stopped" / "journal").mkdir(parents=True)
     with pytest.raises(ValueError, match=r"stopped: not finished; `lopa-dist status .*stopped` says how it goes on"):
         write_table(tmp_path / "stopped", tmp_path / "x.csv")
-    with pytest.raises(ValueError, match=r"no results\.jsonl; name the folder of a run"):
+    with pytest.raises(ValueError, match=r"no report\.json; name the folder of a finished run"):
+        write_table(tmp_path, tmp_path / "t.csv")
+    (tmp_path / "report.json").touch()
+    with pytest.raises(ValueError, match=r"its results\.jsonl is gone; start its job again with this run folder"):
         write_table(tmp_path, tmp_path / "t.csv")
     with pytest.raises(ValueError, match=r"name a \.csv or a \.parquet file"):
         write_table(folder, tmp_path / "t.xlsx")
