@@ -1,4 +1,4 @@
-"""What makes a job's times say little: programs that used its cores, and pauses of its machine."""
+"""What makes a job's times unreliable: programs that used its cores, and pauses of its machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Disturbances:
     """
 
     def __init__(self, config: Config, group: Group, device: torch.device) -> None:
-        self.group, self.stood_s = group, group.failures.pauses.seconds
+        self.group, self.paused_s = group, group.failures.pauses.seconds
         self.others = OtherPrograms() if device.type == "cpu" and group.world.local_size == 1 else None
         self.threads, self.usable = threads(config, group.world)[0], cores(group.world)[0]
 
@@ -32,11 +32,11 @@ class Disturbances:
         if busy is not None and contended(busy, self.threads, self.usable):
             warnings.append(
                 f"{KEPT_BUSY} {busy:.1f} of {self.usable} cores busy while this job generated with {self.threads} "
-                f"thread{'s' * (self.threads > 1)}: its times, and tokens per second, say little"
+                f"thread{'s' * (self.threads > 1)}: its times and tokens per second are not reliable"
             )
-        if stood_s := self.group.failures.pauses.seconds - self.stood_s:
+        if paused_s := self.group.failures.pauses.seconds - self.paused_s:
             warnings.append(
-                f"the job stood still for {duration(stood_s)} while it generated, because it was suspended "
-                "or its machine did nothing: its times, and tokens per second, include that"
+                f"the job stood still for {duration(paused_s)} while it generated, because it was suspended "
+                "or its machine did nothing: its times and tokens per second include that"
             )
         return busy, warnings

@@ -14,7 +14,7 @@ from lopa_dist.jobs.show.seed_groups import SeedGroup, inputs_of
 from lopa_dist.own_code import SOURCE_OF
 
 OF_JUDGES = f"{SOURCE_OF}task", f"{SOURCE_OF}task.score"
-BUSY = 1.5  # load per core above which a run's times say little
+BUSY = 1.5  # load per core above which a run's times are not reliable
 SCATTER = 1.2  # a note is added where the fastest run of a point is more than this many times as fast as the slowest
 
 
@@ -71,7 +71,7 @@ def notes_of(groups: Sequence[SeedGroup], pairs: Sequence[Paired | None], called
             "load: they differ when such a run is repeated, but its texts do not."
         )
     if busy := [f"{number} (load {load:g}, {cores} cores)" for number, r in numbered for load, cores in busy_at(r)]:
-        notes.append(f"Other programs ran when these runs began, so their times say little: {', '.join(busy)}.")
+        notes.append(f"Other programs ran when these runs began, so their times are not reliable: {', '.join(busy)}.")
     notes += unlike(groups, called, bool(counts))
     warned: dict[str, dict[str, str]] = {}  # by kind of warning, and by run
     for number, report in numbered:

@@ -1,4 +1,4 @@
-"""What makes a job's times say little is told."""
+"""What makes a job's times unreliable is told."""
 
 from __future__ import annotations
 
