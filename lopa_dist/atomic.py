@@ -50,10 +50,14 @@ def check_writable(folder: Path) -> None:
 
     This is tried, because permissions do not tell: not even root can write into /proc.
     """
-    folder = folder.expanduser().absolute()
-    there = next(place for place in (folder, *folder.parents) if place.exists())
-    with naming(there), TemporaryFile(dir=there):
-        pass
+    folder = folder.absolute()
+    there = next(place for place in (folder, *folder.parents) if place.exists() or place.is_symlink())
+    try:
+        with TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        error.filename = str(there)
+        raise
 
 
 def can_be_written(folder: Path) -> bool:

@@ -383,7 +383,7 @@ def check_output(path: str) -> None:
         exists(path, "task.output")
         return
     try:
-        check_writable(Path(path).parent)
+        check_writable(Path(path).expanduser().parent)
     except OSError as error:
         raise ValueError(f"task.output={path}: its folder cannot be written to ({error})") from error
 

@@ -19,6 +19,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 SOURCE_OF = "the source of "  # followed by a setting: the name of a hash of the user's own code
+LIBRARIES = {"site-packages", "dist-packages"}  # folders of installed libraries, wherever they are
 ARGUMENTS = {"decode.fill": ("probability", "confidence", "masked"), "task.score": ("text", "fields")}
 """By setting: the positional arguments with which the function that it names is called."""
 
@@ -137,7 +138,7 @@ def own_files(file: Path) -> list[Path]:
 
 def is_installed(file: Path) -> bool:
     """Return whether a file is this package's, a library's or Python's, and so not the user's own."""
-    return any(folder in file.parents for folder in installed())
+    return any(folder in file.parents for folder in installed()) or not LIBRARIES.isdisjoint(file.parts)
 
 
 @cache

@@ -81,9 +81,10 @@ def main(ranks: int, arguments: Sequence[str]) -> None:
         check_keys([a for a in arguments if not a.startswith("-")])
         own = [a for a in as_hydra_reads(list(arguments)) if not a.startswith(("hydra", "-"))]
         config = checked_job(own, ranks)
-        folder = next((a.partition("=")[2] for a in arguments if a.startswith("hydra.run.dir=")), "")
+        folders = [a.partition("=")[2] for a in arguments if a.lstrip("+").startswith("hydra.run.dir=")]
+        folder = folders[-1] if folders else ""
         try:
-            check_writable(Path(folder.strip("'\"") or "outputs"))
+            check_writable(Path(folder.strip("'\"") or "outputs").expanduser())
         except OSError as error:
             raise UserError(f"hydra.run.dir={folder or 'outputs/...'}: cannot be written to ({error})") from error
         for reason in (model_not_there(config.model.path), *map(why_not_there, data_sets(config.task))):

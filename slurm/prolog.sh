@@ -19,16 +19,15 @@ say() { echo "[$(date +%H:%M:%S)] $*"; }
 
 # The value of KEY= among overrides, or nothing; without the quotes around it, in which Hydra takes a text as it is.
 value_of() {
-    local key=$1 argument value
+    local key=$1 argument value=
     shift
-    for argument; do
+    for argument; do # as in Hydra, the last one counts
         case $argument in "$key="* | "+$key="* | "++$key="*)
             value=${argument#*=}
-            case $value in \'*\' | \"*\") value=${value#?} value=${value%?} ;; esac
-            echo "$value"
-            return ;;
+            case $value in \'*\' | \"*\") value=${value#?} value=${value%?} ;; esac ;;
         esac
     done
+    [ -z "$value" ] || echo "$value"
 }
 
 # Whether a port of this machine is free is known only when it is bound: so it is chosen by the machine itself.
@@ -238,7 +237,7 @@ check_settings() {
 link_log() {
     local log folder
     log=$(readlink "/proc/$$/fd/1" || true) folder=$(value_of hydra.run.dir "${WORK[@]}")
-    if [ -n "${SLURM_JOB_ID:-}" ] && [ -f "$log" ] && [ -n "$folder" ]; then
+    if [ -n "${SLURM_JOB_ID:-}" ] && [ -f "$log" ] && [ -n "$folder" ] && [[ $folder != *'${'* ]]; then
         { mkdir -p "$folder" && ln -sfn "$log" "$folder/slurm-$(own_job).log"; } || true
     fi
 }
@@ -306,6 +305,7 @@ goes_on() {
     fi
     if [[ $preempted == [0-9]* && ! $preempted < $start ]]; then return 0; fi # of this start, not of an earlier one
     [ "$ASKED" != 0 ] || return 1
+    [[ $(value_of hydra.run.dir "${WORK[@]}") != *'${'* ]] || return 0 # only Hydra knows where its journal is
     if [ "${SLURM_RESTART_COUNT:-0}" != 0 ] && [ "$(finished)" = "$1" ]; then
         say "no request was finished before the time limit, so the job does not go back into the queue: give a longer --time"
         return 1

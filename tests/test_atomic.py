@@ -44,18 +44,6 @@ def test_what_a_kill_left_is_overwritten(tmp_path: Path) -> None:
     assert file.read_text() == "new"
 
 
-def test_two_writers_at_once(tmp_path: Path) -> None:
-    """The last to finish wins, and what is there is one of both."""
-    file = tmp_path / "a.json"
-    with atomic(file, ".1") as one:
-        one.write_text("on")
-        with atomic(file, ".2") as two:
-            two.write_text("two")
-        assert file.read_text() == "two"
-        one.write_text("one")
-    assert file.read_text() == "one"
-
-
 def test_errors_of_writing_name_the_file(tmp_path: Path) -> None:
     def write() -> None:
         with atomic(tmp_path / "a.json") as partial, partial.open("w"):

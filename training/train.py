@@ -165,6 +165,10 @@ class Batches:
         self.rng = np.random.default_rng(seed)
         self.progress = 0.0  # of the training, as `Source.draw` takes it
         self.lengths = lengths_of(config, source)
+        if config.tokens < max(self.lengths):
+            raise ValueError(
+                f"train.tokens={config.tokens}: must be at least {max(self.lengths)}, as a sequence may have"
+            )
         self.pools: dict[int, list[noise.TrainingExample]] = {length: [] for length in self.lengths}
         self.queue: queue.Queue[Batch | Exception] = queue.Queue(3)
         threading.Thread(target=self._fill, daemon=True).start()

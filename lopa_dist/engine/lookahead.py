@@ -93,7 +93,7 @@ class LookaheadPolicy:
         self.lengths = [1.0, float(config.max_new_tokens)]  # answers that ended, and their tokens; begins with one
         self.worth = LEAST  # `Choice.worth` of this rank's next proposal
         self.mask_rows = self.from_masks = 0  # rows of masks, at most, and how many drafts from masks were accepted
-        self.counted = 0  # accepted drafts from masks in the engine's statistics, until the last step
+        self.counted = 0  # accepted drafts from masks in the engine's statistics at the last `count`
         self.steps = 0
         self.ranked: list[Choice] = []  # the best first
         self.speed: dict[Choice, float] = {}  # expected tokens per second of each choice
@@ -150,9 +150,15 @@ class LookaheadPolicy:
     def start(self, accepted_from: Mapping[int, int]) -> None:
         """Begin a generation, whose first step has none before it to be measured.
 
-        `accepted_from` is as in `stepped`; a policy may be older than these counts, or younger.
+        `accepted_from` has the drafts that the engine has counted as accepted so far, by source; a policy may be older
+        than these counts, or younger.
         """
         self.began, self.counted = None, accepted_from.get(MASKS, 0)
+
+    def count(self, accepted_from: Mapping[int, int]) -> None:
+        """Add the accepted drafts from masks since the last call; `accepted_from` is as in `start`."""
+        counted = accepted_from.get(MASKS, 0)
+        self.from_masks, self.counted = self.from_masks + counted - self.counted, counted
 
     def begin(self, ahead: Lookahead, host: HostState, chunk: bool) -> None:
         """Begin a step: count its masks and, with ``drafts=auto``, add the measured time of the step before.
@@ -181,7 +187,6 @@ class LookaheadPolicy:
         rows: int,
         masks: Ints | None,
         accepted_with: Ints | None,
-        accepted_from: Mapping[int, int],
     ) -> None:
         """Count the accepted drafts of a step, and take `choice`, which all ranks follow, for the next one.
 
@@ -191,11 +196,8 @@ class LookaheadPolicy:
             rows: of the step's forward on this rank.
             masks: ``[S]`` for how many places of each chain masks had predicted a token; None: for all drafts.
             accepted_with: as in `Winner`.
-            accepted_from: by source, the drafts that the engine has counted as accepted so far.
         """
         self.choice, self.rows = choice, rows
-        counted = accepted_from.get(MASKS, 0)
-        self.from_masks, self.counted = self.from_masks + counted - self.counted, counted
         if not self.causal:
             return
         running = (before.done == 0) & (after.done == 0)  # a text that ends accepts nothing after its end

@@ -235,9 +235,8 @@ class Engine:
         """Keep the step for `hand_out`, which runs when the next step is under way, and call `on_step`."""
         self.statistics.lap("commit")
         self.lookahead.stepped(
-            step.before, step.after, self.lockstep.choice, len(rows.table.hi), step.masks, step.accepted_with,
-            self.statistics.accepted_from,
-        )  # fmt: skip
+            step.before, step.after, self.lockstep.choice, len(rows.table.hi), step.masks, step.accepted_with
+        )
         self.ended = EndedStep(step, rows, finished, dict(self.statistics.seconds))
         self.winner = winner
         for callback in self.on_step:
@@ -251,6 +250,7 @@ class Engine:
             self.account(ended)
             if self.drafter:
                 self.drafter.learn(self.statistics)
+                self.lookahead.count(self.statistics.accepted_from)
             yield from ended.finished
             for callback in self.meanwhile:
                 callback(self)

@@ -158,11 +158,16 @@ def check_alive(name: str, device: torch.device, error: Exception) -> None:
         ) from error
 
 
+def compiler() -> str | None:
+    """Return the C compiler that Triton runs, the one that `CC` names if it is set; None: it is not there."""
+    chosen = os.environ.get("CC")
+    return shutil.which(chosen or "gcc") or (None if chosen else shutil.which("clang"))
+
+
 def explained(error: Exception) -> Fault:
     """Return the cause of an error in compiling or launching, and its remedy."""
     chosen = os.environ.get("CC")
-    compiler = shutil.which(chosen or "gcc") or (None if chosen else shutil.which("clang"))
-    if compiler is None:
+    if compiler() is None:
         what = f"CC={chosen} is not there" if chosen else "there is no C compiler, which Triton needs to run"
         return Fault(what, "install gcc (apt install gcc, dnf install gcc, module load gcc), or let CC name one")
     headers = Path(sysconfig.get_paths()["include"])

@@ -71,7 +71,7 @@ class Calls:
                 group = Group(self.world, mesh, backend, self.timeout_s, device, stop, next(MEETINGS), self.check_alive)
             except LaunchError as error:
                 if isinstance(error.__cause__, RankError):
-                    raise error.__cause__ from error
+                    raise error.__cause__ from None
                 raise
             try:
                 with group.failures.guard():

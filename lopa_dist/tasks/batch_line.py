@@ -370,7 +370,7 @@ def read_stop(value: Any) -> tuple[str, ...]:
     if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
         raise BadLine("stop must be a non-empty string or a list of them")
     if any(UNDECODED in stop for stop in stops):  # the text would end where a step ends within a character
-        raise BadLine("stop must not have U+FFFD, which stands for bytes that are no character")
+        raise BadLine("stop must not contain U+FFFD, which stands for bytes that are no character")
     return tuple(stops)
 
 

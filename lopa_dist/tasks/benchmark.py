@@ -109,13 +109,14 @@ class FewshotBenchmark(Benchmark):
     ) -> None:
         super().__init__(input, limit)
         count = self.usual_fewshot if fewshot is None else fewshot
-        self.examples = read_examples(fewshot_input or self.own_examples(), count, self.example)
+        self.examples = read_examples(fewshot_input or self.own_examples(self.source), count, self.example)
         self.prefix = "".join(f"{shot.question}{self.delimiter}{shot.answer}\n\n" for shot in self.examples)
         self.multiturn = fewshot_as_multiturn
 
-    def own_examples(self) -> str:
-        """Return the source of the examples if the user names none."""
-        return self.train
+    @classmethod
+    def own_examples(cls, source: str) -> str:
+        """Return the source of the examples if the user names none; `source` has the problems."""
+        return cls.train
 
     @abstractmethod
     def example(self, row: dict[str, Any]) -> Example | None:

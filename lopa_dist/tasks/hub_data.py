@@ -14,9 +14,10 @@ from lopa_dist.tasks.rows import HUB, hub_parts, is_dataset
 def data_sets(task: Any) -> list[str]:
     """Return the ``hf://`` sources that the task with these options reads: its problems and its examples."""
     kind, options = task_class(task.name), options_of(task.name)
-    sources = [task.input or getattr(kind, "test", None)]
-    if "fewshot" in options and task.fewshot != 0:
-        sources.append(task.fewshot_input or (None if task.input else getattr(kind, "train", None)))
+    problems = task.input or getattr(kind, "test", None)
+    sources = [problems]
+    if "fewshot" in options and task.fewshot != 0 and hasattr(kind, "own_examples"):
+        sources.append(task.fewshot_input or kind.own_examples(problems))
     return [source for source in dict.fromkeys(sources) if source and is_dataset(source)]
 
 
@@ -34,6 +35,7 @@ def why_not_there(source: str) -> str:
 
 def cached(name: str) -> bool:
     """Return whether the cache of `datasets` has the data set `name`, prepared before."""
-    home = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface")).expanduser()
-    place = Path(os.environ.get("HF_DATASETS_CACHE", home / "datasets")).expanduser()
+    from huggingface_hub.constants import HF_HOME  # which XDG_CACHE_HOME may move
+
+    place = Path(os.environ.get("HF_DATASETS_CACHE", Path(HF_HOME, "datasets"))).expanduser()
     return (place / name.lower().replace("/", "___")).is_dir()

@@ -29,9 +29,10 @@ class MBPP(CodeTask, FewshotBenchmark):
     usual_fewshot = 3
     delimiter = ""
 
-    def own_examples(self) -> str:
+    @classmethod
+    def own_examples(cls, source: str) -> str:
         """Return the source of the examples: the hub if the problems come from there, else the file that has these."""
-        return self.train if self.source.startswith(HUB) else self.source
+        return cls.train if source.startswith(HUB) else source
 
     def example(self, row: dict[str, Any]) -> Example | None:
         """Return the row as a worked example; None if it is not one of those set aside for that."""
@@ -60,9 +61,10 @@ class MBPPPlus(MBPP):
     name = "mbpp_plus"
     test = "hf://evalplus/mbppplus:test"
 
-    def own_examples(self) -> str:
+    @classmethod
+    def own_examples(cls, source: str) -> str:
         """Return the source of the examples, which are MBPP's, on the hub."""
-        return self.train
+        return cls.train
 
     def item(self, number: int, row: dict[str, Any]) -> Item:
         """Return one problem, called `mbpp-TASK_ID`."""

@@ -6,7 +6,7 @@ import inspect
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import islice
 from typing import Any
 
@@ -14,15 +14,16 @@ from lopa_dist.checks import in_a_line
 from lopa_dist.own_code import is_own, load, own_line
 from lopa_dist.remote import is_remote
 from lopa_dist.tasks.batch import Batch
-from lopa_dist.tasks.batch_line import BadLine, integer, read_sampling, read_stop
+from lopa_dist.tasks.batch_line import BadLine, integer, read_sampling, read_stop, read_suffix
 from lopa_dist.tasks.embedded import Arithmetic, Lists
 from lopa_dist.tasks.gsm8k import GSM8K
 from lopa_dist.tasks.harness import HarnessTask
 from lopa_dist.tasks.humaneval import HumanEval, HumanEvalPlus
 from lopa_dist.tasks.mbpp import MBPP, MBPPPlus
 from lopa_dist.tasks.minerva_math import MinervaMath
+from lopa_dist.tasks.response_format import ResponseFormat
 from lopa_dist.tasks.rows import check, is_dataset
-from lopa_dist.tasks.task import Item, RequestSampling, Task
+from lopa_dist.tasks.task import Continuation, Item, RequestSampling, Task
 
 KINDS = (Arithmetic, Lists, Batch, GSM8K, MinervaMath, HumanEval, HumanEvalPlus, MBPP, MBPPPlus, HarnessTask)
 FIRST = 20  # how many lines of an input are looked at before a job
@@ -60,16 +61,15 @@ def make_task(options: Any) -> Task:
             "(docs/configuration.md#task)"
         )
     given = {"limit": options.limit} | {key: getattr(options, key) for key in options_of(options.name)}
-    if is_own(options.name):
-        try:
-            inspect.signature(kind).bind(**given)
-        except TypeError as error:
-            raise ValueError(
-                f"task={options.name}: it is made with limit, and with the keys of task.* that its `options` name, "
-                f"here {', '.join(given)}, but {error}"
-            ) from error
     if not is_own(options.name):
         return kind(**given)
+    try:
+        inspect.signature(kind).bind(**given)
+    except TypeError as error:
+        raise ValueError(
+            f"task={options.name}: it is made with limit, and with the keys of task.* that its `options` name, "
+            f"here {', '.join(given)}, but {error}"
+        ) from error
     with named(f"task={options.name}"):
         task: Task = kind(**given)
     items = task.items
@@ -79,10 +79,13 @@ def make_task(options: Any) -> Task:
 
 @contextmanager
 def named(what: str) -> Iterator[None]:
-    """Turn any error of the user's own code into a ValueError that says in `what`, and where in it."""
+    """Turn an error of the user's own code into a ValueError that says what failed, `what`, and where.
+
+    A ValueError or OSError passes unchanged.
+    """
     try:
         yield
-    except (ValueError, OSError):  # they say it
+    except (ValueError, OSError):
         raise
     except Exception as error:
         raise ValueError(f"{what}: {own_line(error)}{in_a_line(error)}") from error
@@ -102,7 +105,7 @@ def checked(items: Callable[[], Iterable[Any]], name: str) -> Iterator[Item]:
         for item in items():
             if why := why_unusable(item):
                 raise ValueError(f"task={name}: items() gave {item!r}, which {why} (docs/inputs.md#a-task-of-your-own)")
-            yield item
+            yield replace(item, stop=tuple(item.stop)) if isinstance(item.stop, list) else item
 
 
 def why_unusable(item: Any) -> str:
@@ -111,6 +114,8 @@ def why_unusable(item: Any) -> str:
         return "is not an Item"
     if not isinstance(item.custom_id, str):
         return "has a custom_id that is not a text"
+    if isinstance(item.error, str) and item.error:
+        return ""
     if not isinstance(item.prompt, str | None) or not isinstance(item.messages, list | None):
         return "has a prompt that is not a text, or messages that are not a list"
     if item.prompt is None and item.messages is None and not item.error and not item.continuations:
@@ -118,18 +123,27 @@ def why_unusable(item: Any) -> str:
     turns = [turn if isinstance(turn, dict) else {} for turn in item.messages or ()]
     if not all(isinstance(turn.get(key), str) for turn in turns for key in ("role", "content")):
         return "has messages that are not all {'role': TEXT, 'content': TEXT}"
-    if not isinstance(item.stop, tuple):
+    if not isinstance(item.stop, tuple | list):
         return "has a stop that is not a tuple of texts"
     if not isinstance(item.sampling, RequestSampling):
         return "has a sampling that is not a RequestSampling"
-    if item.max_new_tokens is not None and type(item.max_new_tokens) is not int:
-        return "has max_new_tokens that are not an integer"
+    if not isinstance(item.response_format, ResponseFormat | None):
+        return "has a response_format that is not a ResponseFormat"
+    if not all(isinstance(one, Continuation) for one in item.continuations):
+        return "has continuations that are not all Continuations"
+    if not isinstance(item.prefix, str) or not isinstance(item.error, str | None):
+        return "has a prefix or an error that is not a text"
+    for name, value in (("max_new_tokens", item.max_new_tokens), *asdict(item.sampling).items()):
+        if name in ("max_new_tokens", "top_k", "seed") and not (value is None or type(value) is int):
+            return f"has {name}={value!r}, which is not an int"
     try:
         integer({"max_new_tokens": item.max_new_tokens}, "max_new_tokens", 1)
         read_stop(list(item.stop))
         read_sampling(asdict(item.sampling))
+        read_suffix(item.suffix or "", item.max_new_tokens is not None)
         item.custom_id.encode()
-        json.dumps([asdict(item.sampling), item.metadata, item.reference])
+        json.dumps([asdict(item.sampling), item.reference])
+        json.dumps(item.metadata, sort_keys=True)
     except BadLine as error:
         return f"cannot be used: {error}"
     except UnicodeEncodeError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from lopa_dist.tasks.response_format import ResponseFormat
@@ -156,24 +156,53 @@ def score_of(task: Task, item: Item, text: str) -> Score | None:
     Raises:
         CannotJudge: the task, which may be the user's own, returned neither a `Score` that can be written nor None.
     """
-    score = task.score(item, text)
+    return checked(task, "score", task.score(item, text))
+
+
+def score_of_likelihoods(task: LikelihoodTask, item: Item, likelihoods: Sequence[Likely]) -> Score | None:
+    """Return what the task says of the likelihoods of an item's continuations.
+
+    Raises:
+        CannotJudge: as for `score_of`.
+    """
+    return checked(task, "score_likelihoods", task.score_likelihoods(item, likelihoods))
+
+
+def checked(task: Task, function: str, score: Any) -> Score | None:
+    """Return what a function of the task returned, with flags and a reason as JSON has them.
+
+    Raises:
+        CannotJudge: as for `score_of`.
+    """
     if score is None:
-        return score
+        return None
+    returned = f"task {task.name}: {function}() returned"
     if not isinstance(score, Score):
-        raise CannotJudge(f"task {task.name}: score() returned {score!r}: return a Score(correct, extracted), or None")
+        raise CannotJudge(f"{returned} {score!r}: return a Score(correct, extracted), or None")
+    score = replace(
+        score,
+        correct=as_flag(score.correct),
+        also={rule: as_flag(right) for rule, right in score.also.items()},
+        reason="" if score.reason is None else score.reason,
+    )
     texts = all(isinstance(one, str | None) for one in (score.extracted, score.expected))
     if not (isinstance(score.correct, bool | None) and texts and isinstance(score.reason, str)):
         raise CannotJudge(
-            f"task {task.name}: score() returned {score!r}: `correct` is True, False or None, `extracted` and "
+            f"{returned} {score!r}: `correct` is True, False or None, `extracted` and "
             "`expected` are texts or None, and `reason` is a text"
         )
     if not all(isinstance(rule, str) and isinstance(right, bool) for rule, right in score.also.items()):
-        raise CannotJudge(f"task {task.name}: score() returned also={score.also!r}: give True or False for each rule")
+        raise CannotJudge(f"{returned} also={score.also!r}: give True or False for each rule")
     try:
-        json.dumps(score.metrics, allow_nan=False)
+        json.dumps(score.metrics)
     except (TypeError, ValueError) as error:
-        raise CannotJudge(f"task {task.name}: score() returned metrics that JSON cannot hold: {error}") from error
+        raise CannotJudge(f"{returned} metrics that JSON cannot hold: {error}") from error
     return score
+
+
+def as_flag(value: Any) -> Any:
+    """Return 0, 1 and flags of other libraries, such as numpy's, as False and True; any other value unchanged."""
+    return bool(value) if type(value).__name__.startswith(("bool", "int")) and value in (0, 1) else value
 
 
 class Cancelled(Exception):

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -16,6 +17,7 @@ from typing import Any
 
 from lopa_dist.tasks.task import Cancelled
 
+PAUSE_S = 1.0  # before a worker that could not be started is started again
 ATTEMPTS = 2  # a signal that was meant for the job may kill a child before it ignores signals
 
 
@@ -84,6 +86,7 @@ class Workers:
             except OSError as error:  # no memory for another process, or too many of them: there may be soon
                 if attempt == ATTEMPTS:
                     raise Lost(f"cannot be started ({error})") from error
+                time.sleep(PAUSE_S)
                 continue
             try:
                 answer = worker.ask(question, self.within_s)

@@ -224,7 +224,7 @@ def test_masks_are_useless_by_what_they_brought_in_all_generations() -> None:
         policy.start(Counter({MASKS: before}))
         for _ in range(TRIAL // 128 + 1):
             policy.begin(Lookahead(2), host(64), chunk=False)
-        policy.stepped(host(64), host(64), policy.choice, 256, None, None, Counter({MASKS: before + accepted}))
+        policy.count(Counter({MASKS: before + accepted}))
         return policy.useless()
 
     policy = LookaheadPolicy(causal(drafts=2))

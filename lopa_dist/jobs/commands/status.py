@@ -16,7 +16,6 @@ from lopa_dist.jobs.folder.journal import difference
 from lopa_dist.jobs.folder.sweep_points import without_run
 from lopa_dist.jobs.show.report import duration, read_report
 from lopa_dist.jobs.show.run_state import LOGS, RunState, last_line, runs_below
-from lopa_dist.jobs.show.table import output_again
 from lopa_dist.overrides import typed
 
 LONGEST = 10_000  # the most characters of a line
@@ -97,7 +96,7 @@ def runs_in_words(runs: Sequence[RunState]) -> list[str]:
         )
     lines += [
         f"{run.folder} is complete, but task.output={run.unwritten} is not there; this writes it:\n"
-        f"{output_again(run.folder, run.unwritten)}"
+        f"{go_on(run)}"
         for run in runs if run.unwritten
     ]  # fmt: skip
     lines += [
@@ -116,8 +115,9 @@ def sweep_in_words(folder: Path) -> str:
     more = f", and {len(names) - MOST} more" if len(names) > MOST else ""
     those = "1 point of the sweep in {} has" if len(names) == 1 else f"{len(names)} points of the sweep in {{}} have"
     return (
-        f"{those.format(folder)} not begun: {'; '.join(names[:MOST])}{more}\n"
-        f"Unless squeue lists them, the sweep's command again runs what is missing, with FOLDER={quote(str(folder))} "
+        f"{those.format(folder)} no run yet (not begun, or failed before): {'; '.join(names[:MOST])}{more}\n"
+        f"Unless the sweep still runs or squeue lists them, the sweep's command again runs what is missing, with "
+        f"FOLDER={quote(str(folder))} "
         f"(launch/sweep.sh) or {typed('hydra.sweep.dir', folder)}"
     )
 

@@ -17,6 +17,7 @@ NAME = "lessons.jsonl"
 def add_lessons(journal: Path, lessons: Iterable[dict[str, Any]]) -> None:
     """Append the outcomes of lessons, and make sure that they are on disk."""
     with (journal / NAME).open("a", encoding="utf-8") as file:
+        file.write("\n")  # ends a line that a kill cut short
         file.writelines(map(json_line, lessons))
         file.flush()
         os.fsync(file.fileno())

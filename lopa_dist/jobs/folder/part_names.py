@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import re
 from pathlib import Path, PurePosixPath
 
@@ -46,12 +47,12 @@ def is_missing(out: str, begun: str = "", answers: int = 0) -> bool:
 
 def parts_there(out: str, key: str) -> dict[int, str]:
     """Return the names of the parts that exist, by number; raise a ValueError with `key` if that cannot be told."""
+    before, after = PurePosixPath(out).name.split("*")
     if is_remote(out):
         system, inside = opened(out, key)
-        found = [PurePosixPath(path).name for path in system.glob(inside)]
+        found = [PurePosixPath(path).name for path in system.glob("*".join(map(glob.escape, inside.split("*"))))]
     else:
-        place = Path(out).expanduser()
-        found = [path.name for path in place.parent.glob(place.name)]
-    before, after = PurePosixPath(out).name.split("*")
+        pattern_of_name = f"{glob.escape(before)}*{glob.escape(after)}"
+        found = [path.name for path in Path(out).expanduser().parent.glob(pattern_of_name)]
     pattern = re.compile(rf"{re.escape(before)}(\d{{5,}}){re.escape(after)}")
     return {int(match[1]): name for name in sorted(found) if (match := pattern.fullmatch(name))}

@@ -99,7 +99,8 @@ def begin_attempt(
             log.warning(
                 "%d finished answers in %s are of other requests than those of the input today%s: they stay in "
                 "journal/, and are not in these results. A request is known by its id, or without one by its line's "
-                "number, and with task.samples above 1 also by its sample",
+                "number, and with task.samples above 1 also by its sample; an earlier version of lopa_dist may have "
+                "named requests of own tasks otherwise",
                 strangers, folder, f" with task.limit={limit}" if (limit := config.task.limit) else "",
             )  # fmt: skip
         most = config.job.crashes

@@ -10,7 +10,17 @@ from queue import Empty, Queue
 from threading import Event
 
 from lopa_dist.engine.request import Generation
-from lopa_dist.tasks.task import Cancelled, CannotJudge, Item, LikelihoodTask, Score, SlowTask, Task, score_of
+from lopa_dist.tasks.task import (
+    Cancelled,
+    CannotJudge,
+    Item,
+    LikelihoodTask,
+    Score,
+    SlowTask,
+    Task,
+    score_of,
+    score_of_likelihoods,
+)
 
 PAUSES_S = (0.5, 5.0)  # before judging is tried again
 
@@ -103,7 +113,7 @@ class Judges(contextlib.AbstractContextManager["Judges"]):
         if likelihoods is None:
             return score_of(self.task, answer.item, answer.text)
         assert isinstance(self.task, LikelihoodTask)
-        return self.task.score_likelihoods(answer.item, likelihoods)
+        return score_of_likelihoods(self.task, answer.item, likelihoods)
 
     def verdicts(self, wait_s: float = 0.0) -> Iterator[Verdict]:
         """Yield the verdicts since the last call; if there are none, wait up to `wait_s` seconds for one.

@@ -197,11 +197,11 @@ class Lessons:
         self.next = max(after - self.before, AFRESH) if self.before else after
         if held and not (self.auto and held[-1]["taken"]):
             self.ended = True
-            self.say("drafts are not learned again: an earlier attempt did, after %d answers", held[-1]["done"])
+            self.say("drafts are not learned again: an earlier attempt learned them after %d answers", held[-1]["done"])
         elif self.next >= self.total:
             self.ended = True
             if self.total and not self.auto and not self.before:
-                self.say("drafts are not learned: job.learn=%d, and there are %d requests", after, self.total)
+                self.say("drafts are not learned: job.learn=%d, but there are only %d requests", after, self.total)
             elif self.total and self.before:
                 self.say("drafts are not learned: %d requests are left, too few to gain from it", self.total)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import shutil
 from itertools import islice
 from pathlib import Path
@@ -13,7 +14,7 @@ from lopa_dist.config import TaskConfig
 from lopa_dist.jobs.folder.open_files import lines_of
 from lopa_dist.jobs.folder.own_parts import keep_parts, note_parts, parts_written
 from lopa_dist.jobs.folder.part_names import KEY, in_parts, is_missing, parts_of, parts_there
-from lopa_dist.jobs.show.table import mixed_types, output_again, to_be_written, write_table
+from lopa_dist.jobs.show.table import mixed_types, to_be_written, write_table
 from lopa_dist.remote import is_remote
 
 log = logging.getLogger("lopa_dist")
@@ -76,12 +77,10 @@ def write_output(folder: Path, report: dict[str, Any]) -> None:
             if missing:
                 log.warning(
                     "WARNING: %s is written %s. If the input can be had as it was, this writes it with them: %s",
-                    out, missing.strip(), output_again(folder, out),
+                    out, missing.strip(), shlex.join(["lopa-dist", "table", str(folder), "--out", out]),
                 )  # fmt: skip
         if parts:  # there may be more, of an input that was longer
             keep_parts(folder, out, len(parts))
     except (ValueError, OSError) as error:
-        raise UserError(
-            f"{error}. The results are in {folder}; {output_again(folder, out)} writes them there"
-        ) from error
+        raise UserError(f"{error}. The results are in {folder}; the same command again writes them there") from error
     log.info("results: %s", out)

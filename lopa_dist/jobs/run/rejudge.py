@@ -6,11 +6,21 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 from lopa_dist.jobs.folder.journal import VERDICT_SETTINGS, Journal, Writer, attempt_of
 from lopa_dist.jobs.run.job_input import JobInput
-from lopa_dist.tasks.task import CannotJudge, Item, Task, is_of_a_verdict, score_of
+from lopa_dist.tasks.task import (
+    CannotJudge,
+    Item,
+    LikelihoodTask,
+    Score,
+    Task,
+    is_of_a_verdict,
+    score_of,
+    score_of_likelihoods,
+)
 
 
 def verdict_rule(settings: Mapping[str, Any], item: Item) -> str | None:
@@ -23,8 +33,10 @@ def verdict_rule(settings: Mapping[str, Any], item: Item) -> str | None:
     rule = {key: settings[key] for key in VERDICT_SETTINGS if key in settings}
     if not rule:
         return None
-    given = [rule, item.metadata] if item.reference is None else [rule, item.metadata, item.reference]
-    return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:16]
+    given = json.dumps([rule, item.metadata], sort_keys=True)
+    if item.reference is not None:
+        given += json.dumps(item.reference)
+    return hashlib.sha256(given.encode()).hexdigest()[:16]
 
 
 def rejudge(journal: Journal, writer: Callable[[], Writer], job_input: JobInput, task: Task, settings: Any) -> int:
@@ -65,13 +77,21 @@ def rejudge(journal: Journal, writer: Callable[[], Writer], job_input: JobInput,
     return count
 
 
+def new_score(task: Task, item: Item, line: dict[str, Any]) -> Score | None:
+    """Return what the task says now of the text or the likelihoods of a result line."""
+    if "likelihoods" not in line:
+        return score_of(task, item, line["text"])
+    assert isinstance(task, LikelihoodTask)
+    return score_of_likelihoods(task, item, [SimpleNamespace(**one) for one in line["likelihoods"]])
+
+
 def with_new_verdict(entry: dict[str, Any], item: Item, task: Task) -> dict[str, Any]:
     """Return an entry of the journal with the verdict that its text gets now."""
     judged = {key: value for key, value in entry.items() if key != "unjudged"}
     line = {key: value for key, value in entry["line"].items() if not is_of_a_verdict(key)}
     verdict: dict[str, Any] = {"correct": None, "also": {}}
     try:
-        if score := score_of(task, item, line["text"]):
+        if score := new_score(task, item, line):
             verdict = {"correct": score.correct, "also": dict(score.also)}
             line |= score.fields()
     except CannotJudge:

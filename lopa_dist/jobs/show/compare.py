@@ -42,7 +42,7 @@ from lopa_dist.jobs.show.seed_groups import (
     settings_by_name,
     unfinished,
 )
-from lopa_dist.jobs.show.where_it_began import report_where_it_began
+from lopa_dist.jobs.show.where_it_began import task_where_it_began
 
 FAILED = "not finished"
 MOST_MADE = 8  # the most machines and times that a page lists
@@ -127,10 +127,10 @@ def compare(
         part.draw("" if len(parts) == 1 else f"-{part.title}")
     if len(groups) == 1 and len(groups[0].folders) == 1:
         [run] = groups[0].folders
-        report = groups[0].report | {"task": report_where_it_began(run)["task"]}
-        if not (questions := questions_again(report)):
+        questions = questions_again(groups[0].report | {"task": task_where_it_began(run, groups[0].report["task"])})
+        page = write_run_page(run, groups[0].report, questions)
+        if not questions:
             console.print("The page has no prompts: the input cannot be read, or has changed.")
-        page = write_run_page(run, report, questions)
     else:
         page = write_page(
             folder / "comparison.html",

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lopa_dist import __version__
+from lopa_dist.config import Config
 from lopa_dist.jobs.folder.packed import Columns
 from lopa_dist.jobs.folder.results import results
 from lopa_dist.jobs.setup.settings import settings_of, shown
@@ -28,6 +29,7 @@ from lopa_dist.jobs.show.report import (
     figures,
     typed_words,
 )
+from lopa_dist.jobs.show.where_it_began import task_where_it_began
 from lopa_dist.tasks.hashed_items import HashedItems
 from lopa_dist.tasks.registry import make_task
 from lopa_dist.tasks.task import Item
@@ -57,7 +59,8 @@ def write_run_page(folder: Path, report: dict[str, Any], questions: dict[str, st
         questions: those of the first requests, by custom_id.
     """
     try:
-        rows = setting_rows(report)
+        config = config_of(report | {"task": task_where_it_began(folder, report["task"])})
+        rows = setting_rows(report, config)
     except ValueError as error:
         raise ValueError(f"{folder / 'report.json'}: {error}") from error
     return write_page(
@@ -92,7 +95,8 @@ def questions_of(items: Iterable[Item]) -> dict[str, str]:
 
 def question(item: Item) -> str:
     """Return an item's prompt, or its last message of a chat, without few-shot examples."""
-    return (item.messages[-1]["content"] if item.messages else item.prompt or "").removeprefix(item.prefix)
+    text = item.messages[-1].get("content") if item.messages else item.prompt
+    return text.removeprefix(item.prefix) if isinstance(text, str) else ""  # an item with an error may have any
 
 
 def questions_again(report: dict[str, Any]) -> dict[str, str]:
@@ -149,9 +153,8 @@ def stopped(report: dict[str, Any]) -> str:
 def headline(report: dict[str, Any]) -> str:
     """Return in words what ran and what came out."""
     invalid = report.get("tries", {}).get("invalid", 0)
-    parts = [f"{report['errors']} with errors"] * bool(report["errors"]) + [f"{invalid} in the wrong format"] * bool(
-        invalid
-    )
+    counts = (report["errors"], "with errors"), (invalid, "in the wrong format")
+    parts = [f"{count} {said}" for count, said in counts if count]
     failed = f" ({', '.join(parts)})" if parts else ""
     unjudged = f", of which {report['unjudged']} could not be judged" if report.get("unjudged") else ""
     words = f"{report['requests']} requests{failed}{unjudged}, {way(report)}: "
@@ -305,11 +308,21 @@ def begins(text: str) -> str:
     return "" if len(text) <= FEW_LINES else f"{' '.join(text[:FEW_LINES].split())} \u2026"
 
 
-def setting_rows(report: dict[str, Any]) -> list[tuple[str, str, str, str]]:
-    """Return each setting of a run with its value, its default and its meaning."""
-    config = config_of(report)
+def setting_rows(report: dict[str, Any], config: Config) -> list[tuple[str, str, str, str]]:
+    """Return each setting of a run with its value, its default and its meaning.
+
+    Args:
+        report: of the run, with its settings as they were given.
+        config: of the report, with the settings that it may lack.
+    """
+
+    def value_of(key: str) -> Any:
+        section, _, name = key.partition(".")
+        given = report[section] if name else report
+        return given.get(name or section, attrgetter(key)(config))
+
     return [
-        (setting.key, shown(attrgetter(setting.key)(config)), shown(setting.default), setting.meaning)
+        (setting.key, shown(value_of(setting.key)), shown(setting.default), setting.meaning)
         for setting in settings_of()
         if setting.key.split(".")[0] in SECTIONS
     ]

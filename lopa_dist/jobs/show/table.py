@@ -6,7 +6,6 @@ import csv
 import json
 import logging
 import os
-import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -117,13 +116,6 @@ def write_table(folder: Path, out: str | Path, key: str = "--out") -> tuple[int,
         with to_be_written(file_name, key) as file:
             write_rows(file, ending, islice(made, most), kinds, own)
     return kinds.rows, kinds.names(own), missing
-
-
-def output_again(folder: Path, out: str) -> str:
-    """Return the command that writes a run's results to its `task.output`."""
-    if out.endswith(".jsonl"):
-        return shlex.join(["cp", str(folder / "results.jsonl"), out])
-    return shlex.join(["lopa-dist", "table", str(folder), "--out", out])
 
 
 def write_rows(

@@ -7,32 +7,41 @@ from typing import Any
 
 from lopa_dist.jobs.folder.attempt_record import AttemptRecord
 from lopa_dist.jobs.show.report import read_report
-from lopa_dist.own_code import is_own
 from lopa_dist.remote import is_remote
 from lopa_dist.tasks.rows import files_of, is_dataset
 
 
 def report_where_it_began(folder: Path) -> dict[str, Any]:
-    """Return a run's report; relative files of its task that are not here are looked for where the job began, too.
-
-    These are the input, and own code that judges or is the task.
-    """
+    """Return a run's report with the files of its task where they are (`task_where_it_began`)."""
     file = folder / "report.json"
     report = read_report(file)
     if "task" not in report:
         raise ValueError(f"{file} is not the report of a job; start its job again, which makes it anew")
-    source = report["task"]["input"]
+    return report | {"task": task_where_it_began(folder, report["task"])}
+
+
+def task_where_it_began(folder: Path, task: dict[str, Any]) -> dict[str, Any]:
+    """Return a report's settings of a task; relative files that are not here are also looked for where the job began.
+
+    These are the input, and own code that is the task or judges.
+
+    Args:
+        folder: of the run.
+        task: the settings.
+    """
+    task = dict(task)
+    source = task["input"]
     if source and not is_remote(source) and not is_dataset(source) and not files_there(source):
         begun = where_it_began(folder, source)
         if files_there(begun):
-            report["task"] |= {"input": begun}
+            task["input"] = begun
     for key in ("name", "score"):
-        code = report["task"].get(key)
-        if code and is_own(code) and not Path(code.rpartition(":")[0]).expanduser().exists():
-            begun = where_it_began(folder, code)
-            if Path(begun.rpartition(":")[0]).exists():
-                report["task"] |= {key: begun}
-    return report
+        file = (task.get(key) or "").rpartition(":")[0]
+        if file.endswith(".py") and not Path(file).expanduser().is_file():  # else it is a module's name
+            begun = where_it_began(folder, task[key])
+            if Path(begun.rpartition(":")[0]).is_file():
+                task[key] = begun
+    return task
 
 
 def where_it_began(folder: Path, path: str) -> str:

@@ -37,7 +37,9 @@ def test_points_have_the_folders_that_hydra_gives_them(sweep: Path) -> None:
     (sweep / names[0] / "job.lock").touch()
     assert without_run(sweep) == names[1:]
     told = sweep_in_words(sweep)
-    assert told.startswith(f"1 point of the sweep in {sweep} has not begun: {names[1]}\n")
+    assert told.startswith(
+        f"1 point of the sweep in {sweep} has no run yet (not begun, or failed before): {names[1]}\n"
+    )
     assert told.endswith(f"""with FOLDER='{sweep}' (launch/sweep.sh) or "hydra.sweep.dir='{sweep}'\"""")
     (sweep / names[1] / "journal").mkdir()
     assert sweep_in_words(sweep) == ""

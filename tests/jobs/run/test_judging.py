@@ -182,7 +182,7 @@ def test_programs_that_could_not_be_run_are_counted_apart_and_tried_again(
     assert [(line["correct"], line.get("unjudged")) for line in lines(tmp_path)] == [
         (True, None), (None, "NotRun: no process to be had"), (True, None),
     ]  # fmt: skip
-    assert "1 answers, because judging failed" in (tmp_path / "report.html").read_text()
+    assert "1 answers: judging failed" in (tmp_path / "report.html").read_text()
     report = run(config, tmp_path, World("python"))
     assert (report["requests"], report["judged"], report["accuracy"]) == (3, 3, 2 / 3)
     assert "unjudged" not in report

@@ -195,7 +195,7 @@ def test_later_attempts_know_of_earlier_lessons(
     with caplog.at_level("INFO"):
         report = run(learning(tmp_path, 5, MORE, draft_from=source), folder, ONE)
     assert report["lessons"] == [first, second]
-    assert "drafts are not learned again: an earlier attempt did, after 7 answers" in caplog.text
+    assert "drafts are not learned again: an earlier attempt learned them after 7 answers" in caplog.text
 
 
 def test_a_lesson_waits_for_an_answer_that_is_held_out(
@@ -214,7 +214,10 @@ def test_a_lesson_after_more_answers_than_there_are_is_told(
 ) -> None:
     with caplog.at_level("INFO"):
         assert "lessons" not in run(learning(tmp_path, len(QUESTIONS)), tmp_path / "run", ONE)
-    assert f"drafts are not learned: job.learn={len(QUESTIONS)}, and there are {len(QUESTIONS)} requests" in caplog.text
+    assert (
+        f"drafts are not learned: job.learn={len(QUESTIONS)}, but there are only {len(QUESTIONS)} requests"
+        in caplog.text
+    )
 
 
 def test_what_was_learned_before_stays_if_more_would_not_pay(

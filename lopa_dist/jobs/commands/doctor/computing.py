@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sysconfig
 from pathlib import Path
@@ -15,7 +14,7 @@ from lopa_dist.jobs.commands.doctor.checkpoint import parameters
 from lopa_dist.jobs.commands.doctor.finding import GIB, Finding, Machine, broken, fine, slow
 from lopa_dist.jobs.setup.device import cores
 from lopa_dist.jobs.setup.resolve import choose_dtype
-from lopa_dist.kernels import native
+from lopa_dist.kernels import native, preflight
 from lopa_dist.kernels.dispatch import KERNELS, TRITON
 from lopa_dist.kernels.experts import by_library
 from lopa_dist.kernels.preflight import Widths, faults
@@ -65,14 +64,14 @@ def compiler(machine: Machine) -> Finding:
         return slow("engine.kernels=torch: no kernel of Triton's runs, and no CUDA graph")
     if not TRITON:
         return slow("Triton is not installed, so operations run one by one: pip install triton")
-    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    found = preflight.compiler()
     headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
-    missing = [name for name, there in (("C compiler", compiler), (str(headers), headers.exists())) if not there]
+    missing = [name for name, there in (("C compiler", found), (str(headers), headers.exists())) if not there]
     if missing:
         return slow(f"Triton cannot run without {' and '.join(missing)}: apt install gcc python3-dev, or alike")
     import triton
 
-    return fine(f"Triton {triton.__version__}, {compiler}")
+    return fine(f"Triton {triton.__version__}, {found}")
 
 
 def on_cpu(dtype: str, kernels: str) -> Finding:

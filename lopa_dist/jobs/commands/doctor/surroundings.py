@@ -46,8 +46,7 @@ def slurm(machine: Machine) -> Finding:
 
 def run_folder(machine: Machine) -> Finding:
     """Return whether results can be written where they go: it must be writable, have room, and be seen by all nodes."""
-    begun = Path(os.environ.get("SLURM_SUBMIT_DIR", "."))
-    folder = Path(begun, machine.run_dir).expanduser().resolve()
+    folder = Path(machine.run_dir).expanduser().resolve()
     while machine.run_dir and not folder.exists():  # the job would make it
         folder = folder.parent
     remedy = "start from a folder that can be written, or give hydra.run.dir"
