@@ -9,7 +9,7 @@
 #
 # Every point's settings are checked before the first starts. Where a cluster answers, jobs go through Slurm
 # (launcher=slurm); else they run here, one after the other, as with launcher=local. Run it again with the same FOLDER to
-# go on with a sweep that was interrupted: what is finished is not run again. What Slurm had of it goes on meanwhile;
+# go on with a sweep that was interrupted: what is finished is not run again. Points that Slurm already has go on meanwhile;
 # `scancel --name=lopa-sweep` ends it. Relative paths are relative to the checkout.
 set -euo pipefail
 SCRIPT=$(readlink -f "$0") # it may be called by a link

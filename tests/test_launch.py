@@ -46,13 +46,19 @@ def test_a_dry_run_prints_the_command(script: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", ["hydra.run.dir='/tmp/my runs/x'", 'hydra.run.dir="/tmp/my runs/x"', "hydra.run.dir=/tmp/my runs/x"]
+    "given",
+    [
+        ["hydra.run.dir='/tmp/my runs/x'"],
+        ['hydra.run.dir="/tmp/my runs/x"'],
+        ["hydra.run.dir=/tmp/my runs/x"],
+        ["hydra.run.dir=a", "+hydra.run.dir=/tmp/my runs/x"],
+    ],
 )
-def test_a_folder_may_be_quoted_for_hydra(given: str) -> None:
-    """The script looks into the folder into which the job writes."""
-    program = f'source {ROOT / "slurm" / "prolog.sh"}; value_of hydra.run.dir a=b "$1"'
+def test_a_folder_may_be_quoted_for_hydra(given: list[str]) -> None:
+    """The script looks into the folder into which the job writes: of two that are given, the last."""
+    program = f'source {ROOT / "slurm" / "prolog.sh"}; value_of hydra.run.dir a=b "$@"'
     said = subprocess.run(
-        ["bash", "-c", program, "bash", given], env=OUTSIDE | {"SLURM_SUBMIT_DIR": str(ROOT)}, capture_output=True,
+        ["bash", "-c", program, "bash", *given], env=OUTSIDE | {"SLURM_SUBMIT_DIR": str(ROOT)}, capture_output=True,
         text=True, check=True,
     )  # fmt: skip
     assert said.stdout == "/tmp/my runs/x\n"

@@ -17,6 +17,7 @@ from lopa_dist.checks import UserError
 from lopa_dist.config import Config, JobConfig, TaskConfig, check_files, composed
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.loop import Engine
+from lopa_dist.engine.scoring import ScoringEngine
 from lopa_dist.jobs.run.job import run
 from lopa_dist.jobs.show.compare import compare
 from lopa_dist.overrides import as_hydra_reads
@@ -354,12 +355,50 @@ def test_the_limit_holds_where_a_task_does_not_look_at_it(tmp_path: Path) -> Non
 def test_corrected_references_are_judged_with_and_nothing_is_generated_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    report = run(own_task(tmp_path, "Sums"), tmp_path / "run", World("python"))
+    """Also where they are in a file of their own, so that the class stays as it is."""
+    known = tmp_path / "known"
+    known.write_text("2")
+    item = f"Item('a', '1 + 1 =', reference=open({str(known)!r}).read())"
+    task = task_of_one(tmp_path, item, "Score(True, None, expected=item.reference)")
+    run(config(task, branches=0), tmp_path / "run", World("python"))
     monkeypatch.setattr(Engine, "generate", lambda *_: iter(()))
-    monkeypatch.setattr("tests.test_own_code.TASK", TASK.replace("reference=", "reference='0' + "))
-    again = run(own_task(tmp_path, "Sums"), tmp_path / "run", World("python"))
-    assert [line.get("expected") for line in lines(tmp_path / "run")[:4]] == ["00", "02", "04", "06"]
-    assert again["requests"] == report["requests"]
+    known.write_text("3")
+    run(config(task, branches=0), tmp_path / "run", World("python"))
+    assert [line["expected"] for line in lines(tmp_path / "run")] == ["3"]
+
+
+def test_likelihoods_are_judged_anew_by_their_own_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, known = tmp_path / "task.py", tmp_path / "known"
+    file.write_text(
+        "from lopa_dist.tasks.task import Continuation, Item, Score\n"
+        "class Mine:\n    name, scores, masks = 'mine', True, 2\n    def __init__(self, limit): pass\n"
+        "    def items(self):\n"
+        f"        yield Item('a', '1 + 1 =', reference=int(open({str(known)!r}).read()),\n"
+        "            continuations=(Continuation(' 2', ' 2'), Continuation(' 7', ' 7')))\n"
+        "    def score(self, item, text): return Score(False, 'wrong function')\n"
+        "    def score_likelihoods(self, item, likelihoods):\n"
+        "        best = max(range(2), key=lambda i: likelihoods[i].loglikelihood)\n"
+        "        return Score(best == item.reference, 'likelihoods')\n"
+    )
+    verdicts = []
+    for reference in "010":
+        known.write_text(reference)
+        run(config(TaskConfig(f"{file}:Mine", limit=None), branches=0), tmp_path / "run", World("python"))
+        [line] = lines(tmp_path / "run")
+        assert line["extracted"] == "likelihoods"
+        verdicts.append(line["correct"])
+        monkeypatch.setattr(ScoringEngine, "generate", lambda *_: iter(()))
+    assert verdicts[0] == verdicts[2] != verdicts[1]
+
+
+@pytest.mark.parametrize("right", ["1", "numpy.bool_(True)", "numpy.int64(1)", "True"])
+def test_flags_of_other_kinds_are_flags(tmp_path: Path, right: str) -> None:
+    right = right.replace("numpy", "__import__('numpy')")
+    task = make_task(task_of_one(tmp_path, "Item('a', 'x')", f"Score({right}, None, {{'r': {right}}})"))
+    score = score_of(task, next(iter(task.items())), "")
+    assert score is not None
+    assert (score.correct, score.also) == (True, {"r": True})
+    json.dumps(score.fields())
 
 
 def test_the_page_of_a_run_that_began_elsewhere_has_its_prompts(

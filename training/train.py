@@ -165,10 +165,6 @@ class Batches:
         self.rng = np.random.default_rng(seed)
         self.progress = 0.0  # of the training, as `Source.draw` takes it
         self.lengths = lengths_of(config, source)
-        if config.tokens < max(self.lengths):
-            raise ValueError(
-                f"train.tokens={config.tokens}: must be at least {max(self.lengths)}, as a sequence may have"
-            )
         self.pools: dict[int, list[noise.TrainingExample]] = {length: [] for length in self.lengths}
         self.queue: queue.Queue[Batch | Exception] = queue.Queue(3)
         threading.Thread(target=self._fill, daemon=True).start()
@@ -183,7 +179,7 @@ class Batches:
             length = next(n for n in self.lengths if rows <= n)
             pool = self.pools[length]
             pool.append(example)
-            if len(pool) == self.config.tokens // length:
+            if len(pool) == max(1, self.config.tokens // length):
                 self.pools[length] = []
                 source, ids = self.source, self.ids
                 if self.config.objective == "causal":

@@ -18,6 +18,9 @@ def sources(*overrides: str) -> list[str]:
 def test_what_a_task_reads_of_the_hub() -> None:
     assert sources("task=gsm8k") == ["hf://openai/gsm8k:main:test", "hf://openai/gsm8k:main:train"]
     assert sources("task=gsm8k", "task.fewshot=0") == ["hf://openai/gsm8k:main:test"]
+    assert sources("task=gsm8k", "task.input=x.jsonl") == ["hf://openai/gsm8k:main:train"], "the examples"
+    assert sources("task=mbpp", "task.input=x.jsonl") == [], "the file has the examples"
+    assert len(sources("task=mbpp_plus", "task.input=x.jsonl")) == 1, "they are MBPP's"
     assert sources("task=humaneval") == ["hf://openai/openai_humaneval:test"]
     assert sources("task=batch", "task.input=hf://a/b:train") == ["hf://a/b:train"]
     assert sources() == sources("task=batch", "task.input=x.csv") == []

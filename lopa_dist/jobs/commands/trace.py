@@ -298,7 +298,7 @@ def show(trace: Trace, console: Console) -> None:
     steps, filled = len(trace.steps), len(seen)
     tokens = trace.texts.index(END) if END in trace.texts else filled
     more = filled - tokens - 1  # the end-of-text is of use
-    filler = f"; {more} more token{'s' * (more > 1)}, of no use, after its end" if more > 0 else ""
+    filler = f"; {more} more token{'s' * (more > 1)} filled after the text's end" if more > 0 else ""
     console.print(f"\n{tokens} tokens of text in {steps} forwards: {tokens / steps:.2f} per forward{filler}")
     if trace.verdict:
         console.print(Text(visible(trace.verdict)))

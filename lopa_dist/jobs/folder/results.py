@@ -39,7 +39,7 @@ def results(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def kind_of_error(text: str) -> str:
-    """Return an error without its line and place, and with N for other numbers: alike ones are counted together."""
+    """Return an error without its line and file, and with N for all other numbers: similar ones are counted together."""
     return re.sub(r"\d+", "N", re.sub(r"^line \d+( \(.*?, line \d+\))?: ", "", text))
 
 
@@ -80,7 +80,7 @@ class Prompts:
 
 
 def write_errors(folder: Path, count: int) -> None:
-    """Write the result lines of the `count` requests that could not run into `errors.jsonl`; no file if all could."""
+    """Write into `errors.jsonl` the result lines of the `count` requests that could not run; no file if all could."""
     (folder / ERRORS).unlink(missing_ok=True)
     if not count:
         return

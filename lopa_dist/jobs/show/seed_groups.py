@@ -63,7 +63,7 @@ def load_reports(
 
     Args:
         folder: to which the names are relative.
-        among: folders in it; only reports in or below these are returned. None: all.
+        among: folders in it; only reports in or below these are returned; none: all.
         damaged: gets a message on each file that is no whole report of a job; None: the first one raises an error.
 
     Raises:
