@@ -39,7 +39,7 @@ def results(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def kind_of_error(text: str) -> str:
-    """Return an error without its line and file, and with N for all other numbers: similar ones are counted together."""
+    """Return an error without its line and file, and with N for all other numbers, so that similar ones are alike."""
     return re.sub(r"\d+", "N", re.sub(r"^line \d+( \(.*?, line \d+\))?: ", "", text))
 
 
