@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import inspect
-import json
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, replace
 from itertools import islice
 from typing import Any
 
-from lopa_dist.checks import in_a_line
-from lopa_dist.own_code import is_own, load, own_line
+from lopa_dist.own_code import is_own, load
 from lopa_dist.remote import is_remote
 from lopa_dist.tasks.batch import Batch
-from lopa_dist.tasks.batch_line import BadLine, integer, read_sampling, read_stop, read_suffix
 from lopa_dist.tasks.embedded import Arithmetic, Lists
 from lopa_dist.tasks.gsm8k import GSM8K
 from lopa_dist.tasks.harness import HarnessTask
 from lopa_dist.tasks.humaneval import HumanEval, HumanEvalPlus
 from lopa_dist.tasks.mbpp import MBPP, MBPPPlus
 from lopa_dist.tasks.minerva_math import MinervaMath
-from lopa_dist.tasks.response_format import ResponseFormat
+from lopa_dist.tasks.own_items import checked, named
 from lopa_dist.tasks.rows import check, is_dataset
-from lopa_dist.tasks.task import Continuation, Item, RequestSampling, Task
+from lopa_dist.tasks.task import Task
 
 KINDS = (Arithmetic, Lists, Batch, GSM8K, MinervaMath, HumanEval, HumanEvalPlus, MBPP, MBPPPlus, HarnessTask)
 FIRST = 20  # how many lines of an input are looked at before a job
@@ -75,82 +69,6 @@ def make_task(options: Any) -> Task:
     items = task.items
     task.items = lambda: islice(checked(items, options.name), options.limit)  # type: ignore[method-assign]
     return task
-
-
-@contextmanager
-def named(what: str) -> Iterator[None]:
-    """Turn an error of the user's own code into a ValueError that says what failed, `what`, and where.
-
-    A ValueError or OSError passes unchanged.
-    """
-    try:
-        yield
-    except (ValueError, OSError):
-        raise
-    except Exception as error:
-        raise ValueError(f"{what}: {own_line(error)}{in_a_line(error)}") from error
-
-
-def checked(items: Callable[[], Iterable[Any]], name: str) -> Iterator[Item]:
-    """Yield the items of the user's own task.
-
-    Args:
-        items: of the task.
-        name: what ``task=`` names.
-
-    Raises:
-        ValueError: one cannot be used, which the message shows, or `items` fails.
-    """
-    with named(f"task={name}: items() failed"):
-        for item in items():
-            if why := why_unusable(item):
-                raise ValueError(f"task={name}: items() gave {item!r}, which {why} (docs/inputs.md#a-task-of-your-own)")
-            yield replace(item, stop=tuple(item.stop)) if isinstance(item.stop, list) else item
-
-
-def why_unusable(item: Any) -> str:
-    """Return why an item of the user's own task cannot be used; empty if it can."""
-    if not isinstance(item, Item):
-        return "is not an Item"
-    if not isinstance(item.custom_id, str):
-        return "has a custom_id that is not a text"
-    if isinstance(item.error, str) and item.error:
-        return ""
-    if not isinstance(item.prompt, str | None) or not isinstance(item.messages, list | None):
-        return "has a prompt that is not a text, or messages that are not a list"
-    if item.prompt is None and item.messages is None and not item.error and not item.continuations:
-        return "has neither prompt nor messages"
-    turns = [turn if isinstance(turn, dict) else {} for turn in item.messages or ()]
-    if not all(isinstance(turn.get(key), str) for turn in turns for key in ("role", "content")):
-        return "has messages that are not all {'role': TEXT, 'content': TEXT}"
-    if not isinstance(item.stop, tuple | list):
-        return "has a stop that is not a tuple of texts"
-    if not isinstance(item.sampling, RequestSampling):
-        return "has a sampling that is not a RequestSampling"
-    if not isinstance(item.response_format, ResponseFormat | None):
-        return "has a response_format that is not a ResponseFormat"
-    if not all(isinstance(one, Continuation) for one in item.continuations):
-        return "has continuations that are not all Continuations"
-    if not isinstance(item.prefix, str) or not isinstance(item.error, str | None):
-        return "has a prefix or an error that is not a text"
-    for name, value in (("max_new_tokens", item.max_new_tokens), *asdict(item.sampling).items()):
-        if name in ("max_new_tokens", "top_k", "seed") and not (value is None or type(value) is int):
-            return f"has {name}={value!r}, which is not an int"
-    try:
-        integer({"max_new_tokens": item.max_new_tokens}, "max_new_tokens", 1)
-        read_stop(list(item.stop))
-        read_sampling(asdict(item.sampling))
-        read_suffix(item.suffix or "", item.max_new_tokens is not None)
-        item.custom_id.encode()
-        json.dumps([asdict(item.sampling), item.reference])
-        json.dumps(item.metadata, sort_keys=True)
-    except BadLine as error:
-        return f"cannot be used: {error}"
-    except UnicodeEncodeError:
-        return "has a custom_id that UTF-8 cannot hold"
-    except (TypeError, ValueError) as error:
-        return f"has a sampling, metadata or a reference that JSON cannot hold ({error})"
-    return ""
 
 
 def task_class(name: str) -> Any:
