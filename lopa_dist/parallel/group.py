@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable
 from datetime import timedelta
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +14,7 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import init_device_mesh
 
 from lopa_dist import __version__
+from lopa_dist.code_hash import code_hash
 from lopa_dist.parallel import store_keys as keys
 from lopa_dist.parallel.communicator import (
     Communicator,
@@ -100,7 +99,7 @@ class Group:
         """Check that all ranks run the same code and would be joined in the same way, before they are joined."""
         mesh = self.mesh
         own = {
-            "lopa_dist": source(),
+            "lopa_dist": f"{__version__} ({code_hash()})",
             "torch": torch.__version__,
             "data x branch x tensor": f"{mesh.data} x {mesh.branch} x {mesh.tensor}",
             "parallel.backend": self.backend,
@@ -183,15 +182,6 @@ def mpi_groups(mesh: Mesh, rank: int) -> tuple[Any, Any]:
     everyone, (data, branch, tensor) = mpi().COMM_WORLD, mesh.coordinates(rank)
     branches = everyone.Split(data * mesh.tensor + tensor, branch)
     return branches, everyone.Split(data * mesh.branch + branch, tensor)
-
-
-@cache
-def source() -> str:
-    """Return this package's version and a hash of its source, since two checkouts of one version may differ."""
-    root, digest = Path(__file__).parents[1], hashlib.sha256()
-    for file in sorted([*root.rglob("*.py"), *root.rglob("*.c")]):
-        digest.update(f"{file.relative_to(root)} ".encode() + file.read_bytes())
-    return f"{__version__} ({digest.hexdigest()[:12]})"
 
 
 def choose_backend(world: World, backend: str, device: torch.device) -> str:

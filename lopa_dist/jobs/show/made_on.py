@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import socket
 from datetime import datetime, timezone
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import lopa_dist
+from lopa_dist.code_hash import code_hash
 from lopa_dist.jobs.setup.usable_cores import usable_cores
 
 if TYPE_CHECKING:  # runs are shown without torch, which takes seconds to import
@@ -37,15 +35,6 @@ def made_together(parts: list[dict[str, Any]]) -> dict[str, Any]:
     together = {key: ", ".join(dict.fromkeys(part.get(key, "") for part in parts)) for key in names}
     busy = {"others": max(part["others"] for part in parts)} if all("others" in part for part in parts) else {}
     return {"date": min(part["date"] for part in parts), **together, "load": max(loads, default=None), **busy}
-
-
-@cache
-def code_hash() -> str:
-    """Return a hash of the package's code: its version does not tell whether somebody has edited the files."""
-    package, found = Path(lopa_dist.__file__).parent, hashlib.sha256()
-    for file in sorted(file for ending in ("*.py", "*.c") for file in package.rglob(ending)):
-        found.update(str(file.relative_to(package)).encode() + b"\0" + file.read_bytes())
-    return found.hexdigest()[:12]
 
 
 def device_name(device: torch.device) -> str:

@@ -192,4 +192,7 @@ def shard_of(folder: Path, report: dict[str, Any]) -> tuple[int, int]:
     if report:
         return report["task"].get("shard", 0), report["task"].get("shards", 1)
     given = typed_settings(folder)
-    return int(given.get("task.shard", 0)), int(given.get("task.shards", 1))
+    try:
+        return int(given.get("task.shard", 0)), int(given.get("task.shards", 1))
+    except ValueError:  # such as ${oc.env:SLURM_ARRAY_TASK_ID}, which was known only where the job began
+        return 0, 1
