@@ -41,9 +41,8 @@ def gain(policy: LookaheadPolicy, after: Rates, before: Rates | None = None, mas
     deepest = policy.most
     lengths = [sum(d * p for d, p in enumerate(p.acceptance.ends(deepest))) for p in (other, present)]
     text = sum(d * p for d, p in enumerate(policy.bare.ends(deepest * policy.text)))
-    longer = (1 + deepest + deepest * mask_cost) / (
-        1 + 2 * deepest
-    )  # a row of the chain, its drafts, and as many masks
+    # a row of the chain, its drafts, and as many masks
+    longer = (1 + deepest + deepest * mask_cost) / (1 + 2 * deepest)
     return (1 + max(lengths[0], text)) / (1 + max(lengths[1] * policy.masks, text)) / longer
 
 

@@ -93,7 +93,6 @@ class LookaheadPolicy:
         self.lengths = [1.0, float(config.max_new_tokens)]  # answers that ended, and their tokens; begins with one
         self.worth = LEAST  # `Choice.worth` of this rank's next proposal
         self.mask_rows = self.from_masks = 0  # rows of masks, at most, and how many drafts from masks were accepted
-        self.counted = 0  # accepted drafts from masks in the engine's statistics at the last `count`
         self.steps = 0
         self.ranked: list[Choice] = []  # the best first
         self.speed: dict[Choice, float] = {}  # expected tokens per second of each choice
@@ -147,18 +146,13 @@ class LookaheadPolicy:
         """Count what text alone is expected to bring in this step; the arguments are those of `Acceptance.expect`."""
         self.bare.expect(ends, drafts, room)
 
-    def start(self, accepted_from: Mapping[int, int]) -> None:
-        """Begin a generation, whose first step has none before it to be measured.
-
-        `accepted_from` has the drafts that the engine has counted as accepted so far, by source; a policy may be older
-        than these counts, or younger.
-        """
-        self.began, self.counted = None, accepted_from.get(MASKS, 0)
+    def start(self) -> None:
+        """Begin a generation, whose first step has none before it to be measured."""
+        self.began = None
 
     def count(self, accepted_from: Mapping[int, int]) -> None:
-        """Add the accepted drafts from masks since the last call; `accepted_from` is as in `start`."""
-        counted = accepted_from.get(MASKS, 0)
-        self.from_masks, self.counted = self.from_masks + counted - self.counted, counted
+        """Count the accepted drafts of a step, which are given by source."""
+        self.from_masks += accepted_from.get(MASKS, 0)
 
     def begin(self, ahead: Lookahead, host: HostState, chunk: bool) -> None:
         """Begin a step: count its masks and, with ``drafts=auto``, add the measured time of the step before.

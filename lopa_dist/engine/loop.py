@@ -174,7 +174,7 @@ class Engine:
             self.statistics, Chains(self.drafter, plan.sequences) if self.drafter else None, self.text_of,
         )  # fmt: skip
         self.statistics.start()
-        self.lookahead.start(self.statistics.accepted_from)
+        self.lookahead.start()
         return self.batch
 
     @torch.inference_mode()
@@ -249,8 +249,9 @@ class Engine:
         if ended is not None:
             self.account(ended)
             if self.drafter:
+                before = self.statistics.accepted_from.copy()
                 self.drafter.learn(self.statistics)
-                self.lookahead.count(self.statistics.accepted_from)
+                self.lookahead.count(self.statistics.accepted_from - before)
             yield from ended.finished
             for callback in self.meanwhile:
                 callback(self)

@@ -150,21 +150,15 @@ class CannotJudge(ValueError):
     """An error that ends the job: the task can judge no answer at all, for the reason in the message."""
 
 
-def score_of(task: Task, item: Item, text: str) -> Score | None:
-    """Return what the task says of a text.
+def score_of(task: Task, item: Item, text: str, likelihoods: Sequence[Likely] | None = None) -> Score | None:
+    """Return what the task says of a text or, if there are some, of the likelihoods of an item's continuations.
 
     Raises:
         CannotJudge: the task, which may be the user's own, returned neither a `Score` that can be written nor None.
     """
-    return checked(task, "score", task.score(item, text))
-
-
-def score_of_likelihoods(task: LikelihoodTask, item: Item, likelihoods: Sequence[Likely]) -> Score | None:
-    """Return what the task says of the likelihoods of an item's continuations.
-
-    Raises:
-        CannotJudge: as for `score_of`.
-    """
+    if likelihoods is None:
+        return checked(task, "score", task.score(item, text))
+    assert isinstance(task, LikelihoodTask)
     return checked(task, "score_likelihoods", task.score_likelihoods(item, likelihoods))
 
 

@@ -218,18 +218,31 @@ def host(sequences: int) -> HostState:
 
 
 def test_masks_are_useless_by_what_they_brought_in_all_generations() -> None:
-    """A policy may be older than the engine whose counts it is given (`LLM`), or younger (after a lesson)."""
+    """A policy may be older than the engine that has it (`LLM`), or younger (after a lesson)."""
 
-    def generation(policy: LookaheadPolicy, before: int, accepted: int) -> bool:
-        policy.start(Counter({MASKS: before}))
+    def generation(policy: LookaheadPolicy, accepted: int) -> bool:
+        policy.start()
         for _ in range(TRIAL // 128 + 1):
             policy.begin(Lookahead(2), host(64), chunk=False)
-        policy.count(Counter({MASKS: before + accepted}))
+        policy.count(Counter({MASKS: accepted}))
         return policy.useless()
 
     policy = LookaheadPolicy(causal(drafts=2))
-    assert [generation(policy, 0, 200), generation(policy, 0, 0), generation(policy, 200, 0)] == [False] * 3
-    assert generation(LookaheadPolicy(causal(drafts=2)), 200, 0)
+    assert [generation(policy, 200), generation(policy, 0), generation(policy, 0)] == [False] * 3
+    assert generation(LookaheadPolicy(causal(drafts=2)), 0)
+
+
+def test_every_step_s_drafts_are_counted_once_also_by_a_policy_of_an_earlier_engine(small_model: Transformer) -> None:
+    """Those of a generation's last step, too; `LLM` has an engine for each call."""
+    engines = [Engine(small_model, causal(drafts=2), Solo(), EngineConfig(2)) for _ in range(3)]
+    for earlier, engine in zip([None, *engines], engines, strict=False):
+        if earlier:
+            engine.take_over(earlier)
+        for _ in range(2):
+            list(engine.generate(requests_of(3, 2)))
+    accepted = [engine.statistics.accepted_from[MASKS] for engine in engines]
+    assert all(accepted)
+    assert engines[-1].lookahead.from_masks == sum(accepted)
 
 
 def test_the_time_between_two_generations_is_no_step_s(small_model: Transformer) -> None:

@@ -116,9 +116,8 @@ def sweep_in_words(folder: Path) -> str:
     those = "1 point of the sweep in {} has" if len(names) == 1 else f"{len(names)} points of the sweep in {{}} have"
     return (
         f"{those.format(folder)} no run yet (not begun, or failed before): {'; '.join(names[:MOST])}{more}\n"
-        f"Unless the sweep still runs or squeue lists them, the sweep's command again runs what is missing, with "
-        f"FOLDER={quote(str(folder))} "
-        f"(launch/sweep.sh) or {typed('hydra.sweep.dir', folder)}"
+        "Unless the sweep still runs or squeue lists them, the sweep's command again runs what is missing, with "
+        f"FOLDER={quote(str(folder))} (launch/sweep.sh) or {typed('hydra.sweep.dir', folder)}"
     )
 
 

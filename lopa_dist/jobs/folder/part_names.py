@@ -47,12 +47,17 @@ def is_missing(out: str, begun: str = "", answers: int = 0) -> bool:
 
 def parts_there(out: str, key: str) -> dict[int, str]:
     """Return the names of the parts that exist, by number; raise a ValueError with `key` if that cannot be told."""
-    before, after = PurePosixPath(out).name.split("*")
     if is_remote(out):
         system, inside = opened(out, key)
-        found = [PurePosixPath(path).name for path in system.glob("*".join(map(glob.escape, inside.split("*"))))]
+        found = [PurePosixPath(path).name for path in system.glob(literal(inside))]
     else:
-        pattern_of_name = f"{glob.escape(before)}*{glob.escape(after)}"
-        found = [path.name for path in Path(out).expanduser().parent.glob(pattern_of_name)]
+        place = Path(out).expanduser()
+        found = [path.name for path in place.parent.glob(literal(place.name))]
+    before, after = PurePosixPath(out).name.split("*")
     pattern = re.compile(rf"{re.escape(before)}(\d{{5,}}){re.escape(after)}")
     return {int(match[1]): name for name in sorted(found) if (match := pattern.fullmatch(name))}
+
+
+def literal(name: str) -> str:
+    """Return a pattern of which only the stars stand for other text, not brackets or question marks."""
+    return "*".join(map(glob.escape, name.split("*")))

@@ -45,9 +45,9 @@ class Begun(AbstractContextManager["Begun"]):
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.file.close()
-        other_s = isinstance(error, RankError) and self.lone
-        own = isinstance(error, Exception) and of_own_code(error)
-        if error is None or isinstance(error, IN_ORDER) or other_s or own:
+        of_another_rank = isinstance(error, RankError) and self.lone
+        of_the_user = isinstance(error, Exception) and of_own_code(error)
+        if error is None or isinstance(error, IN_ORDER) or of_another_rank or of_the_user:
             self.forget()
 
     def forget(self) -> None:

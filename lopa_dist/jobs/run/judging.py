@@ -10,17 +10,7 @@ from queue import Empty, Queue
 from threading import Event
 
 from lopa_dist.engine.request import Generation
-from lopa_dist.tasks.task import (
-    Cancelled,
-    CannotJudge,
-    Item,
-    LikelihoodTask,
-    Score,
-    SlowTask,
-    Task,
-    score_of,
-    score_of_likelihoods,
-)
+from lopa_dist.tasks.task import Cancelled, CannotJudge, Item, Score, SlowTask, Task, score_of
 
 PAUSES_S = (0.5, 5.0)  # before judging is tried again
 
@@ -109,11 +99,7 @@ class Judges(contextlib.AbstractContextManager["Judges"]):
 
     def score(self, answer: Answer) -> Score | None:
         """Return what the task says of an answer's text or likelihoods."""
-        likelihoods = answer.generation.likelihoods
-        if likelihoods is None:
-            return score_of(self.task, answer.item, answer.text)
-        assert isinstance(self.task, LikelihoodTask)
-        return score_of_likelihoods(self.task, answer.item, likelihoods)
+        return score_of(self.task, answer.item, answer.text, answer.generation.likelihoods)
 
     def verdicts(self, wait_s: float = 0.0) -> Iterator[Verdict]:
         """Yield the verdicts since the last call; if there are none, wait up to `wait_s` seconds for one.

@@ -11,16 +11,7 @@ from typing import Any
 
 from lopa_dist.jobs.folder.journal import VERDICT_SETTINGS, Journal, Writer, attempt_of
 from lopa_dist.jobs.run.job_input import JobInput
-from lopa_dist.tasks.task import (
-    CannotJudge,
-    Item,
-    LikelihoodTask,
-    Score,
-    Task,
-    is_of_a_verdict,
-    score_of,
-    score_of_likelihoods,
-)
+from lopa_dist.tasks.task import CannotJudge, Item, Task, is_of_a_verdict, score_of
 
 
 def verdict_rule(settings: Mapping[str, Any], item: Item) -> str | None:
@@ -77,21 +68,14 @@ def rejudge(journal: Journal, writer: Callable[[], Writer], job_input: JobInput,
     return count
 
 
-def new_score(task: Task, item: Item, line: dict[str, Any]) -> Score | None:
-    """Return what the task says now of the text or the likelihoods of a result line."""
-    if "likelihoods" not in line:
-        return score_of(task, item, line["text"])
-    assert isinstance(task, LikelihoodTask)
-    return score_of_likelihoods(task, item, [SimpleNamespace(**one) for one in line["likelihoods"]])
-
-
 def with_new_verdict(entry: dict[str, Any], item: Item, task: Task) -> dict[str, Any]:
-    """Return an entry of the journal with the verdict that its text gets now."""
+    """Return an entry of the journal with the verdict that its text, or its likelihoods, get now."""
     judged = {key: value for key, value in entry.items() if key != "unjudged"}
     line = {key: value for key, value in entry["line"].items() if not is_of_a_verdict(key)}
+    likelihoods = [SimpleNamespace(**one) for one in line["likelihoods"]] if "likelihoods" in line else None
     verdict: dict[str, Any] = {"correct": None, "also": {}}
     try:
-        if score := new_score(task, item, line):
+        if score := score_of(task, item, line["text"], likelihoods):
             verdict = {"correct": score.correct, "also": dict(score.also)}
             line |= score.fields()
     except CannotJudge:

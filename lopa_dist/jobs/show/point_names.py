@@ -11,14 +11,8 @@ from lopa_dist.jobs.setup.settings import shown
 from lopa_dist.jobs.show.report import typed_settings
 from lopa_dist.jobs.show.seed_groups import SEEDS, SeedGroup, in_words, settings_by_name
 
-NOT_IN_NAMES = (
-    "task.shard",
-    "hydra.run.dir",
-    "hydra.sweep.dir",
-    "launcher",
-    "hydra/launcher",
-    *SEEDS,
-)  # settings that are never in a name
+# settings that are never in a name
+NOT_IN_NAMES = ("task.shard", "hydra.run.dir", "hydra.sweep.dir", "launcher", "hydra/launcher", *SEEDS)
 FEW = 60  # the most characters of settings after a name
 
 

@@ -12,11 +12,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Column
 
 from lopa_dist.engine.statistics import Statistics
+from lopa_dist.jobs.show.report import INVALID
 from lopa_dist.parallel.counters import NAMES
 from lopa_dist.parallel.stop import Stop
 
 ESTIMATE_S = 300.0  # seconds over which the time left is estimated: batches end many requests at once, then none
-INVALID = "in the wrong format"
 MANY = 100  # answers after which a warning says if none has its format
 
 log = logging.getLogger("lopa_dist")

@@ -21,6 +21,7 @@ from lopa_dist.jobs.show.metrics import wilson
 
 UNCONFINED = "The model's programs were run unconfined, with limits alone (task.allow_code_execution=unconfined)."
 
+INVALID = "in the wrong format"
 UNJUDGED = "{} answers: judging failed, so they are left out of the accuracy; the same command tries again"
 
 

@@ -20,6 +20,7 @@ from lopa_dist.jobs.show.lessons import lesson_sentence
 from lopa_dist.jobs.show.made_on import made_sentence
 from lopa_dist.jobs.show.page import Bars, bars, histogram, write_page
 from lopa_dist.jobs.show.report import (
+    INVALID,
     UNCONFINED,
     accuracy_interval,
     attempts_sentence,
@@ -60,9 +61,10 @@ def write_run_page(folder: Path, report: dict[str, Any], questions: dict[str, st
     """
     try:
         config = config_of(report | {"task": task_where_it_began(folder, report["task"])})
-        rows = setting_rows(report, config)
     except ValueError as error:
         raise ValueError(f"{folder / 'report.json'}: {error}") from error
+    vars(config.task).update(report["task"])  # the page has the files as they were given
+    rows = setting_rows(config)
     return write_page(
         folder / NAME,
         "run.html",
@@ -153,7 +155,7 @@ def stopped(report: dict[str, Any]) -> str:
 def headline(report: dict[str, Any]) -> str:
     """Return in words what ran and what came out."""
     invalid = report.get("tries", {}).get("invalid", 0)
-    counts = (report["errors"], "with errors"), (invalid, "in the wrong format")
+    counts = (report["errors"], "with errors"), (invalid, INVALID)
     parts = [f"{count} {said}" for count, said in counts if count]
     failed = f" ({', '.join(parts)})" if parts else ""
     unjudged = f", of which {report['unjudged']} could not be judged" if report.get("unjudged") else ""
@@ -212,7 +214,7 @@ def tiles(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "done", f"{done:,}" if done == expected else f"{done:,} of {expected:,}"
         yield "failed", f"{report['errors']:,}"
         if invalid := report.get("tries", {}).get("invalid"):
-            yield "in the wrong format", f"{invalid:,}"
+            yield INVALID, f"{invalid:,}"
         yield "requests per hour", f"{done / max(seconds, 1e-9) * 3600:,.0f}"
     else:
         if "masks" not in report:
@@ -308,21 +310,10 @@ def begins(text: str) -> str:
     return "" if len(text) <= FEW_LINES else f"{' '.join(text[:FEW_LINES].split())} \u2026"
 
 
-def setting_rows(report: dict[str, Any], config: Config) -> list[tuple[str, str, str, str]]:
-    """Return each setting of a run with its value, its default and its meaning.
-
-    Args:
-        report: of the run, with its settings as they were given.
-        config: of the report, with the settings that it may lack.
-    """
-
-    def value_of(key: str) -> Any:
-        section, _, name = key.partition(".")
-        given = report[section] if name else report
-        return given.get(name or section, attrgetter(key)(config))
-
+def setting_rows(config: Config) -> list[tuple[str, str, str, str]]:
+    """Return each setting of a run with its value, its default and its meaning."""
     return [
-        (setting.key, shown(value_of(setting.key)), shown(setting.default), setting.meaning)
+        (setting.key, shown(attrgetter(setting.key)(config)), shown(setting.default), setting.meaning)
         for setting in settings_of()
         if setting.key.split(".")[0] in SECTIONS
     ]
