@@ -388,6 +388,7 @@ void product(const T *x, ptrdiff_t ldx, const T *w, ptrdiff_t ldw, const T *bias
     }
     ptrdiff_t units = (N + UNIT - 1) / UNIT, across = units < parts ? units : parts;
     ptrdiff_t down = M >= 2 * MOST_ROWS ? parts / across : 1;
+    down = down < M ? down : M; /* no part is without rows */
     across = down * across;
 #pragma omp parallel for num_threads(parts) schedule(static)
     for (ptrdiff_t part = 0; part < across; part++) {

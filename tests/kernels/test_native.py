@@ -112,6 +112,19 @@ def test_large_products_on_several_threads(dtype: torch.dtype) -> None:
             assert torch.equal(native.product(x, weight), one)
 
 
+@there
+@BOTH
+def test_more_threads_than_rows(dtype: torch.dtype) -> None:
+    """As where an adapter's few columns are computed on a large machine."""
+    for rows, depth, wide in ((12, 12288, 32), (12, 16400, 8), (28, 4304, 64), (40, 8192, 128)):
+        x, weight = random(rows, depth, dtype=dtype), random(depth, wide, seed=1, dtype=dtype)
+        torch.set_num_threads(1)
+        one = native.product(x, weight)
+        for threads in (16, 32, 64):
+            torch.set_num_threads(threads)
+            assert torch.equal(native.product(x, weight), one)
+
+
 def attend(mix_segments: Segments, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     return native.attend(q, keys, values, native.plan(mix_segments))
 
