@@ -15,7 +15,7 @@ from torch import Tensor
 from lopa_dist.engine.request import Generation, Request
 from lopa_dist.learn.drafts_adapter import DraftsAdapter
 from lopa_dist.learn.groups import Answer
-from lopa_dist.learn.trainer import MASKS, LearningFailed, Lesson, Trainer
+from lopa_dist.learn.trainer import MASKS, OTHER_RANK, LearningFailed, Lesson, Trainer
 from lopa_dist.models.adapter import finite, load_adapter, save_adapter
 from lopa_dist.models.checkpoint import attaching
 from lopa_dist.models.families import checkpoint_name
@@ -89,6 +89,7 @@ class Learning:
         watched: a context for what ranks wait for together.
         masks: masks per group: as many as drafts that a chain may have.
         tensor: the group that the model is split over.
+        meet: as in `Trainer`.
 
     Raises:
         LearningFailed: some rank cannot set it up, for instance for lack of memory.
@@ -103,13 +104,14 @@ class Learning:
         watched: Watched = unwatched,
         masks: int = MASKS,
         tensor: Communicator | None = None,
+        meet: Callable[[str], None] = lambda name: None,
     ) -> None:
         self.model, self.mask_id, self.ranks = model, mask_id, ranks or Solo()
         self.watched = watched
 
         def begin() -> None:
             self.adapter = DraftsAdapter(model, rank, tensor=tensor)
-            self.trainer = Trainer(model, self.adapter, self.ranks, masks, watched)
+            self.trainer = Trainer(model, self.adapter, self.ranks, masks, watched, meet)
 
         self.together(begin)
         self.share()
@@ -129,7 +131,7 @@ class Learning:
         with self.watched(True):
             failed = float(self.ranks.sum(torch.tensor([float(error is not None)], device=self.device)))
         if failed:
-            raise LearningFailed(str(error) if error else "another rank failed") from error
+            raise LearningFailed(str(error) if error else OTHER_RANK) from error
         return result[0]
 
     @property
@@ -150,6 +152,7 @@ class Learning:
         stop: Callable[[], bool] = lambda: False,
         on_step: Callable[[float, float], None] = lambda share, loss: None,
         part: tuple[int, int] = (0, 1),
+        leave: Callable[[], bool] = lambda: False,
     ) -> Lesson:
         """Learn for a while, all ranks together; the other arguments are those of `Trainer.learn`.
 
@@ -161,7 +164,7 @@ class Learning:
         """
         index, count = part
         learned, held_out = list(answers.learned)[index::count], list(answers.held_out)[index::count]
-        lesson = self.trainer.learn(learned, held_out, seconds, stop, on_step)
+        lesson = self.trainer.learn(learned, held_out, seconds, stop, on_step, leave)
         self.share()
         return lesson
 
@@ -233,12 +236,13 @@ class Learning:
             if pair is None or pair[0].shape != a.shape or pair[1].shape != b.shape:
                 raise ValueError(f"{folder} has other modules than this model")
             pairs[name] = pair[0], pair[1] * saved.scale
-        if saved.mask_id != self.mask_id or saved.mask is None:
+        mask = self.adapter.mask
+        if saved.mask_id != self.mask_id or saved.mask is None or saved.mask.shape != mask.shape:
             raise ValueError(f"{folder} has another mask")
         for name, a, b in zip(self.adapter.names, self.adapter.a, self.adapter.b, strict=True):
             a.copy_(pairs[name][0])
             b.copy_(pairs[name][1])
-        self.adapter.mask.copy_(saved.mask)
+        mask.copy_(saved.mask)
         return True
 
 

@@ -33,6 +33,7 @@ ROWS = 4096  # masks per step, on all ranks together
 MUON_LR, ADAM_LR = 0.02, 0.002
 WARM_UP = 30  # steps
 HOLD = 0.4  # share of a lesson's time before the learning rate begins to fall
+OTHER_RANK = "another rank failed"
 MOST_BROKEN = 5  # consecutive steps whose gradients are not numbers
 
 
@@ -62,6 +63,7 @@ class Trainer:
         ranks: all ranks of the job, which all take part.
         masks: masks per group.
         watched: a context for what ranks wait for together.
+        meet: waits until all ranks have come to the place that its argument names; no name comes twice.
 
     The tensor ranks that a model is split over (`DraftsAdapter.tensor`) have the same answers, and share their work.
     """
@@ -73,8 +75,10 @@ class Trainer:
         ranks: Communicator,
         masks: int = MASKS,
         watched: Watched = unwatched,
+        meet: Callable[[str], None] = lambda name: None,
     ) -> None:
-        self.model, self.adapter, self.ranks, self.masks, self.watched = model, adapter, ranks, masks, watched
+        self.model, self.adapter, self.ranks, self.masks = model, adapter, ranks, masks
+        self.watched, self.meet = watched, meet
         self.device, self.tensor = model.head_weight.device, adapter.tensor
         first = self.tensor.broadcast(torch.tensor([ranks.rank], device=self.device), 0, counted=False)
         self.rng = np.random.default_rng([0, int(first)])  # the same on all ranks of a tensor group
@@ -84,7 +88,8 @@ class Trainer:
             (torch.optim.Muon(matrices, lr=MUON_LR, momentum=0.95, weight_decay=0.0), MUON_LR),
             (torch.optim.AdamW(others, lr=ADAM_LR, betas=(0.9, 0.98), weight_decay=0.0), ADAM_LR),
         ]
-        self.steps = 0
+        self.steps = self.measurements = 0
+        self.failure = ""  # of this rank, which the others hear of in the next sum
 
     def learn(
         self,
@@ -93,6 +98,7 @@ class Trainer:
         seconds: float,
         stop: Callable[[], bool] = lambda: False,
         on_step: Callable[[float, float], None] = lambda share, loss: None,
+        leave: Callable[[], bool] = lambda: False,
     ) -> Lesson:
         """Train for a while, and return what that brought.
 
@@ -102,14 +108,15 @@ class Trainer:
             seconds: the time for the first measurement and the steps, by this rank's clock; the ranks end together.
             stop: whether to end now; asked once per step.
             on_step: gets the share of the time that is over, and the step's loss; not called after the last step.
+            leave: whether to break off a measurement, on all ranks. What was learned is then taken to be worth nothing.
 
         Raises:
             LearningFailed: something failed on any rank, or no rank has answers. The adapter may then be in any state.
         """
         began, processor = time.perf_counter(), time.process_time()
-        before = self.measure(held_out)
-        lesson = Lesson(before, before)
-        batches, broken, share = self.endless(answers), 0, 0.0
+        before = self.measure(held_out, leave)
+        lesson = Lesson(before or self.nothing(), before or self.nothing())
+        batches, broken, share = self.endless(answers), 0, 0.0 if before else 1.0
         while share < 1:
             factor = min(1.0, (self.steps + 1) / WARM_UP) * min(1.0, (1 - share) / (1 - HOLD))
             spent = (time.perf_counter() - began) / seconds
@@ -124,7 +131,8 @@ class Trainer:
                 raise LearningFailed(f"the gradients of {broken} steps in turn were not numbers")
             if share < 1:  # a lesson that is stopped ends with 1, too, long before its time is over
                 on_step(share, loss)
-        lesson.after = self.measure(held_out)
+        if before:
+            lesson.after = self.measure(held_out, leave) or before
         lesson.seconds, lesson.processor_s = time.perf_counter() - began, time.process_time() - processor
         return lesson
 
@@ -166,33 +174,56 @@ class Trainer:
             is over on any rank.
         """
         parameters = list(self.adapter.parameters())
-        failure, loss, weight, rows = "", 0.0, 0.0, 0
+        loss, weight, rows = 0.0, 0.0, 0
+        gradients: Tensor | None = None
         try:
-            batch = next(batches)
+            batch = None if self.failure else next(batches)
             if batch is not None:
                 total, of_masks = self.loss(batch)
                 total.backward()
                 loss, weight, rows = float(total.detach()), float(of_masks), batch.rows
+                gradients = self.gradients(parameters)
         except Exception as error:  # the other ranks wait, whatever happened here
-            failure = in_words(error)
-        again = {id(p) for p in self.adapter.same_everywhere()} if self.tensor.rank else set()  # counted on the first
-        gradients = [torch.zeros_like(p) if p.grad is None or failure or id(p) in again else p.grad for p in parameters]
+            self.failure = in_words(error)
+        self.forget_gradients()
+        if gradients is None:
+            gradients = torch.zeros(sum(p.numel() for p in parameters), device=self.device)
         if self.tensor.rank:
             loss, weight, rows = 0.0, 0.0, 0
-        own = [bool(failure), share >= 1, loss, weight, rows, 0.0 if self.ranks.rank else share]
+        own = [bool(self.failure), share >= 1, loss, weight, rows, 0.0 if self.ranks.rank else share]
         said = torch.tensor(own, device=self.device, dtype=torch.float32)
         with self.watched(True):
-            flat = self.ranks.sum(torch.cat([*(g.flatten() for g in gradients), said]))
-        for optimizer, _ in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)
+            flat = self.ranks.sum(torch.cat([gradients, said]))
         gradient, (failed, over, loss, weight, all_rows, share) = flat[: -len(own)], flat[-len(own) :].tolist()
         if failed:
-            raise LearningFailed(failure or "another rank failed")
-        if weight and math.isfinite(loss) and bool(gradient.isfinite().all()):
+            raise self.failed()
+        if not (weight and math.isfinite(loss) and bool(gradient.isfinite().all())):
+            return math.nan, int(all_rows), 1.0 if over else share
+        try:
             self.follow(gradient / weight, parameters, factor)
-        else:
-            loss = math.nan
+        except Exception as error:  # the other ranks may have followed, and wait in the next sum
+            self.failure = in_words(error)
         return loss / max(weight, 1.0), int(all_rows), 1.0 if over else share
+
+    def failed(self) -> LearningFailed:
+        """Return the error for a failure on any rank, and forget that of this rank."""
+        own, self.failure = self.failure, ""
+        self.forget_gradients()
+        return LearningFailed(own or OTHER_RANK)
+
+    def gradients(self, parameters: list[nn.Parameter]) -> Tensor:
+        """Return this rank's gradients, flattened.
+
+        Those of parameters that all tensor ranks have alike are counted on the first of them only.
+        """
+        again = {id(p) for p in self.adapter.same_everywhere()} if self.tensor.rank else set()
+        found = [torch.zeros_like(p) if p.grad is None or id(p) in again else p.grad for p in parameters]
+        return torch.cat([gradient.flatten() for gradient in found])
+
+    def forget_gradients(self) -> None:
+        """Free the gradients."""
+        for optimizer, _ in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
 
     def follow(self, flat: Tensor, parameters: list[nn.Parameter], factor: float) -> None:
         """Step the optimizers along the gradients ``[parameters]`` of all ranks."""
@@ -202,7 +233,7 @@ class Trainer:
         for optimizer, rate in self.optimizers:
             optimizer.param_groups[0]["lr"] = rate * factor
             optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        self.forget_gradients()
 
     def loss(self, batch: GroupBatch) -> tuple[Tensor, Tensor]:
         """Return the weighted sum of a batch's losses, and the sum of the weights."""
@@ -228,24 +259,37 @@ class Trainer:
         return nullcontext()
 
     @torch.no_grad()
-    def measure(self, answers: list[Answer]) -> Reached:
+    def measure(self, answers: list[Answer], leave: Callable[[], bool] = lambda: False) -> Reached | None:
         """Return how far chains of drafts would be accepted in the answers of all ranks, after every position.
+
+        None is returned on all ranks if `leave()`, asked before each batch, was true on any of them.
 
         Raises:
             LearningFailed: something failed on any rank.
         """
-        total, failure = np.zeros((3, self.masks)), ""
+        total, left = np.zeros((3, self.masks)), False
         try:
-            for batch in self.batches(answers, np.random.default_rng(0)):
+            for batch in () if self.failure else self.batches(answers, np.random.default_rng(0)):
+                if left := self.tensor.size == 1 and leave():  # ranks of a tensor group run each batch together
+                    break
                 hidden, target, real = self.predicted(batch)
                 found = reached(tokens_of(hidden, self.model.head_weight, self.tensor) == target, real)
                 total += np.stack([found.tried, found.accepted, np.full(self.masks, found.chains)])
         except Exception as error:  # the other ranks wait, whatever happened here
-            failure = in_words(error)
-        flat = torch.tensor([*(total * (self.tensor.rank == 0)).flatten(), float(bool(failure))], dtype=torch.float64)
+            self.failure = in_words(error)
+        own = [*(total * (self.tensor.rank == 0)).flatten(), float(left), float(bool(self.failure))]
+        self.measurements += 1
+        self.meet(f"measurement {self.measurements}")  # a rank may have many more answers to measure with
         with self.watched(True):
-            *figures, failed = self.ranks.sum(flat.to(self.device)).tolist()
+            sums = self.ranks.sum(torch.tensor(own, dtype=torch.float64).to(self.device))
+        *figures, left_anywhere, failed = sums.tolist()
         if failed:
-            raise LearningFailed(failure or "another rank failed")
+            raise self.failed()
+        if left_anywhere:
+            return None
         tried, accepted, chains = np.array(figures).reshape(3, -1)
         return Reached(tried, accepted, float(chains[0]))
+
+    def nothing(self) -> Reached:
+        """Return what is known without a measurement."""
+        return Reached(np.zeros(self.masks), np.zeros(self.masks), 0.0)

@@ -188,6 +188,9 @@ def tie(model: Transformer, comm: Communicator) -> None:
 def attach(model: Transformer, adapter: Adapter, ours: dict[str, list[str]], comm: Communicator) -> None:
     """Attach an adapter for rows of masks only to the projections that it changes; `ours` is from `our_names`."""
     weight = model.model.embed_tokens.weight
+    if adapter.mask is not None and adapter.mask.shape != weight.shape[1:]:
+        own, width = list(adapter.mask.shape), list(weight.shape[1:])
+        raise CheckpointError(f"{adapter.folder}: its mask's embedding has shape {own}, the base model's {width}")
     pairs = {ours[name][0]: adapter.pair(name, weight.device, weight.dtype) for name in adapter.pairs}
     attaching(model, pairs, comm, adapter.mask)()
 

@@ -84,11 +84,13 @@ def test_ranks_train_one_adapter_and_fail_together(tmp_path: Path) -> None:
     folder = write(tmp_path / "base", kind, weights_of(kind, reference(kind)))
     answers = own_answers(load_model(folder, torch.float32, CPU))
 
+    met: list[str] = []
+
     def work(comm: Communicator) -> tuple[list[torch.Tensor], int, str]:
         own = Answers()
         for one in list(answers.learned)[comm.rank :: 3]:  # the third rank has a few, and none to measure with
             own.add(one.prompt, one.tokens[: 24 if comm.rank < 2 else 3])
-        learning = Learning(load_model(folder, torch.float32, CPU), 79, 4, comm)
+        learning = Learning(load_model(folder, torch.float32, CPU), 79, 4, comm, meet=met.append)
         steps = iter(range(4))
         lesson = learning.lesson(own, 600, stop=lambda: comm.rank == 1 and next(steps, None) is None)
         found = [parameter.detach().clone() for parameter in learning.adapter.parameters()]
@@ -99,6 +101,7 @@ def test_ranks_train_one_adapter_and_fail_together(tmp_path: Path) -> None:
         return found, lesson.rows, str(failed.value)
 
     [first, *others] = on_ranks(3, work)
+    assert sorted(met) == [f"measurement {n}" for n in (1, 2, 3) for _ in range(3)]
     assert "another rank failed" in first[2]
     assert "not callable" in others[1][2]
     for found, rows, _ in others:
@@ -138,6 +141,12 @@ def test_a_fault_is_told_and_nothing_is_trained(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(learning.trainer, "loss", no_memory)
     with pytest.raises(LearningFailed, match="no room"):
         learning.lesson(answers, 600)
+    monkeypatch.undo()
+    monkeypatch.setattr(learning.trainer, "follow", no_memory)
+    with pytest.raises(LearningFailed, match="no room"):
+        learning.lesson(answers, 600, stop=lambda: True)  # in the measurement after the only step
+    assert all(parameter.grad is None for parameter in learning.adapter.parameters())
+    monkeypatch.undo()
     nan = torch.tensor(float("nan"), requires_grad=True)
     monkeypatch.setattr(learning.trainer, "loss", lambda batch: (nan * 1, torch.tensor(1.0)))
     before = [parameter.detach().clone() for parameter in learning.adapter.parameters()]

@@ -24,11 +24,11 @@ def add_lessons(journal: Path, lessons: Iterable[dict[str, Any]]) -> None:
 
 
 def lessons_in(journal: Path) -> list[dict[str, Any]]:
-    """Return the outcomes of all lessons so far; a line that a kill cut short does not count."""
+    """Return the outcomes of all lessons so far; a line that is damaged, or that a kill cut short, does not count."""
     if not (journal / NAME).exists():
         return []
     found = []
-    for line in (journal / NAME).read_text(encoding="utf-8").splitlines():
+    for line in (journal / NAME).read_text(encoding="utf-8", errors="replace").splitlines():
         with suppress(ValueError):
             found.append(json.loads(line))
     return [one for one in found if isinstance(one, dict)]

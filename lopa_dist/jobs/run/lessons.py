@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,13 @@ from lopa_dist.learn.config import LearnConfig
 from lopa_dist.learn.drafts_adapter import more_arithmetic
 from lopa_dist.learn.learning import HELD_OUT, Answers, Learning, check_learnable, with_end
 from lopa_dist.learn.predictions import Reached
-from lopa_dist.learn.trainer import LearningFailed, Lesson
+from lopa_dist.learn.trainer import OTHER_RANK, LearningFailed, Lesson
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.tokenizer import unused_token
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel import store_keys as keys
 from lopa_dist.parallel.group import Group
+from lopa_dist.parallel.stop import StopLevel
 
 log = logging.getLogger("lopa_dist")
 
@@ -51,6 +53,7 @@ MORE, TAKE, KEEP, LEAVE = "more", "take", "keep", "leave"  # what to do after a 
 AFRESH = 64  # the fewest answers of a resumed job before it learns: its steps are timed by then
 STOPPED = "the job was told to stop before that paid"
 KEPT = "the job was told to stop; what it learned is kept for the next attempt"
+WHOLE = 0.9  # share of its time after which a lesson that a stop cut short counts as held
 PAYS = 1.03  # an adapter is taken if the rest is expected to be more than this many times as fast
 WELL = 0.75  # share of drafts accepted at each depth if minutes of learning go well: chains of three
 WORTH = 2  # a lesson begins only if, when all goes well, it saves at least this many times the time of a slice
@@ -61,20 +64,29 @@ class Outcome:
     """What a lesson brought, for the report and for later attempts."""
 
     attempt: int
-    done: int  # requests of the job that were done
-    answers: int  # that all replicas together could learn from
-    seconds: float
-    processor_s: float  # of rank 0
-    steps: int
-    rows: int  # masks that were trained on, with repetitions
-    acceptance_before: list[float]  # on held-out answers, by depth
-    acceptance: list[float]
-    accepted_before: float  # drafts of a chain that are accepted on average
-    accepted: float
-    gain: float  # how many times as fast the rest was expected to become
-    taken: bool
+    done: int = 0  # requests of the job that were done
+    answers: int = 0  # that all replicas together could learn from
+    seconds: float = 0.0
+    processor_s: float = 0.0  # of rank 0
+    steps: int = 0
+    rows: int = 0  # masks that were trained on, with repetitions
+    acceptance_before: list[float] = field(default_factory=list)  # on held-out answers, by depth
+    acceptance: list[float] = field(default_factory=list)
+    accepted_before: float = 0.0  # drafts of a chain that are accepted on average
+    accepted: float = 0.0
+    gain: float = 1.0  # how many times as fast the rest was expected to become
+    taken: bool = False
     problem: str = ""
     adopted: bool = False  # whether the job drafts with what it has learned after this lesson, or before it
+
+    def follow(self, slices: Sequence[Lesson]) -> None:
+        """Set the figures to those of a lesson's slices so far."""
+        first, last = slices[0].before, slices[-1].after
+        self.seconds = round(sum(one.seconds for one in slices), 2)
+        self.processor_s = round(sum(one.processor_s for one in slices), 2)
+        self.steps, self.rows = sum(one.steps for one in slices), sum(one.rows for one in slices)
+        self.acceptance_before, self.acceptance = first.shares, last.shares
+        self.accepted_before, self.accepted = round(first.length, 3), round(last.length, 3)
 
 
 def check_learning(config: Config, masks: int) -> None:
@@ -164,38 +176,45 @@ class Lessons:
             return
         check_learnable(self.model)
         self.earlier = json.loads(self.group.store.broadcast("lessons", json.dumps(self.earlier)))
-        self.plan()
         folder = self.folder / FOLDER
         has = self.group.world.rank == 0 and (folder / "adapter_model.safetensors").exists()
         if self.group.store.broadcast("drafts", "yes" if has else "no") == "yes":
             self.group.store.barrier(keys.LESSON.format("begin"))  # a rank may have loaded for minutes longer
-            with self.without_harm():
+            with self.without_harm(Outcome(self.attempt)):
                 learning = self.in_training()
                 try:
                     found = learning.load(folder, self.revision)
                 except LearningFailed as error:  # such as of another rank of matrices
-                    self.say("WARNING: what an earlier attempt has learned is not used: %s", error)
+                    if self.group.world.rank == 0:
+                        log.warning("WARNING: what an earlier attempt has learned is not used: %s", error)
                     found = False
                 if found:
                     self.take()
                     self.say("drafting continues with what an earlier attempt learned (%s)", folder)
+        self.plan()
         if self.ended:
             self.learning = None
 
     def plan(self) -> None:
         """Decide after how many requests of this attempt to learn first, if at all.
 
-        Requests and lessons of earlier attempts count. A lesson that failed or was stopped is held again.
+        Requests and lessons of earlier attempts count. A lesson that failed or was stopped is held again, and so is one
+        whose adapter this attempt does not have.
         """
         asked = self.config.job.learn
         held = [lesson for lesson in self.earlier if lesson["steps"] and not lesson["problem"]]
+        if self.rest_s() < (1 - WHOLE) * 60 * self.config.learn.minutes:
+            held += [lesson for lesson in self.earlier if lesson["problem"] == KEPT][-1:]
+        if held and held[-1]["taken"] and not self.adopted:
+            self.say("drafts are learned again: this attempt does not have those of an earlier one")
+            held = []
         if isinstance(asked, int):
             after = asked
         else:
             after = min(max((self.before + self.total) // FIRST_SHARE, FEWEST), MOST)
             after = held[-1]["done"] * AGAIN if held else after
         self.next = max(after - self.before, AFRESH) if self.before else after
-        if held and not (self.auto and held[-1]["taken"]):
+        if held and not (self.auto and self.adopted):
             self.ended = True
             self.say("drafts are not learned again: an earlier attempt learned them after %d answers", held[-1]["done"])
         elif self.next >= self.total:
@@ -204,6 +223,12 @@ class Lessons:
                 self.say("drafts are not learned: job.learn=%d, but there are only %d requests", after, self.total)
             elif self.total and self.before:
                 self.say("drafts are not learned: %d requests are left, too few to gain from it", self.total)
+
+    def rest_s(self) -> float:
+        """Return for how many seconds a lesson may be held: less if it goes on with one that a stop cut short."""
+        cut_short = list(takewhile(lambda lesson: lesson["problem"] == KEPT, reversed(self.earlier)))
+        goes_on = self.adopted and not self.outcomes
+        return 60 * self.config.learn.minutes - goes_on * sum(lesson["seconds"] for lesson in cut_short)
 
     def recall(self, answers: Iterable[Recalled], encoded: Sequence[Request | Rejection]) -> None:
         """Add answers of earlier attempts to those to learn from: each replica gets its share, unless none is needed.
@@ -249,7 +274,7 @@ class Lessons:
         said = self.group.store.broadcast(f"remaining {done}", f"{rate * (self.total - done)} {hoped}")
         remaining, hoped = map(float, said.split())
         self.next = (self.before + done) * AGAIN - self.before if self.auto else self.total
-        limit = 60 * self.config.learn.minutes
+        limit = self.rest_s()
         if self.auto:
             limit = min(limit, MOST_SHARE * remaining)
             too_short = SLICE * remaining < LEAST_S
@@ -275,27 +300,39 @@ class Lessons:
                 answers, "all are" if held_out else "none is", HELD_OUT,
             )  # fmt: skip
             return
-        with self.without_harm():
+        outcome = Outcome(self.attempt, self.before + done, answers, adopted=self.adopted)
+        with self.without_harm(outcome):
             self.free_memory()
-            self.hold(done, remaining, min(limit, SLICE * remaining) if self.auto else limit, limit, answers)
+            self.hold(outcome, done, remaining, min(limit, SLICE * remaining) if self.auto else limit, limit)
         if self.outcomes and not self.outcomes[-1].taken:
             self.ended = True
         if self.ended:  # what a further lesson would need takes a GPU's memory
             self.learning = None
 
-    def hold(self, done: int, remaining: float, seconds: float, limit: float, answers: int) -> None:
-        """Hold a lesson: one slice of time and, if auto decides, further ones as long as they promise to pay."""
+    def hold(self, outcome: Outcome, done: int, remaining: float, seconds: float, limit: float) -> None:
+        """Hold a lesson: one slice of time and, if auto decides, further ones as long as they promise to pay.
+
+        Args:
+            outcome: gets what the lesson brings.
+            done: requests of this attempt that are done.
+            remaining: seconds that the rest of the job is expected to take.
+            seconds: of a slice.
+            limit: seconds of all slices together.
+        """
         learning, mesh = self.in_training(), self.group.mesh
         index = self.group.branch_rank, mesh.branch
         length = f"{seconds:.0f} to {limit:.0f} s" if limit > seconds else f"{limit:.0f} s"
-        self.say("learns to draft from %d answers, for %s", answers, length)
+        self.say("learns to draft from %d answers, for %s", outcome.answers, length)
         for act in self.on_lesson:
             act()
         slices: list[Lesson] = []
         spent, decision = 0.0, MORE
         while decision == MORE:
-            slices.append(learning.lesson(self.answers, seconds, self.group.stopped, self.stepped, index))
+            slices.append(
+                learning.lesson(self.answers, seconds, self.group.stopped, self.stepped, index, self.must_leave)
+            )
             spent += slices[-1].seconds
+            outcome.follow(slices)
             before = rates(slices[0].before)
             faster = gain(self.engine.lookahead, rates(slices[-1].after), before, self.mask_cost())
             decision = TAKE if faster > PAYS else LEAVE
@@ -309,18 +346,12 @@ class Lessons:
             # times differ from rank to rank: rank 0 decides
             said = self.group.store.broadcast(f"decision {done} {len(slices)}", f"{decision} {faster}").split()
             decision, faster = said[0], float(said[1])
-        first, last, taken = slices[0].before, slices[-1].after, decision == TAKE
-        problem = {KEEP: KEPT, LEAVE: STOPPED if stopped else ""}.get(decision, "")
-        outcome = Outcome(
-            self.attempt, self.before + done, answers, round(spent, 2),
-            round(sum(one.processor_s for one in slices), 2),
-            sum(one.steps for one in slices), sum(one.rows for one in slices), first.shares, last.shares,
-            round(first.length, 3), round(last.length, 3), round(faster, 3), taken,
-            problem, taken or self.adopted,
-        )  # fmt: skip
-        self.tell(outcome)
+        outcome.gain, taken = round(faster, 3), decision == TAKE
         if taken:
             self.take()
+        outcome.taken, outcome.adopted = taken, self.adopted
+        outcome.problem = {KEEP: KEPT, LEAVE: STOPPED if stopped else ""}.get(decision, "")
+        self.tell(outcome)
         if decision in (TAKE, KEEP) and self.group.world.rank == 0:
             self.save()
         if decision == KEEP:
@@ -331,10 +362,14 @@ class Lessons:
             return
         self.say(
             "%.0f s: of a chain of drafts, %.2f would be accepted instead of %.2f (held-out answers); %s",
-            spent, last.length, first.length,
+            spent, outcome.accepted, outcome.accepted_before,
             f"goes on with the adapter, expected to be {faster:.2f} times as fast" if taken
             else f"that would not pay, so the job goes on {self.as_before()}",
         )  # fmt: skip
+
+    def must_leave(self) -> bool:
+        """Return whether this rank was asked to stop, and the time for that is over."""
+        return self.group.stop.level() >= StopLevel.ABORT
 
     def as_before(self) -> str:
         """Return in words how the job goes on if a lesson changes nothing."""
@@ -364,14 +399,17 @@ class Lessons:
             mask_id = mask_token(self.model.config, self.tokenizer)
             self.learning = Learning(
                 self.model, mask_id, config.learn.rank, group.everyone, group.failures.watched,
-                masks_of(config.decode), group.tensor,
+                masks_of(config.decode), group.tensor, lambda name: group.store.barrier(keys.LESSON.format(name)),
             )  # fmt: skip
         return self.learning
 
     def take(self) -> None:
         """Let the engine draft with the adapter as it is now."""
         assert self.learning is not None
-        self.learning.adopt()
+        try:
+            self.learning.adopt()
+        except LearningFailed as error:
+            raise LearningFailed(f"the adapter could not be taken: {error}") from error
         self.engine.take_adapter()
         self.adopted = True
 
@@ -381,8 +419,10 @@ class Lessons:
         try:
             self.learning.save(self.folder / FOLDER, self.config.model.path, self.revision)
         except OSError as error:
-            self.outcomes[-1].problem = f"the adapter was not kept: {error}"
-            log.warning("WARNING: %s", self.outcomes[-1].problem)
+            outcome = self.outcomes[-1]
+            used = "; this attempt drafts with it, a later one would learn again" if outcome.taken else ""
+            outcome.problem = f"the adapter was not kept: {error}{used}"
+            log.warning("WARNING: %s", outcome.problem)
 
     def free_memory(self) -> None:
         """Free the K/V space, which the next round allocates again."""
@@ -413,24 +453,26 @@ class Lessons:
             log.info(message, *values)
 
     @contextmanager
-    def without_harm(self) -> Iterator[None]:
+    def without_harm(self, outcome: Outcome) -> Iterator[None]:
         """Turn a failure of learning, which is raised on all ranks, into a warning and the end of the lessons.
 
-        A failure of the ranks themselves is raised further: it would end generation, too.
+        The `outcome` of what may fail then says so, and is told. A failure of the ranks themselves is raised further:
+        it would end generation, too.
         """
+        began = time.perf_counter()
         try:
             yield
         except LearningFailed as error:
             self.ended = True
             problem = " ".join(str(error).split())
-            self.tell(
-                Outcome(
-                    self.attempt, 0, len(self.answers), 0, 0, 0, 0, [], [], 0, 0, 1.0, False, problem, self.adopted
-                )
-            )  # fmt: skip
-            if self.group.world.rank == 0:
+            outcome.seconds, outcome.problem = round(time.perf_counter() - began, 2), problem
+            self.tell(outcome)
+            rank = self.group.world.rank
+            if rank == 0:
                 goes_on = f"the job goes on {self.as_before()}"
                 log.warning("WARNING: drafts could not be learned (%s); %s", problem, goes_on)
+            elif OTHER_RANK not in problem:
+                log.warning("WARNING: drafts could not be learned on rank %d (%s)", rank, problem)
         finally:
             self.write_outcomes()  # as they are at the end: an adapter may have been taken, but not saved
 

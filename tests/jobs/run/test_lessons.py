@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from lopa_dist.config import Config, JobConfig, LoggingConfig, WandbConfig
 from lopa_dist.decode import DecodeConfig
@@ -23,6 +25,7 @@ from lopa_dist.learn import learning as learning_of_a_job
 from lopa_dist.learn.config import LearnConfig
 from lopa_dist.learn.learning import Learning
 from lopa_dist.learn.trainer import Trainer
+from lopa_dist.models.files import CheckpointError
 from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import World
 from lopa_dist.parallel.stop import Stop, Stopped
@@ -109,7 +112,7 @@ def test_what_does_not_pay_is_not_taken(tmp_path: Path, plain: list[str], monkey
     assert texts(tmp_path / "run") == plain
 
 
-@pytest.mark.parametrize("where", ["beginning", "step", "numbers", "taking", "disk"])
+@pytest.mark.parametrize("where", ["beginning", "step", "following", "numbers", "taking", "disk"])
 def test_a_fault_costs_no_answer(
     tmp_path: Path, plain: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
 ) -> None:
@@ -123,6 +126,7 @@ def test_a_fault_costs_no_answer(
     place, name, what = {
         "beginning": (learning_of_a_job, "DraftsAdapter", no_room),
         "step": (Trainer, "loss", no_room),
+        "following": (Trainer, "follow", no_room),
         "numbers": (Trainer, "loss", lambda *_: (nan * 1, torch.tensor(1.0))),
         "taking": (learning_of_a_job, "attaching", no_room),
         "disk": (Learning, "save", no_room),
@@ -131,9 +135,45 @@ def test_a_fault_costs_no_answer(
     report = run(learning(tmp_path, 5), tmp_path / "run", ONE)
     assert texts(tmp_path / "run") == plain
     problem = {"numbers": "not numbers", "disk": "No space left"}.get(where, "no room")
-    assert problem in report["lessons"][-1]["problem"]
-    assert report["lessons"][-1]["problem"] in caplog.text
+    [lesson] = report["lessons"]
+    assert problem in lesson["problem"]
+    assert lesson["problem"] in caplog.text
+    assert lesson["taken"] == lesson["adopted"] == (where == "disk")
+    assert (lesson["done"], lesson["answers"]) == (5, 5)
+    assert (lesson["steps"] > 0) == (where in ("taking", "disk"))
     assert lessons_in(tmp_path / "run" / "journal") == report["lessons"]
+
+
+@pytest.mark.parametrize("damage", ["truncated", "gone", "another mask"])
+def test_a_job_without_what_an_earlier_attempt_learned_learns_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    monkeypatch.setattr(lessons, "gain", lambda *_: 2.0)
+    monkeypatch.setattr(lessons, "AFRESH", 2)
+    asked = learning(tmp_path, 5, QUESTIONS[:6])
+    [first] = run(asked, tmp_path / "run", ONE)["lessons"]
+    file = tmp_path / "run" / "drafts" / "adapter_model.safetensors"
+    if damage == "truncated":
+        file.write_bytes(file.read_bytes()[:-100])
+    elif damage == "gone":
+        file.unlink()
+    else:
+        tensors = load_file(file)
+        tensors = {name: x[:, 1:].contiguous() if "trainable_tokens" in name else x for name, x in tensors.items()}
+        with safe_open(file, "pt") as opened:
+            metadata = opened.metadata()
+        save_file(tensors, file, metadata)
+        adapted = replace(asked.model, lora=str(file.parent), lora_rows="masks")
+        with pytest.raises(CheckpointError, match="mask's embedding has shape"):
+            EngineBuilder(adapted, torch.device("cpu")).load()
+    with caplog.at_level("INFO"):
+        again, second = run(learning(tmp_path, 5, MORE), tmp_path / "run", ONE)["lessons"]
+    assert again == first
+    assert second["taken"]
+    assert "drafts are learned again: this attempt does not have those of an earlier one" in caplog.text
+    assert ("what an earlier attempt has learned is not used" in caplog.text) == (damage != "gone")
+    run(never(tmp_path, MORE), tmp_path / "never", ONE)
+    assert texts(tmp_path / "run") == texts(tmp_path / "never")
 
 
 def test_a_stop_keeps_what_pays_and_begins_no_further_request(
@@ -156,6 +196,24 @@ def test_a_stop_keeps_what_pays_and_begins_no_further_request(
     run(learning(tmp_path, 5), folder, ONE)
     assert loaded == [True]
     assert texts(folder) == plain
+
+
+def test_a_lesson_that_a_stop_cut_short_goes_on_for_the_rest_of_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, stop = tmp_path / "run", Stop(60)
+    monkeypatch.setattr(lessons, "gain", lambda *_: 2.0)
+    monkeypatch.setattr(lessons, "AFRESH", 2)
+    asked = replace(learning(tmp_path, 5), learn=LearnConfig(minutes=10, rank=4))
+    with monkeypatch.context() as patch:
+        patch.setattr(Lessons, "stepped", lambda *_: stop.ask("SIGTERM"))
+        with pytest.raises(Stopped):
+            run(asked, folder, ONE, stop)
+    [first] = json.loads((folder / "report.json").read_text())["lessons"]
+    seconds = []
+    monkeypatch.setattr(Lessons, "hold", lambda *arguments: seconds.append(arguments[-1]))
+    run(asked, folder, ONE)
+    assert seconds == [600 - first["seconds"]]
 
 
 def test_a_stop_of_which_only_another_rank_has_heard_is_one(
@@ -196,6 +254,28 @@ def test_later_attempts_know_of_earlier_lessons(
         report = run(learning(tmp_path, 5, MORE, draft_from=source), folder, ONE)
     assert report["lessons"] == [first, second]
     assert "drafts are not learned again: an earlier attempt learned them after 7 answers" in caplog.text
+
+
+@pytest.mark.parametrize("when", [0, 1])
+def test_a_measurement_does_not_outlast_the_time_for_a_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: int
+) -> None:
+    """Neither the one before a lesson nor the one after it."""
+    monkeypatch.setattr(lessons, "gain", lambda _, after, before, *__: 1.0 if after == before else 2.0)
+    stop, batches = Stop(0), Trainer.batches
+
+    def slow(trainer: Trainer, answers: Any, rng: Any) -> Any:
+        if trainer.measurements == when and len(answers) < 5:  # those that are held out
+            stop.ask("SIGTERM")
+        return batches(trainer, answers, rng)
+
+    monkeypatch.setattr(Trainer, "batches", slow)
+    with pytest.raises(Stopped):
+        run(learning(tmp_path, 8), tmp_path / "run", ONE, stop)
+    [lesson] = json.loads((tmp_path / "run" / "report.json").read_text())["lessons"]
+    assert lesson["problem"] == "the job was told to stop before that paid"
+    assert (lesson["steps"] > 0) == (when == 1)
+    assert lesson["acceptance"] == lesson["acceptance_before"]
 
 
 def test_a_lesson_waits_for_an_answer_that_is_held_out(
