@@ -20,7 +20,7 @@ demo: $(STAMP)
 	@RANKS=$(RANKS) BIN=$(BIN) sh scripts/demo.sh
 
 test: $(STAMP)
-	@sh scripts/test-packages.sh
+	@sh scripts/test-packages.sh $(VENV)
 	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test-gpu: $(STAMP)

@@ -70,6 +70,7 @@ def start_ticks(process: int) -> int | None:
         return None
 
 
+OTHER_MPI = "take that MPI's mpirun, or set MPI4PY_LIBMPI to the libmpi.so of this one"
 VARIABLES = {  # launcher: variable that it always sets; then of rank, size, local rank, local size
     "torchrun": ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     "mpirun": (
@@ -103,20 +104,36 @@ def names_of(ranks: Iterable[int], size: int) -> str:
     return " and ".join(f"rank {rank}" for rank in sorted(ranks)) + f" of {size}"
 
 
-def mpi() -> Any:
-    """Return mpi4py's MPI.
+def mpi(environment: Mapping[str, str] = os.environ) -> Any:
+    """Return mpi4py's MPI, started.
 
     Raises:
-        LaunchError: it, or an MPI library, is not installed; the message says how to get it.
+        LaunchError: it, or an MPI library, is not installed, or mpirun is of another MPI; the message says what to do.
     """
     try:
+        import mpi4py
+
+        mpi4py.rc.initialize, mpi4py.rc.finalize = False, True  # MPI itself would end a process of another mpirun
         from mpi4py import MPI
     except ImportError as error:
         raise LaunchError("mpirun and parallel.backend=mpi need mpi4py: pip install mpi4py") from error
     except RuntimeError as error:
         remedy = "load the module of the MPI whose mpirun started this, or pip install mpich where there is none"
-        raise LaunchError(f"mpi4py finds no MPI ({error}): {remedy}") from error
+        raise LaunchError(f"mpi4py finds no MPI ({str(error).splitlines()[0]}): {remedy}") from error
+    if not MPI.Is_initialized():
+        library = version_of(MPI)
+        open_mpi, of_open_mpi = "OMPI_COMM_WORLD_SIZE" in environment, library.startswith("Open MPI")
+        if (open_mpi and "MPICH" in library) or (of_open_mpi and not open_mpi and "MPI_LOCALNRANKS" in environment):
+            own = "Open MPI's" if open_mpi else "MPICH's"
+            raise LaunchError(f"{own} mpirun started this, but mpi4py uses {library}: {OTHER_MPI}")
+        MPI.Init_thread()
     return MPI
+
+
+def version_of(library: Any) -> str:
+    """Return the name and version of the MPI library that mpi4py's MPI uses, such as ``Open MPI v5.0.8``."""
+    first = library.Get_library_version().split("\n")[0].split(",")[0]
+    return " ".join(first.replace("\0", " ").split())
 
 
 def tell(message: str) -> None:

@@ -59,6 +59,16 @@ def ended_here(environment: Mapping[str, str] = os.environ, process: str = "self
     return sorted(started - running)
 
 
+def ranks_here(world: World) -> list[int]:
+    """Return the process ids of this host's ranks, this one included; empty if that cannot be told, as `ended_here`."""
+    try:
+        parent = Path("/proc") / parent_of("self")
+        found = [int(process.name) for process in children(parent) if rank_of(process, world.launcher) is not None]
+    except OSError:
+        return []
+    return found if len(found) == world.local_size else []
+
+
 def children(process: Path) -> Iterator[Path]:
     """Yield the processes that a process has started and that have not ended."""
     for thread in (process / "task").iterdir():

@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from lopa_dist.atomic import atomic
 from lopa_dist.parallel import store_keys as keys
-from lopa_dist.parallel.launcher import CONNECT, JOIN, LaunchError, World, mpi
+from lopa_dist.parallel.launcher import CONNECT, JOIN, OTHER_MPI, LaunchError, World, mpi, version_of
 from lopa_dist.parallel.neighbours import wait_until, watched_from_outside
 from lopa_dist.parallel.stop import Stopped
 
@@ -141,11 +141,9 @@ def share_by_mpi(world: World, endpoint: str) -> str:
     with watched_from_outside():
         everyone = mpi().COMM_WORLD
         if everyone.Get_size() != world.size:
-            version = mpi().Get_library_version().split("\n")[0].split(",")[0].strip("\0 ")
             raise LaunchError(
-                f"mpirun started {world.size} ranks, but mpi4py finds {everyone.Get_size()}: it uses another MPI "
-                f"({version}) than mpirun belongs to. Start the job with the mpirun of that MPI, or install mpi4py for "
-                "this one"
+                f"mpirun started {world.size} ranks, but mpi4py finds {everyone.Get_size()} with {version_of(mpi())}: "
+                f"{OTHER_MPI}"
             )
         return str(everyone.bcast(endpoint))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -31,13 +31,53 @@ def test_torchrun() -> None:
 
 def test_an_mpi_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     class Without(ModuleType):
+        rc = SimpleNamespace()
+
         def __getattr__(self, name: str) -> None:
-            raise RuntimeError("cannot load MPI library")
+            raise RuntimeError("cannot load MPI library\nlibmpi.so: no such file\nlibmpi.so.12: no such file")
 
     monkeypatch.setitem(sys.modules, "mpi4py", Without("mpi4py"))
     monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
     with pytest.raises(LaunchError, match=r"finds no MPI \(cannot load MPI library\): load the module"):
         mpi()
+
+
+OPEN_MPI, MPICH = {"OMPI_COMM_WORLD_SIZE": "2", "MPI_LOCALNRANKS": "2"}, {"MPI_LOCALNRANKS": "2"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "library", "named"),
+    [
+        (OPEN_MPI, "MPICH Version:      5.0.2\nMore", r"Open MPI's mpirun .* uses MPICH Version: 5\.0\.2: take"),
+        (OPEN_MPI, "Open MPI v5.0.11, package: Open MPI", ""),
+        (
+            MPICH,
+            "Open MPI v4.1.8, package: Open MPI",
+            r"MPICH's mpirun .* uses Open MPI v4\.1\.8: take",
+        ),
+        (MPICH, "MPICH Version:      5.0.2", ""),
+        (MPICH, "Intel(R) MPI Library 2021.13 for Linux* OS", ""),
+        ({}, "Open MPI v5.0.11", ""),
+    ],
+)
+def test_the_mpirun_of_another_mpi_is_named_before_mpi_starts(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], library: str, named: str
+) -> None:
+    begun = []
+    fake = ModuleType("mpi4py")
+    fake.rc = SimpleNamespace()  # type: ignore[attr-defined]
+    fake.MPI = SimpleNamespace(  # type: ignore[attr-defined]
+        Is_initialized=lambda: bool(begun), Get_library_version=lambda: library, Init_thread=lambda: begun.append(1)
+    )
+    monkeypatch.setitem(sys.modules, "mpi4py", fake)
+    if named:
+        with pytest.raises(LaunchError, match=named):
+            mpi(environment)
+        assert not begun
+        return
+    assert mpi(environment) is mpi(environment) is fake.MPI
+    assert begun == [1]
+    assert (fake.rc.initialize, fake.rc.finalize) == (False, True)
 
 
 def test_mpirun_and_srun() -> None:

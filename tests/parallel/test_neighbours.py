@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from lopa_dist.parallel.neighbours import ended_here
+from lopa_dist.parallel.launcher import World
+from lopa_dist.parallel.neighbours import ended_here, ranks_here
 from lopa_dist.parallel.stop import STOPPED
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/comm").exists(), reason="needs /proc")
@@ -54,6 +55,36 @@ if other: other.kill()
 def test_who_has_ended(parent: str, case: str, said: str) -> None:
     command = [sys.executable, "-c", STEP, parent, case]
     assert subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.strip() == said
+
+
+RANKS = """
+import os, subprocess, sys
+program = '''
+import time
+from lopa_dist.parallel.launcher import detect
+from lopa_dist.parallel.neighbours import ranks_here
+while len(found := ranks_here(detect())) < 3: time.sleep(0.05)
+print(*sorted(found), flush=True)
+input()
+'''
+started = []
+for rank in range(3):
+    environment = os.environ | {"RANK": str(rank), "WORLD_SIZE": "6", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "3",
+                                "TORCHELASTIC_RUN_ID": "none"}
+    started.append(subprocess.Popen([sys.executable, "-c", program], env=environment, stdin=subprocess.PIPE,
+                                    stdout=subprocess.PIPE, text=True))
+other = subprocess.Popen(["sleep", "60"])
+said = [rank.stdout.readline() for rank in started]
+for rank in started: rank.communicate("\\n")
+other.kill()
+print(said == [" ".join(str(one) for one in sorted(rank.pid for rank in started)) + "\\n"] * 3)
+"""
+
+
+def test_the_ranks_of_a_host_know_each_other() -> None:
+    done = subprocess.run([sys.executable, "-c", RANKS], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "True\n", done.stderr
+    assert ranks_here(World("torchrun", 0, 2, 0, 2)) == [], "this process is no rank"
 
 
 def test_other_launchers_end_a_job_themselves() -> None:

@@ -104,9 +104,7 @@ def test_mpirun_of_another_mpi_is_named(monkeypatch: pytest.MonkeyPatch, rank: i
     alone = SimpleNamespace(Get_size=lambda: 1)
     other = SimpleNamespace(COMM_WORLD=alone, Get_library_version=lambda: "MPICH Version: 5.0.2\nmore")
     monkeypatch.setattr(rendezvous_file, "mpi", lambda: other)
-    with pytest.raises(
-        LaunchError, match=r"started 2 ranks, but mpi4py finds 1: .*another MPI \(MPICH Version: 5\.0\.2\)"
-    ):
+    with pytest.raises(LaunchError, match=r"started 2 ranks, but mpi4py finds 1 with MPICH Version: 5\.0\.2: take"):
         rendezvous(World("mpirun", rank, 2, rank, 2), {})
 
 

@@ -47,7 +47,8 @@ def main(stage: str, rank: int, how: str, whom: str) -> None:
             if how == "raise":
                 raise MemoryError("planted fault")
             parent = str(os.getppid())
-            launcher = {"srun": os.environ.get("SRUN", ""), "mpirun": parent_of(parent)}.get(world.launcher, parent)
+            mpirun = parent if "OMPI_COMM_WORLD_SIZE" in os.environ else parent_of(parent)  # Open MPI has no proxy
+            launcher = {"srun": os.environ.get("SRUN", ""), "mpirun": mpirun}.get(world.launcher, parent)
             target = {"itself": str(os.getpid()), "launcher": launcher, "proxy": parent}[whom]
             os.kill(int(target), signal.Signals[how])
             time.sleep(0.5)

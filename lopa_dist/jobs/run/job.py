@@ -42,7 +42,7 @@ from lopa_dist.jobs.run.rejudge import verdict_rule
 from lopa_dist.jobs.run.scoring import check_scoring, idle_in_scoring, scored_masks
 from lopa_dist.jobs.run.session import Session
 from lopa_dist.jobs.setup.build import EngineBuilder
-from lopa_dist.jobs.setup.device import BEYOND, choose_device, threads
+from lopa_dist.jobs.setup.device import BEYOND, BOUND, choose_device, threads
 from lopa_dist.jobs.setup.other_programs import OTHERS
 from lopa_dist.jobs.setup.resolve import resolve
 from lopa_dist.jobs.show.extra import Extra
@@ -371,7 +371,7 @@ class Job:
         )
         if self.builder.device.type == "cpu":
             why = threads(config, world)[1]
-            if why.startswith((OTHERS, BEYOND)):
+            if why.startswith((OTHERS, BEYOND, BOUND)):
                 log.warning("WARNING: %s", why)
         if any(self.attempt.done):
             log.info("%d of them were done before (attempt %d)", sum(self.attempt.done), self.attempt.number)

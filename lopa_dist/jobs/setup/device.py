@@ -8,9 +8,10 @@ import torch
 
 from lopa_dist.config import Config
 from lopa_dist.jobs.setup.other_programs import OTHERS, busy_cores
-from lopa_dist.jobs.setup.usable_cores import usable_cores
+from lopa_dist.jobs.setup.usable_cores import cores_of_launcher, share_of_cores, usable_cores
 from lopa_dist.parallel.launcher import World
 
+BOUND = "mpirun binds this rank to"
 BEYOND = "parallel.threads is more than"
 
 
@@ -59,9 +60,12 @@ def threads(config: Config, world: World) -> tuple[int, str]:
 
 def cores(world: World) -> tuple[int, str]:
     """Return this rank's share of the cores that its process may run on, and what decides that."""
-    usable = usable_cores()
-    share = max(1, usable // world.local_size)
-    why = "the cores of this machine" if world.local_size == 1 else f"the share of a rank in {usable} cores"
+    usable, share = usable_cores(), share_of_cores(world)
+    why = f"the share of a rank in {usable} cores" if share < usable else "the cores that this rank is bound to"
+    if world.local_size == 1:
+        why = "the cores of this machine"
+    elif (meant := cores_of_launcher(world) // world.local_size) > share and "OMP_NUM_THREADS" not in os.environ:
+        why = f"{BOUND} {usable} core{'s' * (usable > 1)}, but its share is {meant}: start it with --bind-to none"
     asked = os.environ.get("SLURM_CPUS_PER_TASK", "")  # Slurm need not bind tasks to their cores
     if asked.isdigit() and 0 < int(asked) < share:
         return int(asked), "Slurm's --cpus-per-task"

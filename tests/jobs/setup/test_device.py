@@ -6,12 +6,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
 from lopa_dist.config import Config, ParallelConfig
-from lopa_dist.jobs.setup import device
+from lopa_dist.jobs.setup import device, usable_cores
 from lopa_dist.jobs.setup.device import choose_device, cores, threads
 from lopa_dist.parallel.launcher import World
 
@@ -55,6 +56,39 @@ def test_the_least_of_what_is_asked(
     choose_device(Config(parallel=ParallelConfig(threads=asked)), world)
     assert torch.get_num_threads() == found[0]
     assert cores(world)[0] >= 1
+
+
+@pytest.mark.parametrize(
+    ("launcher", "of_ranks", "allowed", "found"),
+    [
+        # each has cores of its own, as Slurm's task/affinity gives them
+        (
+            "srun",
+            [range(16), range(16, 32), range(32, 48), range(48, 64)],
+            64,
+            (16, "the cores that this rank is bound to"),
+        ),
+        # two share a NUMA node
+        ("mpirun", [range(8), range(8), range(8, 16), range(8, 16)], 16, (4, "the share of a rank in 8 cores")),
+        ("mpirun", [range(49)] * 49, 49, (1, "the share of a rank in 49 cores")),
+        # Open MPI binds two ranks to a core each
+        (
+            "mpirun",
+            [[0], [1]],
+            64,
+            (1, "mpirun binds this rank to 1 core, but its share is 32: start it with --bind-to none"),
+        ),
+    ],
+)
+def test_ranks_share_the_cores_that_more_than_one_of_them_may_run_on(
+    monkeypatch: pytest.MonkeyPatch, launcher: str, of_ranks: list[Any], allowed: int, found: tuple[int, str]
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
+    every = {0: of_ranks[0], os.getppid(): range(allowed)} | {-rank - 1: cores for rank, cores in enumerate(of_ranks)}
+    monkeypatch.setattr(device.os, "sched_getaffinity", every.__getitem__, raising=False)
+    monkeypatch.setattr(usable_cores, "ranks_here", lambda world: [-rank - 1 for rank in range(world.local_size)])
+    assert cores(World(launcher, size=len(of_ranks), local_size=len(of_ranks))) == found
 
 
 def test_omp_num_threads_holds_for_the_whole_process() -> None:
