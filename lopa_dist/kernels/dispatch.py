@@ -52,6 +52,11 @@ def in_c(x: Tensor, *others: Tensor | None) -> bool:
     return all(other is None or other.dtype == x.dtype for other in others)
 
 
+def dense(*tensors: Tensor | None) -> bool:
+    """Return whether the numbers of each tensor are adjacent, as operations in C expect them."""
+    return all(tensor is None or tensor.is_contiguous() for tensor in tensors)
+
+
 def suits_c(x: Tensor) -> bool:
     """Return whether operations on a tensor can run in C (`native`): on a CPU, in fp32 or bf16, with a C compiler."""
     return x.device.type == "cpu" and not isinstance(native.found(x.dtype), str)
@@ -91,6 +96,7 @@ def shared_memory(device: torch.device) -> int:
 def hopper(device: torch.device) -> bool:
     """Return whether a GPU has compute capability 9; true for a CPU.
 
-    Its warps share the rows of a tile alike, whatever the tile's height. On Blackwell (10) they do not.
+    There a warp has whole rows of a product's tile, whatever the tile's height, so sums along a row are made in one
+    order. On Blackwell (10), who has which numbers depends on the height.
     """
     return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] == 9

@@ -4,9 +4,9 @@ A row's bits depend on that row alone. An expert's group may have any number of 
 tiles of `ROW_TILE` rows, as all packed rows are: matrix kernels then give a row the same bits in any group. The outputs
 of a row's experts are added one by one, in the order in which the row chose them.
 
-On a GPU the host must not wait for the groups' sizes. torch's grouped products do without in bf16 on Hopper and
-Blackwell, and in fp8 (`by_library`). Elsewhere torch fetches the sizes and loops over experts, so `experts_triton`
-multiplies there.
+On a GPU the host must not wait for the groups' sizes. torch's grouped products make it wait neither in bf16 on
+Hopper and Blackwell, nor in fp8 (`by_library`). Elsewhere torch fetches the sizes and loops over experts, so
+`experts_triton` multiplies there.
 """
 
 from __future__ import annotations

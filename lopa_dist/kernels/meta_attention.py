@@ -43,8 +43,8 @@ class Launch:
 def launch_for(height: int, dim: int, dtype: torch.dtype, capability: tuple[int, int]) -> Launch:
     """Return a launch for the tile matrix's height, the head size, the dtype and the GPU's compute capability.
 
-    It is chosen by the resources that the compiled kernels use: a multiprocessor holds two programs of 64 rows, or one
-    of 128.
+    It is chosen by the resources that the compiled kernels use: a multiprocessor holds two programs of 64 rows where a
+    block may have `TWO_FIT` bytes of shared memory, and else one.
     """
     if dtype == torch.float32:
         return Launch(16 if dim > 64 else 32, 8 if height == 128 else 4, 2)  # else it spills, or is too large for sm_89

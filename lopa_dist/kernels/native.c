@@ -1,5 +1,6 @@
 /* A forward's operations on a CPU, whose bits do not depend on the batch (native.py compiles and calls them). With
--DBF16, tensors (of type T) are in bf16: they are computed with in fp32 and rounded. Else tensors are in fp32.
+-DBF16, tensors (of type T) are in bf16: numbers are widened, and results rounded, for all arithmetic is in fp32. Else
+tensors are in fp32.
 
 Every number of a row is computed by one chain of operations, in an order that depends on the row alone: no tile, thread
 or other row can change it. Products sum over the inputs, from first to last, with one rounding each (fused
@@ -757,7 +758,8 @@ WEIGHTED_SUM(2)
 WEIGHTED_SUM(4)
 
 /* Computes attention out[n] of up to QUERIES queries (rows of a segment with their stacked heads) of one K/V head. q
-and weights always have QUERIES entries, and k has L more after the last column that is seen. */
+and weights always have QUERIES entries. k has L more after the last column that is seen: they are read, too, and their
+scores are not used. */
 static void attend_some(const float *const *q, float *const *out, const int64_t *seen, const int64_t *depth,
                         const int64_t *until, int64_t cached, int queries, const T *const *k, const T *const *v,
                         Ahead *next, ptrdiff_t D, float scale, float *const *weights) {

@@ -2,8 +2,8 @@
 
 `native.c` is compiled for this machine's CPU when it is first needed, which takes seconds, and kept in the user's
 cache: once for tensors in fp32, and once for bf16. Each number is computed by one chain of operations in a fixed order,
-so no tile, thread or other row can change it. That holds by construction, which no matrix library promises; and with
-few rows it is several times as fast. Without a C compiler, torch's operations run instead.
+so no tile, thread or other row can change it. That holds by construction, which no matrix library promises. Without a
+C compiler, torch's operations run instead, and a job of few sequences takes twice as long.
 """
 
 from __future__ import annotations
@@ -124,7 +124,10 @@ def pointer(x: Tensor | None) -> int | None:
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, in_fp32: bool = False) -> Tensor:
-    """Return ``x [R, K] @ weight [K, N] + bias [N]``, ``[R, N]``. Rows need not be adjacent. In bf16, K is even."""
+    """Return ``x [R, K] @ weight [K, N] + bias [N]``, ``[R, N]``. In bf16, K is even.
+
+    The rows of `x` and of `weight` may be any distance apart; the numbers of a row are adjacent.
+    """
     rows, depth = x.shape
     columns = weight.shape[1]
     y = x.new_empty(rows, columns, dtype=torch.float32 if in_fp32 else x.dtype)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lopa_dist.kernels import native
-from lopa_dist.kernels.dispatch import fused, in_c
+from lopa_dist.kernels.dispatch import dense, fused, in_c
 from lopa_dist.kernels.rope_scaling import Llama3Scaling, YarnScaling
 from lopa_dist.kernels.rows import rms_norm
 from lopa_dist.staging import every_row
@@ -23,8 +23,8 @@ def rope_table(
 ) -> tuple[Tensor, Tensor]:
     """Return cosines and sines of ``positions [R]`` for `apply_rope`: two ``[R, 1, head_dim]``, of angles in fp32.
 
-    The sines of the first half are negative. The formula equals transformers' to the bit: at position 30,000, a
-    difference in a frequency's last bit turns the angle by as much as bf16 rounds away.
+    The first half of the table of sines has -sin, the second half sin. The formula equals transformers' to the bit: at
+    position 30,000, a difference in a frequency's last bit turns the angle by as much as bf16 rounds away.
 
     Args:
         positions: ``[R]``.
@@ -99,7 +99,8 @@ def rope_and_store(
             rows = every_row(qkv)
         cos, sin = cos.flatten(1), sin.flatten(1)
         return rope_triton.rope_and_store(qkv, cos, sin, keys, values, scratch, rows, norms, eps, must_be_finite, slots)
-    if in_c(qkv, cos, keys, *(norms or ())) and rows is None and must_be_finite is None:
+    plain = rows is None and must_be_finite is None
+    if plain and in_c(qkv, cos, keys, *(norms or ())) and dense(qkv, cos, sin, keys, values, *(norms or ())):
         return native.rotate_and_store(qkv, cos, sin, keys, values, scratch, norms, eps, slots)
     kv_heads, dim = keys.shape[1:]
     of_heads = qkv.view(qkv.shape[0], -1, dim)

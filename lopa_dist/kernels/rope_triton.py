@@ -56,7 +56,7 @@ def finite(x: tl.tensor, of_window: tl.tensor) -> tl.tensor:
 def rope_and_store_kernel(
     qkv: tl.tensor,  # [R, (H + 2 KV) * D]
     cos: tl.tensor,  # [R, D], of which the first half is read
-    sin: tl.tensor,  # [R, D], of which the second half is read, where the sines are positive
+    sin: tl.tensor,  # [R, D], of which the second half is read, which has sin; the first half has -sin
     q_norm: tl.tensor,  # [D]
     k_norm: tl.tensor,  # [D]
     q: tl.tensor,  # [R, H, D]

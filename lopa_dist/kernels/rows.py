@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lopa_dist.kernels import native
-from lopa_dist.kernels.dispatch import fused, in_c
+from lopa_dist.kernels.dispatch import dense, fused, in_c
 from lopa_dist.kernels.quantized import QuantizedRows, quantize_rows
 
 
@@ -39,7 +39,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
         from lopa_dist.kernels import rows_triton
 
         return rows_triton.add_rms_norm(x, residual, weight, eps)
-    if in_c(x, weight, residual):
+    if in_c(x, weight, residual) and dense(x, weight, residual):
         return native.rms_norm(x, weight, eps, residual), x
     total = x.add_(residual)
     return rms_norm(total, weight, eps), total
@@ -63,7 +63,7 @@ def embed_rms_norm(tokens: Tensor, embedding: Tensor, weight: Tensor, eps: float
 
         return rows_triton.embed_rms_norm(tokens, embedding, weight, eps)
     x = F.embedding(tokens, embedding)
-    if in_c(x, weight):
+    if in_c(x, weight) and dense(x, weight):
         return native.rms_norm(x, weight, eps), x
     return rms_norm(x, weight, eps), x
 
@@ -77,7 +77,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
         from lopa_dist.kernels import rows_triton
 
         return rows_triton.swiglu(gate_up)
-    if in_c(gate_up):
+    if in_c(gate_up) and dense(gate_up):
         return native.swiglu(gate_up)
     gate, up = gate_up.chunk(2, -1)
     return F.silu(gate, inplace=True).mul_(up)

@@ -1,4 +1,4 @@
-"""Segments cut into tiles: the units of work of meta-attention (XY-Serve's task decomposition and reordering).
+"""Segments cut into tiles: the units of work of meta-attention (task decomposition of XY-Serve, arXiv 2412.18106).
 
 A tile is a run of query rows, with its cached ranges and its own columns. A table of tiles tells a kernel all it needs
 to know about prompts, windows and branches. A tile stacks the rows of all query heads of one K/V head, so a tile of
@@ -35,8 +35,9 @@ class Tiles:
     Own columns are numbered as packed rows are: the K/V of packed row r are in pool slot ``scratch + r``.
     """
 
-    # [T, 12] q0, rows, s0_base, s0_len, s1_base, s1_len, c0, c1, part (-1: the tile writes its rows itself), how many
-    # columns of its segments come before it, how many of its rows begin at q0, and where the others begin
+    # [T, 12] q0: its first row; rows; s0_base, s0_len, s1_base, s1_len: first slot and length of both cached ranges;
+    # c0, c1: its first own column and one past the last; part (-1: the tile writes its rows itself); how many columns
+    # of its segments come before it; how many of its rows begin at q0; and where the others begin
     table: Ints32
     seen: Ints32  # [R] how many cached columns each packed row sees; more than there are: all
     lo: Ints32  # [R] first own column that each packed row sees: the first of its segment

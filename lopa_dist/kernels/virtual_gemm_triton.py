@@ -1,8 +1,8 @@
 """Persistent matrix product that reads the number of real rows from the device.
 
 As many programs as fit on the GPU loop over the tiles of the real rows, in groups of row tiles that share a column
-tile's weight in L2. A tile's sums are over all of K, by instructions that each add 16 numbers, in one order, whatever
-the tile's sizes and whichever operand is left: a row's bits do not depend on the number of rows.
+tile's weight in L2. A tile's sums are over all of K, in one order, whatever the tile's sizes and whichever operand is
+left: a row's bits do not depend on the number of rows. In half precision an instruction adds 16 numbers, in fp8 32.
 
 Either operand may be the left one. Hopper's instructions take 64 rows or more of the left operand and as few as 8 of
 the other. With the weight on the left, a tile of few rows reads hardly more than its weight. An int8 weight is always
@@ -28,7 +28,7 @@ GROUP = 8  # row tiles that share a column tile
 
 @dataclass(frozen=True)
 class GemmTile:
-    """Sizes of a tile and of its pipeline, and programs per multiprocessor. No field affects bits, but `bk` in fp32."""
+    """Sizes of a tile and of its pipeline, and programs per multiprocessor. Only `bk` affects bits, in fp32 and fp8."""
 
     bm: int
     bn: int

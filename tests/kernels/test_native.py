@@ -113,6 +113,16 @@ def test_large_products_on_several_threads(dtype: torch.dtype) -> None:
 
 
 @there
+def test_parts_of_a_wider_tensor_are_the_library_s() -> None:
+    """C expects the numbers of a tensor to be adjacent."""
+    wide, residual, weight = random(4, 64), random(4, 16, seed=1), random(16, seed=2)
+    with torch.inference_mode():
+        norms = [add_rms_norm(x, residual, weight, 1e-6) for x in (wide.clone()[:, 16:32], wide[:, 16:32].clone())]
+        torch.testing.assert_close(*norms)
+        torch.testing.assert_close(swiglu(wide.clone()[:, :32]), swiglu(wide[:, :32].clone()))
+
+
+@there
 @BOTH
 def test_more_threads_than_rows(dtype: torch.dtype) -> None:
     """As where an adapter's few columns are computed on a large machine."""
