@@ -325,7 +325,7 @@ class LLM:
             self.warned.add(warning)
 
     def joined(self, config: Config, requests: int, branches: int) -> AbstractContextManager[Group]:
-        """Return a context of which the value is the joined ranks of a call with so many requests and branches."""
+        """Return a context whose value is the joined ranks of a call with so many requests and branches."""
         parallel = config.parallel
         with self.calls.refusing():
             mesh = choose_mesh(parallel.data, parallel.branch, parallel.tensor, self.world.size, requests, branches)

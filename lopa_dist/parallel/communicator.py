@@ -80,7 +80,7 @@ class Relay:
         return self.comm.sum(values)
 
 
-# The first name is since torch 2.13. It gathers into one tensor; for a list, NCCL would gather into its own and copy.
+# torch 2.13 gave it the first name. It gathers into one tensor; NCCL would fill a list from a tensor of its own.
 all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 

@@ -150,9 +150,9 @@ class Group:
         return self.stop.asked
 
     def asked_anywhere(self, when: str) -> bool:
-        """Return whether any rank was asked to stop until `when`, a name that no other call has; all get the same.
+        """Return whether any rank has been asked to stop by now; all get the same answer.
 
-        All ranks call this: one of them may have heard of a stop long before the others.
+        All ranks call this, with a name `when` that no other call has. One rank may hear of a stop long before others.
         """
         self.store.barrier(keys.ASKED.format(when))
         asked = torch.tensor([float(self.stop.asked)], device=self.device)

@@ -240,7 +240,7 @@ def plainly(value: Any) -> Any:
 def check(name: str, task: Any) -> None:
     """Raise a ValueError if a job cannot do what a task wants."""
     if task.OUTPUT_TYPE not in (*SCORED, "generate_until"):
-        raise ValueError(f"task.harness={name}: it asks for {task.OUTPUT_TYPE}, which a job has not")
+        raise ValueError(f"task.harness={name}: it asks for {task.OUTPUT_TYPE}, which no job offers")
     if getattr(task.config, "unsafe_code", False):
         raise ValueError(f"task.harness={name}: it runs the model's code unconfined; take task=humaneval or mbpp")
     if (task.config.repeats or 1) > 1:
@@ -251,7 +251,7 @@ def check(name: str, task: Any) -> None:
     for key, value in generation_of(task).items() if task.OUTPUT_TYPE == "generate_until" else ():
         if key not in DONE and value is not None and NEUTRAL.get(key) != value:
             raise ValueError(
-                f"task.harness={name}: its generation_kwargs have {key}={value!r}, which a job has not; a YAML file "
+                f"task.harness={name}: its generation_kwargs have {key}={value!r}, which no job offers; a YAML file "
                 "that includes it, with generation_kwargs of its own, leaves it out"
             )
 

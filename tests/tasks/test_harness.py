@@ -367,7 +367,7 @@ def test_a_task_that_draws_tokens_without_a_temperature_means_one(tmp_path: Path
 def test_what_a_job_cannot_do_for_a_task_is_refused(tmp_path: Path, more: dict[str, Any]) -> None:
     file = task_file(tmp_path, generation_kwargs={"until": "Q:", "do_sample": True, "temperature": 1.0} | more)
     [(name, value)] = more.items()
-    with pytest.raises(ValueError, match=rf"tiny: its generation_kwargs have {name}={value}, which a job has not"):
+    with pytest.raises(ValueError, match=rf"tiny: its generation_kwargs have {name}={value}, which no job offers"):
         HarnessTask(file)
 
 

@@ -67,7 +67,7 @@ def merge_shards(folder: Path) -> dict[str, Any]:
     for part, report in reports.items():
         if report["whole_input"] != first["whole_input"]:
             raise ValueError(
-                f"{part}: of another input than {origin}; it changed between their runs, run the older again"
+                f"{part}: of another input than {origin}; it changed between their runs; run the older one again"
             )
         with (part / "results.jsonl").open("rb") as lines:
             count = sum(1 for _ in lines)
@@ -146,7 +146,7 @@ def warning_of(said: list[tuple[str, int]]) -> str:
     more = f" and {len(said) - MOST_NAMED} more" * (len(said) > MOST_NAMED)
     if len({warning for warning, _ in said}) == 1:
         return f"{shards}{more}: {said[0][0]}"
-    return f"{shards}{more}, each for itself, here shard {said[0][1]}: {said[0][0]}"
+    return f"{shards}{more}, each with figures of its own; shard {said[0][1]}: {said[0][0]}"
 
 
 def report_of(reports: list[dict[str, Any]], merged: Merged, errors: int) -> dict[str, Any]:

@@ -29,7 +29,7 @@ def part_name(out: str, number: int) -> str:
 
 
 def parts_of(out: str, answers: int) -> list[tuple[str, int]]:
-    """Return the names of the parts for so many answers, at least one, each with the most answers that it may have."""
+    """Return the names of the parts that hold so many answers, at least one, and how many each may hold."""
     return [(part_name(out, number), ANSWERS) for number in range(max(1, -(-answers // ANSWERS)))]
 
 

@@ -13,7 +13,7 @@ OTHERS = "other programs keep"
 KEPT_BUSY = "other programs kept"  # how the warning of a job that they slowed down begins
 LOOKS = 5  # how many times to look at how busy the cores are
 LOOK_S = 0.2
-SHORTEST_S = 1.0  # of which it is worth to say how busy other programs were: the system counts in hundredths
+SHORTEST_S = 1.0  # of a job, for which to say how busy other programs were: the system counts in hundredths
 MUCH = 0.4  # cores that other programs keep busy
 
 

@@ -53,7 +53,7 @@ def test_merged_is_what_one_job_gives(folder: Path) -> None:
     assert report["shards"] == 3
     [told] = [text for text in whole["warnings"] if "does not know" in text]  # a busy machine is told as well
     [of_shard] = [text for text in report["warnings"] if "does not know" in text]  # once, though all shards have it
-    assert of_shard.startswith("shard 0, 1, 2, each for itself, here shard 0: ")
+    assert of_shard.startswith("shard 0, 1, 2, each with figures of its own; shard 0: ")
     assert re.sub(r"\d+", "", of_shard).endswith(f"shard : {re.sub(r'[0-9]+', '', told)}")
     assert trace(folder / "array", "5").custom_id == lines(folder / "whole")[5]["custom_id"]  # of shard 2
 
