@@ -235,7 +235,7 @@ def test_records(confidence: str) -> None:
             assert torch.equal(found[:, [0, *([3] if runner_up else [])]], wanted[:, [0, *([3] if runner_up else [])]])
             numbers = [1, 2, *([4] if runner_up else [])]
             one, other = (x[:, numbers].contiguous().view(torch.float32) for x in (found, wanted))
-            assert torch.allclose(one, other, rtol=3e-5, atol=1e-6)
+            assert torch.allclose(one, other, rtol=3e-5, atol=1e-5 if confidence == "margin" else 1e-6)  # a difference
         alone = record_head(hidden[-1:], laid_out, 3, keys[-1:], sampling, runner_up=runner_up)
         assert torch.equal(alone[0], found[-1])
 
