@@ -8,6 +8,10 @@ multiply-add; in bf16 two inputs at once, by the CPU's own instruction if it has
 that a row sees, from first to last. Other sums consist of L partial sums, each of every L-th number. Compile with
 -ffp-contract=off: only `fused` may fuse a product and a sum.
 
+Every parallel region has as many threads as the caller asks for, or one: a region with fewer would end the surplus
+threads (GCC's OpenMP), and the next one would start them again, which takes longer than many a product. Those without
+a part of the work wait.
+
 Matrices are stored by row; ptrdiff_t ld... is the distance between rows, in numbers. */
 
 #include <math.h>
@@ -391,7 +395,7 @@ void product(const T *x, ptrdiff_t ldx, const T *w, ptrdiff_t ldw, const T *bias
     ptrdiff_t down = M >= 2 * MOST_ROWS ? parts / across : 1;
     down = down < M ? down : M; /* no part is without rows */
     across = down * across;
-#pragma omp parallel for num_threads(parts) schedule(static)
+#pragma omp parallel for num_threads(threads) schedule(static)
     for (ptrdiff_t part = 0; part < across; part++) {
         ptrdiff_t among = across / down, i = part / among, j = part % among, m = M * i / down;
         ptrdiff_t begin = units * j / among * UNIT, end = units * (j + 1) / among * UNIT;
@@ -815,20 +819,22 @@ int attend(const T *q, ptrdiff_t ldq, T *out, const T *keys, const T *values, co
         begins[g + 1] = begins[g] + tasks_of(segments + g, group) * Hkv;
         work += segments[g].rows * (segments[g].cached + segments[g].tail + segments[g].rows) * H * D;
     }
-    int short_of_memory = 0;
-    int64_t room = most + 2 * L;
-    if (work / SPLIT < threads) threads = work / SPLIT < 1 ? 1 : (int)(work / SPLIT);
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    {
+    int short_of_memory = 0, workers = threads;
+    int64_t room = most + 2 * L, taken = 0;
+    if (work / SPLIT < workers) workers = work / SPLIT < 1 ? 1 : (int)(work / SPLIT);
+#pragma omp parallel for num_threads(threads) schedule(static, 1) if (workers > 1)
+    for (int worker = 0; worker < workers; worker++) {
         float *scores = malloc(QUERIES * (room + 2 * D) * sizeof *scores);
         const T **columns = malloc(2 * room * sizeof *columns);
         int there = scores && columns;
         if (!there) short_of_memory = 1;
         ptrdiff_t g = 0, before = -1;
         Ahead next = {0};
-#pragma omp for schedule(dynamic)
-        for (int64_t task = 0; task < begins[count]; task++) {
-            if (!there) continue; /* all threads must reach this loop */
+        while (there) {
+            int64_t task;
+#pragma omp atomic capture
+            task = taken++;
+            if (task >= begins[count]) break;
             while (task < begins[g]) g--;
             while (task >= begins[g + 1]) g++;
             const Segment *s = segments + g;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from itertools import product as every
 from pathlib import Path
@@ -133,6 +134,18 @@ def test_more_threads_than_rows(dtype: torch.dtype) -> None:
         for threads in (16, 32, 64):
             torch.set_num_threads(threads)
             assert torch.equal(native.product(x, weight), one)
+
+
+@there
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
+def test_no_thread_ends_between_products_of_several_sizes() -> None:
+    """To end and start threads takes longer than a product of one row."""
+    torch.set_num_threads(6)
+    there_are = set()
+    for columns in (6000, 1100, 6000, 2100):
+        native.product(random(1, 512), random(512, columns, seed=1))
+        there_are.add(frozenset(os.listdir("/proc/self/task")))
+    assert len(there_are) == 1
 
 
 def attend(mix_segments: Segments, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
