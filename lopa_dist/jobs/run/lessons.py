@@ -159,6 +159,7 @@ class Lessons:
     learning: Learning | None = None
     ended: bool = False  # whether there will be no further lesson
     adopted: bool = False  # whether the job drafts with what it has learned
+    spent_s: float = 0.0  # by earlier attempts, in a lesson that a stop cut short and that goes on
     counted: tuple[int, float] = (0, 0.0)  # requests done when this round of generation began, and when it did
 
     def __post_init__(self) -> None:
@@ -203,8 +204,10 @@ class Lessons:
         """
         asked = self.config.job.learn
         held = [lesson for lesson in self.earlier if lesson["steps"] and not lesson["problem"]]
-        if self.rest_s() < (1 - WHOLE) * 60 * self.config.learn.minutes:
-            held += [lesson for lesson in self.earlier if lesson["problem"] == KEPT][-1:]
+        cut_short = list(takewhile(lambda lesson: lesson["problem"] == KEPT, reversed(self.earlier)))
+        self.spent_s = sum(lesson["seconds"] for lesson in cut_short) if self.adopted else 0.0
+        if self.spent_s > WHOLE * 60 * self.config.learn.minutes:
+            held, self.spent_s = [*held, cut_short[0]], 0.0
         if held and held[-1]["taken"] and not self.adopted:
             self.say("drafts are learned again: this attempt does not have those of an earlier one")
             held = []
@@ -214,7 +217,7 @@ class Lessons:
             after = min(max((self.before + self.total) // FIRST_SHARE, FEWEST), MOST)
             after = held[-1]["done"] * AGAIN if held else after
         self.next = max(after - self.before, AFRESH) if self.before else after
-        if held and not (self.auto and self.adopted):
+        if held and not (self.auto and (held[-1]["taken"] or held[-1]["problem"])):
             self.ended = True
             self.say("drafts are not learned again: an earlier attempt learned them after %d answers", held[-1]["done"])
         elif self.next >= self.total:
@@ -223,12 +226,6 @@ class Lessons:
                 self.say("drafts are not learned: job.learn=%d, but there are only %d requests", after, self.total)
             elif self.total and self.before:
                 self.say("drafts are not learned: %d requests are left, too few to gain from it", self.total)
-
-    def rest_s(self) -> float:
-        """Return for how many seconds a lesson may be held: less if it goes on with one that a stop cut short."""
-        cut_short = list(takewhile(lambda lesson: lesson["problem"] == KEPT, reversed(self.earlier)))
-        goes_on = self.adopted and not self.outcomes
-        return 60 * self.config.learn.minutes - goes_on * sum(lesson["seconds"] for lesson in cut_short)
 
     def recall(self, answers: Iterable[Recalled], encoded: Sequence[Request | Rejection]) -> None:
         """Add answers of earlier attempts to those to learn from: each replica gets its share, unless none is needed.
@@ -274,7 +271,7 @@ class Lessons:
         said = self.group.store.broadcast(f"remaining {done}", f"{rate * (self.total - done)} {hoped}")
         remaining, hoped = map(float, said.split())
         self.next = (self.before + done) * AGAIN - self.before if self.auto else self.total
-        limit = self.rest_s()
+        limit, self.spent_s = 60 * self.config.learn.minutes - self.spent_s, 0.0
         if self.auto:
             limit = min(limit, MOST_SHARE * remaining)
             too_short = SLICE * remaining < LEAST_S

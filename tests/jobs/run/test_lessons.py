@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,6 +34,7 @@ from tests.jobs import wandb_file
 from tests.jobs.run.test_recall import QUESTIONS, config, texts
 
 ONE = World("python")
+ONE_RANK = SimpleNamespace(world=ONE)
 MORE = [*QUESTIONS, "Ann has 4 books . Ann loses 2 books . How many books does Ann have now ?"]
 
 
@@ -211,9 +213,33 @@ def test_a_lesson_that_a_stop_cut_short_goes_on_for_the_rest_of_its_time(
             run(asked, folder, ONE, stop)
     [first] = json.loads((folder / "report.json").read_text())["lessons"]
     seconds = []
-    monkeypatch.setattr(Lessons, "hold", lambda *arguments: seconds.append(arguments[-1]))
-    run(asked, folder, ONE)
+    with monkeypatch.context() as patch:
+        patch.setattr(Lessons, "hold", lambda *arguments: seconds.append(arguments[-1]))
+        run(asked, folder, ONE)
     assert seconds == [600 - first["seconds"]]
+
+
+@pytest.mark.parametrize(
+    ("learn", "problem", "taken", "again"),
+    [
+        ("auto", "", True, True),  # at four times as many answers
+        ("auto", "", False, False),  # also if an earlier one was taken
+        ("auto", lessons.KEPT, False, True),
+        (5, "", True, False),
+        (5, lessons.KEPT, False, False),
+        (5, lessons.STOPPED, False, True),
+    ],
+)
+def test_what_follows_an_earlier_attempt_s_whole_lesson(
+    tmp_path: Path, learn: int | str, problem: str, taken: bool, again: bool
+) -> None:
+    earlier = {"steps": 9, "seconds": 1.8, "done": 300, "problem": problem, "taken": taken}
+    asked = learning(tmp_path, learn)
+    engine = SimpleNamespace(model=None)
+    planned = Lessons(asked, ONE_RANK, engine, None, tmp_path, "", 9000, 300, 2, [earlier])  # type: ignore[arg-type]
+    planned.adopted = True
+    planned.plan()
+    assert (not planned.ended, planned.spent_s) == (again, 0.0)
 
 
 def test_a_stop_of_which_only_another_rank_has_heard_is_one(
