@@ -209,5 +209,5 @@ def choose_backend(world: World, backend: str, device: torch.device) -> str:
 
 def with_timeout(group: dist.ProcessGroup, timeout: timedelta) -> dist.ProcessGroup:
     """Return `group` with a timeout set; `init_device_mesh` made it with torch's default, half an hour."""
-    dist.distributed_c10d._set_pg_timeout(timeout, group)
+    group.set_timeout(timeout)
     return group

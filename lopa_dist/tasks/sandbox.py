@@ -123,7 +123,8 @@ def run_tests(
             "PATH": os.defpath, "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0",
             "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
         }  # fmt: skip
-        command, descriptors = [sys.executable, "-I", "-B", "-c", CHILD.read_text(encoding="utf-8")], [writer.fileno()]
+        python = os.path.abspath(sys.executable)  # as `bubblewrap.visible`: a path with .. may not lead there
+        command, descriptors = [python, "-I", "-B", "-c", CHILD.read_text(encoding="utf-8")], [writer.fileno()]
         try:
             if confined:
                 rules = stack.enter_context(tempfile.TemporaryFile())

@@ -20,6 +20,8 @@ from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import Any
 
+from lopa_dist.kernels.dispatch import OPTIONS
+
 # bytes that one block may have, by capability
 SHARED_LIMIT = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
 
@@ -35,7 +37,7 @@ class Variant:
         aligned: arguments that are multiples of 16, pointers included. At run time Triton finds them out by value;
             loads are only pipelined where addresses and strides are.
         arch: compute capability: 80, 90.
-        options: of the launch: num_warps, num_stages, enable_fp_fusion, maxnreg.
+        options: of the launch, beside those of every launch (`dispatch.OPTIONS`): num_warps, num_stages, maxnreg.
     """
 
     kernel: str
@@ -127,7 +129,7 @@ def compile_here(variant: Variant) -> Compiled:
     attributes = {(kernel.arg_names.index(argument),): [["tt.divisibility", 16]] for argument in variant.aligned}
     constexprs = {(kernel.arg_names.index(argument),): value for argument, value in variant.constexprs.items()}
     source = ASTSource(kernel, signature, constexprs, attributes)
-    binary = triton.compile(source, target=GPUTarget("cuda", variant.arch, 32), options=variant.options)
+    binary = triton.compile(source, target=GPUTarget("cuda", variant.arch, 32), options=OPTIONS | variant.options)
     usage = resource_usage(binary.asm["cubin"])
     return Compiled(usage["REG"], usage["STACK"], binary.metadata.shared, binary.asm["ptx"], str(binary.asm["ttgir"]))
 

@@ -387,7 +387,7 @@ def variant(arch: int, group: int, height: int, dim: int = 128, dtype: str = "bf
         "G": group, "KV_HEADS": 32 // group, "D": dim, "D_TILE": dim_tile, "BM": height, "BN": launch.columns,
         "STAGES": launch.stages, "BOUNDED": bounded, "WHOLE": True, "PRECISION": "ieee" if dtype == "fp32" else "tf32",
     }  # fmt: skip
-    options = {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": True}
+    options = {"num_warps": launch.warps, "num_stages": launch.stages}
     kernel = "lopa_dist.kernels.meta_kernels:attend_kernel"
     return Variant(kernel, signature, constexprs, (*pointers, *strides), arch, options)
 
@@ -396,7 +396,7 @@ def merge_variant(arch: int) -> Variant:
     types = {"partial": "*fp32", "partial_lse": "*fp32", "out": "*bf16", "merges": "*i32", "counts": "*i32"}
     signature = {**types, "out_row": "i32", "out_head": "i32"}
     constexprs = {"G": 7, "KV_HEADS": 4, "D": 128, "D_TILE": 128, "BM": 128, "ROWS": 16}
-    options = {"num_warps": 4, "enable_fp_fusion": True}
+    options = {"num_warps": 4}
     return Variant(
         "lopa_dist.kernels.meta_kernels:merge_kernel", signature, constexprs, tuple(signature), arch, options
     )

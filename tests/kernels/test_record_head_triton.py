@@ -239,7 +239,7 @@ def test_cross_compiled(arch: int) -> None:
     assert not any("lg2.approx" in kernel.ptx or kernel.stack for kernel in found[-2:])
     for one, kernel in zip(every, found, strict=True):
         print(one.arch, one.constexprs, kernel.registers, kernel.stack, kernel.shared)
-        assert kernel.stack <= 160, one  # registers are spilled only after the loop over K (read in the machine code)
+        assert kernel.stack <= 192, one  # registers are spilled only after the loop over K (read in the machine code)
         assert kernel.shared <= SHARED_LIMIT[89 if arch == 80 else arch], one  # sm_89 has the same tiles, and less room
     for one, kernel in zip(variants, found, strict=False):
         assert {90: "wgmma.mma_async", 100: "tcgen05.mma"}.get(arch, "mma.sync") in kernel.ptx, one

@@ -46,6 +46,13 @@ def f(x):
     assert run_tests("def f(:", "", Limits(), confined).reason.startswith("SyntaxError")
 
 
+def test_python_may_have_been_started_by_a_path_that_goes_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, name = os.path.split(sys.executable)
+    here = os.path.dirname(__file__)  # which the sandbox does not show
+    monkeypatch.setattr(sys, "executable", os.path.join(here, os.path.relpath(folder, here), name))
+    assert run_tests("x = 1", "assert x == 1", Limits()).passed
+
+
 @pytest.mark.parametrize(
     "program",
     [
