@@ -473,7 +473,7 @@ def check_keys(overrides: list[str]) -> None:
             section = key.split(".")[0]
             names = [k for k in known if k.startswith(f"{section}.")]
             names = names or sorted({k.split(".")[0] for k in known} | groups())
-            raise UserError(f"{key}: no such key. Known here: {', '.join(names)}")
+            raise UserError(f"{key}: no such key (CHANGELOG.md has those that are gone). Known: {', '.join(names)}")
 
 
 def keys_of(section: Any = Config, prefix: str = "") -> Iterator[tuple[str, Any, Field[Any]]]:

@@ -352,7 +352,7 @@ def test_all_keys_are_listed_only_where_none_is_near() -> None:
     with pytest.raises(cli.UserError) as near:
         cli.check_keys(["decode.tauconf=1"])
     assert "decode.branches" not in str(near.value)
-    with pytest.raises(cli.UserError, match=r"Known here: decode\.branches, "):
+    with pytest.raises(cli.UserError, match=r"Known: decode\.branches, "):
         cli.check_keys(["decode.xyz=1"])
 
 
@@ -377,6 +377,9 @@ def test_right_keys_pass() -> None:
             ["model=dream_instruc"],
             r"^lopa-dist: model=dream_instruc: no such preset; did you mean dream_instruct\?",
         ),
+        (["experiment=table5_gsm"], r"experiment=table5_gsm: no such preset; did you mean table5_gsm8k\?"),
+        (["launcher=slrum"], r"launcher=slrum: no such preset; did you mean slurm\?"),
+        (["decode.alpha=1"], r"decode\.alpha: no such key \(CHANGELOG\.md has those that are gone\)"),
         (["model=none_such"], r"^lopa-dist: model=none_such: no such preset\. There are a2d_qwen3_0_6b, "),
         (["trce", "r", "1"], "trce: no such command; did you mean trace"),
         (["doctor", "-m", "decode.drafts=2,3"], r"doctor is a command: it must be the first word, without -m"),

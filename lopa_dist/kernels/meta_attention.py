@@ -26,9 +26,7 @@ from lopa_dist.staging import pinned
 
 MERGED_ROWS = 16  # matrix rows per program of the merge
 MOST_DIM = 128  # of a head
-TWO_FIT = (
-    128 * 1024
-)  # where a block may have so many bytes of shared memory, two programs of 64 rows fit a multiprocessor
+TWO_FIT = 128 * 1024  # bytes of shared memory of a block, from which two programs of 64 rows fit a multiprocessor
 MERGES = 16  # programs of the merge that fit a multiprocessor
 PROCESSORS = 132  # multiprocessors of an H100 or H200; assumed on a CPU, which has none
 

@@ -1,6 +1,6 @@
 /* A forward's operations on a CPU, whose bits do not depend on the batch (native.py compiles and calls them). With
--DBF16, tensors (of type T) are in bf16: numbers are widened, and results rounded, for all arithmetic is in fp32. Else
-tensors are in fp32.
+-DBF16, tensors (of type T) are in bf16: all arithmetic is in fp32, so numbers are widened to it, and results rounded.
+Else tensors are in fp32.
 
 Every number of a row is computed by one chain of operations, in an order that depends on the row alone: no tile, thread
 or other row can change it. Products sum over the inputs, from first to last, with one rounding each (fused
@@ -8,9 +8,9 @@ multiply-add; in bf16 two inputs at once, by the CPU's own instruction if it has
 that a row sees, from first to last. Other sums consist of L partial sums, each of every L-th number. Compile with
 -ffp-contract=off: only `fused` may fuse a product and a sum.
 
-Every parallel region has as many threads as the caller asks for, or one: a region with fewer would end the surplus
-threads (GCC's OpenMP), and the next one would start them again, which takes longer than many a product. Those without
-a part of the work wait.
+Every parallel region has one thread, or as many as the caller asks for. With GCC's OpenMP, a smaller region would end
+the other threads, and the next would start them again, which takes longer than many a product. Threads without a part
+of the work wait.
 
 Matrices are stored by row; ptrdiff_t ld... is the distance between rows, in numbers. */
 
@@ -819,7 +819,7 @@ int attend(const T *q, ptrdiff_t ldq, T *out, const T *keys, const T *values, co
         begins[g + 1] = begins[g] + tasks_of(segments + g, group) * Hkv;
         work += segments[g].rows * (segments[g].cached + segments[g].tail + segments[g].rows) * H * D;
     }
-    int short_of_memory = 0, workers = threads;
+    int workers = threads;
     int64_t room = most + 2 * L, taken = 0;
     if (work / SPLIT < workers) workers = work / SPLIT < 1 ? 1 : (int)(work / SPLIT);
 #pragma omp parallel for num_threads(threads) schedule(static, 1) if (workers > 1)
@@ -827,7 +827,6 @@ int attend(const T *q, ptrdiff_t ldq, T *out, const T *keys, const T *values, co
         float *scores = malloc(QUERIES * (room + 2 * D) * sizeof *scores);
         const T **columns = malloc(2 * room * sizeof *columns);
         int there = scores && columns;
-        if (!there) short_of_memory = 1;
         ptrdiff_t g = 0, before = -1;
         Ahead next = {0};
         while (there) {
@@ -835,7 +834,6 @@ int attend(const T *q, ptrdiff_t ldq, T *out, const T *keys, const T *values, co
 #pragma omp atomic capture
             task = taken++;
             if (task >= begins[count]) break;
-            while (task < begins[g]) g--;
             while (task >= begins[g + 1]) g++;
             const Segment *s = segments + g;
             if (g != before && g + 1 < count) next = ahead_of(s + 1, keys, values, Hkv * D);
@@ -881,8 +879,9 @@ int attend(const T *q, ptrdiff_t ldq, T *out, const T *keys, const T *values, co
         free(scores);
         free(columns);
     }
+    int undone = taken < begins[count]; /* no thread had memory */
     free(begins);
-    return short_of_memory;
+    return undone;
 }
 
 /* ---- all layers ---- */

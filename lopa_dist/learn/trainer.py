@@ -51,6 +51,7 @@ class Lesson:
     rows: int = 0  # masks that were trained
     seconds: float = 0.0
     processor_s: float = 0.0
+    left: bool = False  # whether the last measurement was broken off, so that `after` says nothing
     losses: list[float] = field(default_factory=list)  # of each step
 
 
@@ -131,8 +132,8 @@ class Trainer:
                 raise LearningFailed(f"the gradients of {broken} steps in turn were not numbers")
             if share < 1:  # a lesson that is stopped ends with 1, too, long before its time is over
                 on_step(share, loss)
-        if before:
-            lesson.after = self.measure(held_out, leave) or before
+        after = self.measure(held_out, leave) if before else None
+        lesson.after, lesson.left = after or lesson.before, not after
         lesson.seconds, lesson.processor_s = time.perf_counter() - began, time.process_time() - processor
         return lesson
 
@@ -176,6 +177,7 @@ class Trainer:
         parameters = list(self.adapter.parameters())
         loss, weight, rows = 0.0, 0.0, 0
         gradients: Tensor | None = None
+        total: Tensor | None = None
         try:
             batch = None if self.failure else next(batches)
             if batch is not None:
@@ -185,6 +187,7 @@ class Trainer:
                 gradients = self.gradients(parameters)
         except Exception as error:  # the other ranks wait, whatever happened here
             self.failure = in_words(error)
+        total = None  # and with it all that the backward pass needed
         self.forget_gradients()
         if gradients is None:
             gradients = torch.zeros(sum(p.numel() for p in parameters), device=self.device)
@@ -270,7 +273,8 @@ class Trainer:
         total, left = np.zeros((3, self.masks)), False
         try:
             for batch in () if self.failure else self.batches(answers, np.random.default_rng(0)):
-                if left := self.tensor.size == 1 and leave():  # ranks of a tensor group run each batch together
+                asked = torch.tensor([float(leave())], device=self.device)
+                if left := bool(self.tensor.sum(asked) > 0):  # tensor ranks run each batch together
                     break
                 hidden, target, real = self.predicted(batch)
                 found = reached(tokens_of(hidden, self.model.head_weight, self.tensor) == target, real)

@@ -43,7 +43,7 @@ class Calls:
 
     @contextmanager
     def refusing(self) -> Iterator[None]:
-        """Tell the other ranks, which wait for this one, why it refuses a call if an error leaves the context.
+        """Tell the other ranks, which wait for this one, why it refuses a call if the block raises an error.
 
         After a refused call there may be another.
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
@@ -113,7 +114,7 @@ def mpi(environment: Mapping[str, str] = os.environ) -> Any:
     try:
         import mpi4py
 
-        mpi4py.rc.initialize, mpi4py.rc.finalize = False, True  # MPI itself would end a process of another mpirun
+        mpi4py.rc.initialize = False  # MPI itself would end a process of another mpirun
         from mpi4py import MPI
     except ImportError as error:
         raise LaunchError("mpirun and parallel.backend=mpi need mpi4py: pip install mpi4py") from error
@@ -127,7 +128,14 @@ def mpi(environment: Mapping[str, str] = os.environ) -> Any:
             own = "Open MPI's" if open_mpi else "MPICH's"
             raise LaunchError(f"{own} mpirun started this, but mpi4py uses {library}: {OTHER_MPI}")
         MPI.Init_thread()
+        atexit.register(end_of, MPI)
     return MPI
+
+
+def end_of(library: Any) -> None:
+    """End the MPI that this process started, unless that is done: a launcher takes anything else for a failure."""
+    if not library.Is_finalized():
+        library.Finalize()
 
 
 def version_of(library: Any) -> str:

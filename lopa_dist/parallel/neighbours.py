@@ -64,9 +64,9 @@ def ranks_here(world: World) -> list[int]:
     try:
         parent = Path("/proc") / parent_of("self")
         found = [int(process.name) for process in children(parent) if rank_of(process, world.launcher) is not None]
-    except OSError:
+    except (OSError, KeyError, ValueError):  # a process whose variables are not a rank's
         return []
-    return found if len(found) == world.local_size else []
+    return found if len(found) == world.local_size and os.getpid() in found else []
 
 
 def children(process: Path) -> Iterator[Path]:

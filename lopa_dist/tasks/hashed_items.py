@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from lopa_dist.tasks.task import Item
+
+WRONG = "wrong"  # stands for what is wrong with an item
 
 
 class HashedItems:
@@ -23,7 +26,8 @@ class HashedItems:
 
     def __iter__(self) -> Iterator[Item]:
         for item in self.items:
-            self.sum.update(repr(item).encode("utf-8", "surrogatepass"))  # all of it, including the reference
+            whole = replace(item, error=WRONG) if item.error else item  # another version has other words for it
+            self.sum.update(repr(whole).encode("utf-8", "surrogatepass"))  # all of it, including the reference
             if not (item.origin and item.origin.sample):
                 self.of_prompts.update(repr(asked_of(item)).encode("utf-8", "surrogatepass"))
             self.draws |= bool(item.sampling.temperature)
@@ -42,4 +46,4 @@ def asked_of(item: Item) -> tuple[object, ...]:
     """Return what an item asks: the name of its prompt, its texts, and what its answer is compared with."""
     name = item.origin.custom_id if item.origin else item.custom_id
     texts = item.prompt, item.messages, item.answer_prefix, item.suffix, item.continuations
-    return name, *texts, item.error, item.reference, item.metadata
+    return name, *texts, item.error and WRONG, item.reference, item.metadata

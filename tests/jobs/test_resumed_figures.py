@@ -13,6 +13,7 @@ import pytest
 
 from lopa_dist.config import Config, TaskConfig
 from lopa_dist.engine.config import EngineConfig
+from lopa_dist.jobs.folder import attempt_record
 from lopa_dist.jobs.folder.journal import Writer
 from lopa_dist.jobs.run.job import run
 from lopa_dist.parallel.launcher import World
@@ -86,3 +87,22 @@ def test_figures_are_the_undisturbed_run_s(
     assert "Attempts: 3. What is counted, and tokens per second, is of all of them; times of steps, bytes and" in said
     assert "in the last of 3 attempts; decoding took" in said
     assert json.loads((parts / "report.json").read_text()) == report
+
+
+def test_results_of_other_code_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A rule may have changed since: the texts of one run would then be of two rules."""
+    asked = job({})
+    with monkeypatch.context() as patch:
+        patch.setattr(Writer, "write", killed_after(6))
+        with pytest.raises(Killed):
+            run(asked, tmp_path, World("python"))
+    with monkeypatch.context() as patch:
+        patch.setattr(attempt_record, "code_hash", lambda: "cafe")  # that of the second attempt
+        patch.setattr(Writer, "write", killed_after(2))
+        with pytest.raises(Killed):
+            run(asked, tmp_path, World("python"))
+    assert "other code of lopa_dist" not in caplog.text
+    run(asked, tmp_path, World("python"))
+    assert "WARNING: other code of lopa_dist (cafe; now " in caplog.text

@@ -54,6 +54,13 @@ def hashed(item: Item) -> str:
     return items.digest()
 
 
+def test_an_input_is_the_same_in_whatever_words_a_version_says_what_is_wrong_with_it() -> None:
+    wrong = HashedItems([replace(ITEM, error="prompt must be a text")]), HashedItems([replace(ITEM, error="no prompt")])
+    assert all(list(items) for items in wrong)
+    assert wrong[0].digest() == wrong[1].digest()
+    assert wrong[0].prompts() == wrong[1].prompts()
+
+
 @pytest.mark.parametrize("field", [f.name for f in fields(Item)])
 def test_an_input_is_another_where_any_field_of_an_item_is(field: str) -> None:
     assert hashed(replace(ITEM, **{field: OTHERS[field]})) != hashed(ITEM)

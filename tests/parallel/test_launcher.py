@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import sys
 from pathlib import Path
@@ -63,7 +64,8 @@ OPEN_MPI, MPICH = {"OMPI_COMM_WORLD_SIZE": "2", "MPI_LOCALNRANKS": "2"}, {"MPI_L
 def test_the_mpirun_of_another_mpi_is_named_before_mpi_starts(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], library: str, named: str
 ) -> None:
-    begun = []
+    begun, ended = [], list[object]()
+    monkeypatch.setattr(atexit, "register", lambda _, library: ended.append(library))
     fake = ModuleType("mpi4py")
     fake.rc = SimpleNamespace()  # type: ignore[attr-defined]
     fake.MPI = SimpleNamespace(  # type: ignore[attr-defined]
@@ -77,7 +79,8 @@ def test_the_mpirun_of_another_mpi_is_named_before_mpi_starts(
         return
     assert mpi(environment) is mpi(environment) is fake.MPI
     assert begun == [1]
-    assert (fake.rc.initialize, fake.rc.finalize) == (False, True)
+    assert not fake.rc.initialize
+    assert ended == [fake.MPI]
 
 
 def test_mpirun_and_srun() -> None:

@@ -182,8 +182,9 @@ class Student:
         drafts = self.folder / FOLDER
         with told():
             learning = Learning(
-                model, mask_id, self.config.learn.rank, group.everyone, group.failures.watched, masks, group.tensor
-            )
+                model, mask_id, self.config.learn.rank, group.everyone, group.failures.watched, masks, group.tensor,
+                lambda name: group.store.barrier(keys.LESSON.format(name)),
+            )  # fmt: skip
         with told(f": correct that, or move {drafts} away to begin anew"):
             again = learning.load(drafts, builder.revision)
         self.say(f"{len(self.answered)} answers{', goes on with the drafts that are there' if again else ''}")

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from lopa_dist.atomic import write_lines
-from lopa_dist.jobs.commands.status import settings, shards_in_words
+from lopa_dist.jobs.commands.status import changes_between, settings, shards_in_words
 from lopa_dist.jobs.folder.batch_output import Line, read_batch_lines, write_batch_output
-from lopa_dist.jobs.folder.journal import Merged, difference
+from lopa_dist.jobs.folder.journal import Merged
 from lopa_dist.jobs.folder.part_names import in_parts, is_missing
 from lopa_dist.jobs.folder.results import AGAIN, FIGURES, Prompts, result_lines, results, write_errors
 from lopa_dist.jobs.folder.shard_figures import read_figures
@@ -53,7 +53,7 @@ def merge_shards(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{folder}: no finished shard (*/report.json) in it; name the folder of an array's runs")
     origin, first = next(iter(reports.items()))
     for part, report in reports.items():
-        if changes := difference(settings(first), settings(report)):
+        if changes := changes_between(first, report):
             raise ValueError(f"{part}: other settings than {origin}: {'; '.join(changes)}")
     total = first["task"]["shards"]
     parts: dict[int, Path] = {}

@@ -170,6 +170,16 @@ def settings(report: dict[str, Any]) -> dict[str, Any]:
     return {key: report.get(key) for key in ("decode", "model", "weights", "seed")} | {"task": task}
 
 
+def changes_between(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
+    """Return which settings of two shards' reports differ; those that the version of either did not have do not."""
+    one, other = settings(first), settings(second)
+    for key in one:
+        if isinstance(one[key], dict) and isinstance(other[key], dict):
+            common = one[key].keys() & other[key].keys() - {"draft_from"}  # which changes no text
+            one[key], other[key] = ({k: v for k, v in of[key].items() if k in common} for of in (one, other))
+    return difference(one, other)
+
+
 def by_shard(runs: Sequence[RunState]) -> tuple[dict[int, dict[str, Any]], dict[str, Any]]:
     """Return the reports of a complete array by shard, and the one that was made last."""
     reports = {run.shard[0]: read_report(run.folder / "report.json") for run in runs}
@@ -179,7 +189,7 @@ def by_shard(runs: Sequence[RunState]) -> tuple[dict[int, dict[str, Any]], dict[
 def other_settings(runs: Sequence[RunState]) -> str:
     """Return in words which shards of a complete array differ in settings from the one made last, and how."""
     reports, last = by_shard(runs)
-    changes = {n: difference(settings(report), settings(last)) for n, report in reports.items()}
+    changes = {n: changes_between(report, last) for n, report in reports.items()}
     others = sorted(n for n, changed in changes.items() if changed)
     return f"{in_words(set(others), 'has', 'have')} other settings: {'; '.join(changes[others[0]])}" if others else ""
 

@@ -6,12 +6,13 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 
 from lopa_dist.atomic import write_lines
+from lopa_dist.code_hash import code_hash
 from lopa_dist.parallel.launcher import World
 
 NAME = re.compile(r"(\d+)\.json")
@@ -59,6 +60,7 @@ class AttemptRecord:
         submission: to Slurm.
         words: the settings that were typed; None if Hydra did not start the job, or an older version wrote the record.
         invalid: how many answers that earlier attempts finished do not have their format.
+        code: hash of the package's code; empty in a record of an older version.
     """
 
     number: int
@@ -72,6 +74,7 @@ class AttemptRecord:
     submission: Submission | None
     words: list[str] | None = None
     invalid: int = 0
+    code: str = ""
 
     @classmethod
     def of(
@@ -84,8 +87,8 @@ class AttemptRecord:
         launcher = "srun" if alone else world.launcher
         # not from .hydra/, which the next job in the folder overwrites, even one that is refused
         words = [*HydraConfig.get().overrides.task] if HydraConfig.initialized() else None
-        ranks = world.size
-        return cls(number, expected, rejected, done, errors, launcher, ranks, folder, submission, words, invalid)
+        counts = number, expected, rejected, done, errors
+        return cls(*counts, launcher, world.size, folder, submission, words, invalid, code_hash())
 
     def write(self, journal: Path) -> None:
         """Write the record into the folder of a journal."""
@@ -100,6 +103,7 @@ class AttemptRecord:
         try:
             record = json.loads(max(files)[1].read_text(encoding="utf-8"))
             submission = record.pop("submission")
+            record = {entry.name: record[entry.name] for entry in fields(cls) if entry.name in record}  # of any version
             return cls(**record, submission=Submission(**submission) if submission else None)
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return None

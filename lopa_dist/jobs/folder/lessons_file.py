@@ -24,7 +24,7 @@ def add_lessons(journal: Path, lessons: Iterable[dict[str, Any]]) -> None:
 
 
 def lessons_in(journal: Path) -> list[dict[str, Any]]:
-    """Return the outcomes of all lessons so far; a line that is damaged, or that a kill cut short, does not count."""
+    """Return the outcomes of all lessons so far; a line that is no JSON, as after a kill, does not count."""
     if not (journal / NAME).exists():
         return []
     found = []

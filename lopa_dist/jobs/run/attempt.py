@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from lopa_dist.code_hash import code_hash
 from lopa_dist.config import Config, TaskConfig
 from lopa_dist.jobs.folder.attempt_record import AttemptRecord
 from lopa_dist.jobs.folder.journal import FORMAT, JUDGED_AGAIN, VERDICT_SETTINGS, Journal, Writer, read
@@ -106,6 +107,12 @@ def begin_attempt(
         most = config.job.crashes
         crashed = bytearray() if most is None else crashes(journal.folder, job_input.ids, done, since)
         rejected = sum(job_input.rejected) + sum(count >= (most or 256) for count in crashed)
+        if sum(done) and (last := AttemptRecord.last(journal.folder)) and last.code != code_hash():
+            log.warning(
+                "WARNING: other code of lopa_dist (%s; now %s) wrote the %d results that are there. Where a rule has "
+                "changed since (CHANGELOG.md), the rest may differ from what it would have written; job.resume=new "
+                "starts over", last.code or "an older version", code_hash(), sum(done),
+            )  # fmt: skip
         record = AttemptRecord.of(number, len(job_input), rejected, sum(done), errors, invalid, group.world)
         record.write(journal.folder)
         state = {"number": number, "done": pack_flags(done), "crashes": pack_flags(crashed), "changes": changes}

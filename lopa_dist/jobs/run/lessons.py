@@ -192,7 +192,8 @@ class Lessons:
                 if found:
                     self.take()
                     self.say("drafting continues with what an earlier attempt learned (%s)", folder)
-        self.plan()
+        if not self.ended:
+            self.plan()
         if self.ended:
             self.learning = None
 
@@ -204,11 +205,12 @@ class Lessons:
         """
         asked = self.config.job.learn
         held = [lesson for lesson in self.earlier if lesson["steps"] and not lesson["problem"]]
-        cut_short = list(takewhile(lambda lesson: lesson["problem"] == KEPT, reversed(self.earlier)))
+        unfinished = takewhile(lambda lesson: lesson["problem"], reversed(self.earlier))
+        cut_short = [lesson for lesson in unfinished if lesson["problem"] == KEPT]
         self.spent_s = sum(lesson["seconds"] for lesson in cut_short) if self.adopted else 0.0
         if self.spent_s > WHOLE * 60 * self.config.learn.minutes:
             held, self.spent_s = [*held, cut_short[0]], 0.0
-        if held and held[-1]["taken"] and not self.adopted:
+        if held and held[-1].get("adopted", held[-1]["taken"]) and not self.adopted:
             self.say("drafts are learned again: this attempt does not have those of an earlier one")
             held = []
         if isinstance(asked, int):
@@ -271,7 +273,7 @@ class Lessons:
         said = self.group.store.broadcast(f"remaining {done}", f"{rate * (self.total - done)} {hoped}")
         remaining, hoped = map(float, said.split())
         self.next = (self.before + done) * AGAIN - self.before if self.auto else self.total
-        limit, self.spent_s = 60 * self.config.learn.minutes - self.spent_s, 0.0
+        limit = 60 * self.config.learn.minutes - self.spent_s
         if self.auto:
             limit = min(limit, MOST_SHARE * remaining)
             too_short = SLICE * remaining < LEAST_S
@@ -297,7 +299,7 @@ class Lessons:
                 answers, "all are" if held_out else "none is", HELD_OUT,
             )  # fmt: skip
             return
-        outcome = Outcome(self.attempt, self.before + done, answers, adopted=self.adopted)
+        outcome, self.spent_s = Outcome(self.attempt, self.before + done, answers, adopted=self.adopted), 0.0
         with self.without_harm(outcome):
             self.free_memory()
             self.hold(outcome, done, remaining, min(limit, SLICE * remaining) if self.auto else limit, limit)
@@ -325,14 +327,14 @@ class Lessons:
         slices: list[Lesson] = []
         spent, decision = 0.0, MORE
         while decision == MORE:
-            slices.append(
-                learning.lesson(self.answers, seconds, self.group.stopped, self.stepped, index, self.must_leave)
-            )
-            spent += slices[-1].seconds
+            latest = learning.lesson(self.answers, seconds, self.group.stopped, self.stepped, index, self.must_leave)
+            if latest.steps or not slices:  # else a stop came before it began, and the adapter is the last one's
+                slices.append(latest)
+            spent += latest.seconds
             outcome.follow(slices)
             before = rates(slices[0].before)
             faster = gain(self.engine.lookahead, rates(slices[-1].after), before, self.mask_cost())
-            decision = TAKE if faster > PAYS else LEAVE
+            decision = TAKE if faster > PAYS and not slices[-1].left else LEAVE
             stopped = self.group.asked_anywhere(f"slice {done} {len(slices)}")
             if stopped:
                 decision = KEEP if decision == TAKE else LEAVE
@@ -348,11 +350,12 @@ class Lessons:
             self.take()
         outcome.taken, outcome.adopted = taken, self.adopted
         outcome.problem = {KEEP: KEPT, LEAVE: STOPPED if stopped else ""}.get(decision, "")
-        self.tell(outcome)
         if decision in (TAKE, KEEP) and self.group.world.rank == 0:
-            self.save()
+            self.save(outcome)
+        self.tell(outcome)
         if decision == KEEP:
-            self.say("%.0f s: %s", spent, KEPT)
+            if outcome.problem == KEPT:
+                self.say("%.0f s: %s", spent, KEPT)
             return
         if stopped:
             self.say("%.0f s: %s", spent, STOPPED)
@@ -365,8 +368,8 @@ class Lessons:
         )  # fmt: skip
 
     def must_leave(self) -> bool:
-        """Return whether this rank was asked to stop, and the time for that is over."""
-        return self.group.stop.level() >= StopLevel.ABORT
+        """Return whether this rank or another one was asked to stop, and the time for that is over."""
+        return self.group.stopped() and self.group.stop.level() >= StopLevel.ABORT
 
     def as_before(self) -> str:
         """Return in words how the job goes on if a lesson changes nothing."""
@@ -410,13 +413,12 @@ class Lessons:
         self.engine.take_adapter()
         self.adopted = True
 
-    def save(self) -> None:
-        """Keep the adapter for later attempts; the job goes on if it cannot be kept."""
+    def save(self, outcome: Outcome) -> None:
+        """Keep the adapter for later attempts; if it cannot be kept, the `outcome` says so, and the job goes on."""
         assert self.learning is not None
         try:
             self.learning.save(self.folder / FOLDER, self.config.model.path, self.revision)
         except OSError as error:
-            outcome = self.outcomes[-1]
             used = "; this attempt drafts with it, a later one would learn again" if outcome.taken else ""
             outcome.problem = f"the adapter was not kept: {error}{used}"
             log.warning("WARNING: %s", outcome.problem)

@@ -64,7 +64,7 @@ def cores(world: World) -> tuple[int, str]:
     why = f"the share of a rank in {usable} cores" if share < usable else "the cores that this rank is bound to"
     if world.local_size == 1:
         why = "the cores of this machine"
-    elif (meant := cores_of_launcher(world) // world.local_size) > share and "OMP_NUM_THREADS" not in os.environ:
+    if (meant := cores_of_launcher() // world.local_size) > share and "OMP_NUM_THREADS" not in os.environ:
         why = f"{BOUND} {usable} core{'s' * (usable > 1)}, but its share is {meant}: start it with --bind-to none"
     asked = os.environ.get("SLURM_CPUS_PER_TASK", "")  # Slurm need not bind tasks to their cores
     if asked.isdigit() and 0 < int(asked) < share:

@@ -8,6 +8,8 @@ from collections import Counter
 from lopa_dist.parallel.launcher import World
 from lopa_dist.parallel.neighbours import ranks_here
 
+MARKS = {"OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS"}  # variables that mpirun sets, also for a single rank
+
 
 def usable_cores() -> int:
     """Return how many cores this process may run on."""
@@ -30,9 +32,9 @@ def share_of_cores(world: World) -> int:
     return max(1, int(sum(1 / users[core] for core in os.sched_getaffinity(0)) + 1e-6))
 
 
-def cores_of_launcher(world: World) -> int:
-    """Return how many cores mpirun, which has started this rank, may run on; 0 if that is not known."""
+def cores_of_launcher() -> int:
+    """Return how many cores mpirun may run on if it has started this process; 0 if it has not, or that is not known."""
     try:
-        return len(os.sched_getaffinity(os.getppid())) if world.launcher == "mpirun" else 0
+        return len(os.sched_getaffinity(os.getppid())) if os.environ.keys() & MARKS else 0
     except (AttributeError, OSError):
         return 0

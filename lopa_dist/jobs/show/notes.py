@@ -112,8 +112,13 @@ def unlike(groups: Sequence[SeedGroup], called: Sequence[str], compared: bool) -
     notes = []
     reports = [group.report for group in groups]
     own = [report.get("own_code") or {} for report in reports]
-    rules = {(r["task"].get("score"), *map(of.get, OF_JUDGES)) for r, of in zip(reports, own, strict=True)}
-    if len(rules) > 1 and any("accuracy" in report for report in reports):
+    rules: dict[Any, set[Any]] = {}
+    for report, of in zip(reports, own, strict=True):
+        known = {tuple(map(of.get, OF_JUDGES))} if "own_code" in report else set()  # not in an older version's report
+        rules.setdefault(report["task"].get("score"), set()).update(known)
+    if (len(rules) > 1 or any(len(hashes) > 1 for hashes in rules.values())) and any(
+        "accuracy" in report for report in reports
+    ):
         notes.append(
             "Not all runs were judged by the same rule (task.score, or a task's own), so their accuracies are not "
             "comparable."
@@ -127,9 +132,9 @@ def unlike(groups: Sequence[SeedGroup], called: Sequence[str], compared: bool) -
     edited = sorted({source for (source, _), found in hashes.items() if len(found) > 1})
     notes += [f"Not all runs had the same code: {source} changed between them." for source in edited]
     tasks: dict[Any, set[Any]] = {}
+    key = "whole_prompts" if all("whole_prompts" in report for report in reports) else "whole_input"
     for report in reports:
-        given = report.get("whole_prompts", report.get("whole_input"))
-        tasks.setdefault(report["task"].get("problem_seed"), set()).add(str(given))
+        tasks.setdefault(report["task"].get("problem_seed"), set()).add(str(report.get(key)))
     if any(len(inputs - {"None"}) > 1 for inputs in tasks.values()):
         words = "differences are of those alone that have the baseline's" if compared else "compare them with care"
         notes.append(f"Not all runs had the same input: {words}.")

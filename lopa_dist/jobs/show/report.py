@@ -10,7 +10,6 @@ from typing import Any
 
 import yaml
 
-from lopa_dist import __version__
 from lopa_dist.atomic import write_lines
 from lopa_dist.config import Config, ModelOptions, TaskConfig
 from lopa_dist.decode import DecodeConfig
@@ -98,10 +97,10 @@ def config_of(report: dict[str, Any]) -> Config:
             seed=report["seed"],
         )
     except (TypeError, KeyError) as error:
-        version = report.get("versions", {}).get("lopa_dist", "another version")
+        version, made = report.get("versions", {}).get("lopa_dist", "of another version"), report.get("made") or {}
         raise ValueError(
-            f"lopa_dist {__version__} does not know its settings ({error}): it was made with lopa_dist {version}; take "
-            "that one, or run it again"
+            f"this lopa_dist does not know its settings ({error}): it was made with lopa_dist {version}"
+            f"{' on ' + made['date'][:10] if made.get('date') else ''}; take that one, or run it again"
         ) from error
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lopa_dist import __version__
+from lopa_dist.code_hash import code_hash
 from lopa_dist.config import Config
 from lopa_dist.jobs.folder.packed import Columns
 from lopa_dist.jobs.folder.results import results
@@ -112,7 +113,7 @@ def questions_again(report: dict[str, Any]) -> dict[str, str]:
 def has_changed(report: dict[str, Any]) -> bool | None:
     """Return whether the input of a finished run has changed since; all of it is read again.
 
-    None where that is not known: another version of lopa_dist, if it made the run, may read an input differently.
+    None where that is not known: another version of lopa_dist, or other code, may read an input differently.
 
     Raises:
         ValueError: the input cannot be read again.
@@ -124,7 +125,9 @@ def has_changed(report: dict[str, Any]) -> bool | None:
         return None
     items = HashedItems(make_task(config_of(report).task).items())
     deque(items, maxlen=0)
-    return items.digest() != report["whole_input"]
+    if items.digest() == report["whole_input"]:
+        return False
+    return True if (report.get("made") or {}).get("code") == code_hash() else None
 
 
 def items_again(report: dict[str, Any]) -> Iterator[tuple[int, Item]]:

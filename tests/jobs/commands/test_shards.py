@@ -205,6 +205,24 @@ def test_what_does_not_belong_together_is_refused(folder: Path, tmp_path: Path) 
         merge_shards(tmp_path)
 
 
+def test_settings_that_a_shard_s_version_did_not_have_do_not_keep_it_from_the_others(
+    folder: Path, tmp_path: Path
+) -> None:
+    """An array may be finished with a newer version than began it."""
+    shutil.copytree(folder / "array", tmp_path / "array")
+    file = tmp_path / "array" / "b" / "report.json"
+    report = json.loads(file.read_text())
+    for section, key in (("decode", "draft_from"), ("decode", "drafts_per_branch"), ("model", "template")):
+        report[section].pop(key, None)
+    report["decode"]["gone"] = 3
+    file.write_text(json.dumps(report))
+    assert merge_shards(tmp_path / "array")["requests"] == 7
+    report["decode"]["tau_conf"] = 0.123
+    file.write_text(json.dumps(report))
+    with pytest.raises(ValueError, match=r"other settings.*tau_conf was"):
+        merge_shards(tmp_path / "array")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

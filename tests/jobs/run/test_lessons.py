@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -25,6 +26,7 @@ from lopa_dist.jobs.show.lessons import lesson_sentence
 from lopa_dist.learn import learning as learning_of_a_job
 from lopa_dist.learn.config import LearnConfig
 from lopa_dist.learn.learning import Learning
+from lopa_dist.learn.predictions import Reached
 from lopa_dist.learn.trainer import Trainer
 from lopa_dist.models.files import CheckpointError
 from lopa_dist.parallel.group import Group
@@ -222,6 +224,7 @@ def test_a_lesson_that_a_stop_cut_short_goes_on_for_the_rest_of_its_time(
 @pytest.mark.parametrize(
     ("learn", "problem", "taken", "again"),
     [
+        (5, "no room", False, True),
         ("auto", "", True, True),  # at four times as many answers
         ("auto", "", False, False),  # also if an earlier one was taken
         ("auto", lessons.KEPT, False, True),
@@ -302,6 +305,37 @@ def test_a_measurement_does_not_outlast_the_time_for_a_stop(
     assert lesson["problem"] == "the job was told to stop before that paid"
     assert (lesson["steps"] > 0) == (when == 1)
     assert lesson["acceptance"] == lesson["acceptance_before"]
+
+
+@pytest.mark.parametrize(("when", "kept", "accepted"), [(2, True, 2), (3, False, 3)])
+def test_a_later_slice_that_a_stop_breaks_off_does_not_hide_what_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: int, kept: bool, accepted: int
+) -> None:
+    """Broken off in its first measurement, the adapter is the one that is known to pay; in its last, nobody knows."""
+    for key, value in {"FEWEST": 4, "LEAST_S": 0.0, "MOST_SHARE": 9.0}.items():
+        monkeypatch.setattr(lessons, key, value)
+    monkeypatch.setattr(lessons, "gain", lambda _, after, before, *__: 2.0 if before and after else 9.0)
+    monkeypatch.setattr(lessons, "hoped_for", lambda _: None)
+    stop, measure = Stop(0), Trainer.measure
+
+    def measured(trainer: Trainer, answers: Any, leave: Any = None) -> Any:
+        if trainer.measurements == when:
+            stop.ask("SIGTERM")
+        found = measure(trainer, answers, leave)
+        return found and replace_counts(found, trainer.measurements)
+
+    monkeypatch.setattr(Trainer, "measure", measured)
+    with pytest.raises(Stopped):
+        run(learning(tmp_path, "auto"), tmp_path / "run", ONE, stop)
+    [lesson] = json.loads((tmp_path / "run" / "report.json").read_text())["lessons"]
+    assert lesson["problem"] == (lessons.KEPT if kept else lessons.STOPPED)
+    assert lesson["accepted"] == accepted
+    assert (tmp_path / "run" / "drafts").exists() == kept
+
+
+def replace_counts(found: Reached, accepted: int) -> Reached:
+    """A measurement in which so many drafts of a chain are accepted."""
+    return Reached(np.full(4, 10.0), np.array([10.0 * accepted, 0, 0, 0]), 10.0)
 
 
 def test_a_lesson_waits_for_an_answer_that_is_held_out(

@@ -61,6 +61,12 @@ def test_the_least_of_what_is_asked(
 @pytest.mark.parametrize(
     ("launcher", "of_ranks", "allowed", "found"),
     [
+        (
+            "python",
+            [[0]],
+            64,
+            (1, "mpirun binds this rank to 1 core, but its share is 64: start it with --bind-to none"),
+        ),
         # each has cores of its own, as Slurm's task/affinity gives them
         (
             "srun",
@@ -85,7 +91,12 @@ def test_ranks_share_the_cores_that_more_than_one_of_them_may_run_on(
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
-    every = {0: of_ranks[0], os.getppid(): range(allowed)} | {-rank - 1: cores for rank, cores in enumerate(of_ranks)}
+    monkeypatch.delenv("OMPI_COMM_WORLD_SIZE", raising=False)
+    monkeypatch.delenv("MPI_LOCALNRANKS", raising=False)
+    if launcher != "srun":
+        monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", str(len(of_ranks)))
+    monkeypatch.setattr(device.os, "getppid", lambda: 99)
+    every = {0: of_ranks[0], 99: range(allowed)} | {-rank - 1: cores for rank, cores in enumerate(of_ranks)}
     monkeypatch.setattr(device.os, "sched_getaffinity", every.__getitem__, raising=False)
     monkeypatch.setattr(usable_cores, "ranks_here", lambda world: [-rank - 1 for rank in range(world.local_size)])
     assert cores(World(launcher, size=len(of_ranks), local_size=len(of_ranks))) == found

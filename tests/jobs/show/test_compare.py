@@ -492,6 +492,20 @@ def test_seeds_are_not_one_point_where_files_have_changed_under_their_names(
     assert ("Not all runs" in told) == bool(note)
 
 
+def test_a_report_of_an_older_version_is_not_said_to_have_another_input_or_judge(
+    tmp_path: Path, report: dict[str, Any]
+) -> None:
+    """It lacks hashes that later ones have."""
+    new = report | {"whole_input": "a", "whole_prompts": "b", "own_code": {"the source of task.score": "a"}}
+    old = {key: value for key, value in new.items() if key not in ("whole_prompts", "own_code")}
+    for name, one in (("new", new), ("old", old)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "report.json").write_text(json.dumps(one))
+    console = Console(record=True, width=200)
+    compare(tmp_path, console)
+    assert "Not all runs" not in console.export_text()
+
+
 def test_equal_texts_are_counted_seed_by_seed(tmp_path: Path, report: dict[str, Any]) -> None:
     """Also where nothing is judged: that is what a comparison of lossless decoding asks."""
     for name, texts in (
