@@ -125,7 +125,7 @@ def mpi(environment: Mapping[str, str] = os.environ) -> Any:
         library = version_of(MPI)
         open_mpi, of_open_mpi = "OMPI_COMM_WORLD_SIZE" in environment, library.startswith("Open MPI")
         if (open_mpi and "MPICH" in library) or (of_open_mpi and not open_mpi and "MPI_LOCALNRANKS" in environment):
-            own = "Open MPI's" if open_mpi else "MPICH's"
+            own = "Open MPI's" if open_mpi else "MPICH's or Intel's"
             raise LaunchError(f"{own} mpirun started this, but mpi4py uses {library}: {OTHER_MPI}")
         MPI.Init_thread()
         atexit.register(end_of, MPI)

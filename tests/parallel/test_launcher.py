@@ -54,7 +54,7 @@ OPEN_MPI, MPICH = {"OMPI_COMM_WORLD_SIZE": "2", "MPI_LOCALNRANKS": "2"}, {"MPI_L
         (
             MPICH,
             "Open MPI v4.1.8, package: Open MPI",
-            r"MPICH's mpirun .* uses Open MPI v4\.1\.8: take",
+            r"MPICH's or Intel's mpirun .* uses Open MPI v4\.1\.8: take",
         ),
         (MPICH, "MPICH Version:      5.0.2", ""),
         (MPICH, "Intel(R) MPI Library 2021.13 for Linux* OS", ""),

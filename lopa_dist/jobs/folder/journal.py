@@ -101,7 +101,13 @@ class Journal:
             )
         self.folder.mkdir(parents=True, exist_ok=True)
         if (self.folder / "settings.json").exists():
-            changes = self.differs(settings)
+            changes, old = self.differs(settings), read(self.folder / "settings.json").get("decode", {})
+            if gone := sorted(old.keys() - settings.get("decode", {}).keys() - {"draft_from"}):
+                raise ValueError(
+                    f"{self.folder.parent} has results of a version of lopa_dist that had the settings decode."
+                    f"{', decode.'.join(gone)}. Finish it with that version, or give job.resume=new to start over (the "
+                    "old are set aside), or another hydra.run.dir"
+                )
             if any(not (retry and change.startswith(MAY_CHANGE)) for change in changes):
                 raise ValueError(
                     f"{self.folder.parent} has results of other settings: {'; '.join(changes)}. Set them as they were "
