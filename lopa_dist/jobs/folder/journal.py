@@ -101,8 +101,8 @@ class Journal:
             )
         self.folder.mkdir(parents=True, exist_ok=True)
         if (self.folder / "settings.json").exists():
-            changes, old = self.differs(settings), read(self.folder / "settings.json").get("decode", {})
-            if gone := sorted(old.keys() - settings.get("decode", {}).keys() - {"draft_from"}):
+            changes, earlier = self.differs(settings), read(self.folder / "settings.json").get("decode", {})
+            if gone := sorted(earlier.keys() - settings.get("decode", {}).keys() - {"draft_from"}):
                 raise ValueError(
                     f"{self.folder.parent} has results of a version of lopa_dist that had the settings decode."
                     f"{', decode.'.join(gone)}. Finish it with that version, or give job.resume=new to start over (the "

@@ -114,6 +114,7 @@ def test_files_that_no_job_wrote_are_not_replaced(tmp_path: Path) -> None:
 
 def test_settings_that_are_gone_are_not_asked_back(tmp_path: Path) -> None:
     Journal(tmp_path).open({"decode": {"branches": 3, "force": "block", "groups": 2}}, "auto", Start())
+    append(tmp_path, 1, 0, entry("a"))
     with pytest.raises(ValueError, match=r"that had the settings decode\.force, decode\.groups\. Finish it with that"):
         started(tmp_path)
 
