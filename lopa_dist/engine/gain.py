@@ -33,17 +33,22 @@ def gain(policy: LookaheadPolicy, after: Rates, before: Rates | None = None, mas
         return 1.0
     present = with_rates(policy, before) if before and before.chains else policy
     other = with_rates(policy, after)
-    other.masks, other.mask_cost = True, mask_cost
+    other.masks = True
     if policy.auto and policy.times.all.points:
-        sequences = policy.sequences
-        best, now = (max(p.tokens_a_second(c, sequences) for c in p.choices()) for p in (other, present))
-        return best / now
+        now, as_dear = fastest(present), fastest(other)
+        other.mask_cost = mask_cost
+        return min(fastest(other), as_dear) / now  # dearer rows make nothing faster, whatever noisy times say
     deepest = policy.most
     lengths = [sum(d * p for d, p in enumerate(p.acceptance.ends(deepest))) for p in (other, present)]
     text = sum(d * p for d, p in enumerate(policy.bare.ends(deepest * policy.text)))
     # a row of the chain, its drafts, and as many masks
     longer = (1 + deepest + deepest * mask_cost) / (1 + 2 * deepest)
     return (1 + max(lengths[0], text)) / (1 + max(lengths[1] * policy.masks, text)) / longer
+
+
+def fastest(policy: LookaheadPolicy) -> float:
+    """Return the expected tokens per second with the best choice."""
+    return max(policy.tokens_a_second(choice, policy.sequences) for choice in policy.choices())
 
 
 def with_rates(policy: LookaheadPolicy, rates: Rates) -> LookaheadPolicy:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from copy import copy
 from itertools import count
 
 import numpy as np
@@ -114,6 +115,12 @@ def test_masks_that_are_accepted_as_before_bring_nothing(drafts: int | str) -> N
     assert gain(policy, before, before) == 1.0
     assert gain(policy, before, before, 1.5) < 0.99
     assert gain(policy, Rates([0.95, 0.95, 0.95], 500), before) > 1.05
+    noisy = copy(policy)
+    noisy.times = TimesByKind()
+    for rows in (1, 64):
+        noisy.times.measured(rows, 80.0 - rows)  # on a machine that was busy
+    noisy.times.fit()
+    assert gain(noisy, before, before, 1.5) <= 1.0
     assert gain(policy, before, Rates([], 0)) > 1.1, "without a measurement before, the job's own rates count"
 
 
