@@ -122,6 +122,11 @@ def test_parts_of_a_wider_tensor_are_the_library_s() -> None:
         norms = [add_rms_norm(x, residual, weight, 1e-6) for x in (wide.clone()[:, 16:32], wide[:, 16:32].clone())]
         torch.testing.assert_close(*norms)
         torch.testing.assert_close(swiglu(wide.clone()[:, :32]), swiglu(wide[:, :32].clone()))
+        cos, sin = rope_table(torch.arange(4), 8, 1e4, torch.float32)
+        for qkv in (wide[:, :48], wide[:, :48].clone()):
+            keys, values = torch.zeros(2, 4, 2, 8)
+            norms.append((rope_and_store(qkv, cos, sin, keys, values, 0, None), keys))
+        torch.testing.assert_close(norms[-1], norms[-2])
 
 
 @there

@@ -28,6 +28,7 @@ from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.jobs.run.answers import NOT_NUMBERS
 from lopa_dist.jobs.run.job import Job, run
+from lopa_dist.jobs.setup import device
 from lopa_dist.jobs.show import wandb_log
 from lopa_dist.jobs.show.compare import compare
 from lopa_dist.jobs.show.point_names import names_of, words_of
@@ -290,7 +291,7 @@ def test_a_full_disk_is_told_with_the_job_s_folder(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr("lopa_dist.jobs.folder.journal.os.fsync", fsync)
     with pytest.raises(UserError, match=rf"make room there, then start it again with hydra\.run\.dir={tmp_path};"):
-        run(config(TaskConfig(limit=1)), tmp_path, World("python"))
+        run(replace(config(TaskConfig(limit=1)), parallel=ParallelConfig()), tmp_path, World("python"))
 
 
 def test_sampling_is_seeded_by_request(tmp_path: Path) -> None:
@@ -551,5 +552,17 @@ def test_how_far_reading_is_is_told(
 ) -> None:
     monkeypatch.setattr("lopa_dist.jobs.run.job_input.EVERY_S", -1.0)
     with caplog.at_level("INFO", "lopa_dist"):
-        run(config(TaskConfig(limit=1)), tmp_path, World("python"))
+        run(replace(config(TaskConfig(limit=1)), parallel=ParallelConfig()), tmp_path, World("python"))
     assert "reading the input: 1 requests so far" in caplog.text
+
+
+def test_a_rank_that_is_bound_too_narrowly_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, cores in (("cores_of_launcher", 64), ("usable_cores", 1)):
+        monkeypatch.setattr(device, name, lambda cores=cores: cores)
+    monkeypatch.setattr(device, "share_of_cores", lambda world: 1)
+    monkeypatch.setattr(device, "busy_cores", lambda: 0)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    run(replace(config(TaskConfig(limit=1)), parallel=ParallelConfig()), tmp_path, World("python"))
+    assert "WARNING: mpirun binds this rank to 1 core, but its share is 64: start it with --bind-to none" in caplog.text

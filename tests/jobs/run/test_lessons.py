@@ -20,14 +20,14 @@ from lopa_dist.decode import DecodeConfig
 from lopa_dist.jobs.folder.lessons_file import lessons_in
 from lopa_dist.jobs.run import lessons
 from lopa_dist.jobs.run.job import run
-from lopa_dist.jobs.run.lessons import Lessons
+from lopa_dist.jobs.run.lessons import Lessons, Outcome
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.show.lessons import lesson_sentence
 from lopa_dist.learn import learning as learning_of_a_job
 from lopa_dist.learn.config import LearnConfig
 from lopa_dist.learn.learning import Learning
 from lopa_dist.learn.predictions import Reached
-from lopa_dist.learn.trainer import Trainer
+from lopa_dist.learn.trainer import OTHER_RANK, LearningFailed, Trainer
 from lopa_dist.models.files import CheckpointError
 from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import World
@@ -336,6 +336,20 @@ def test_a_later_slice_that_a_stop_breaks_off_does_not_hide_what_is_known(
 def replace_counts(found: Reached, accepted: int) -> Reached:
     """A measurement in which so many drafts of a chain are accepted."""
     return Reached(np.full(4, 10.0), np.array([10.0 * accepted, 0, 0, 0]), 10.0)
+
+
+def test_the_rank_that_failed_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rank 0 knows only that another one did."""
+    group = SimpleNamespace(world=World("torchrun", 1, 2, 1, 2))
+    engine = SimpleNamespace(model=None)
+    of_rank_1 = Lessons(learning(tmp_path, 5), group, engine, None, tmp_path, "", 9, 0, 1)  # type: ignore[arg-type]
+    for why in ("no room", OTHER_RANK):
+        with of_rank_1.without_harm(Outcome(1)):
+            raise LearningFailed(why)
+    assert caplog.messages == ["WARNING: drafts could not be learned on rank 1 (no room)"]
+    assert [outcome.problem for outcome in of_rank_1.outcomes] == ["no room", OTHER_RANK]
 
 
 def test_a_lesson_waits_for_an_answer_that_is_held_out(
