@@ -6,12 +6,14 @@ import json
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 from lopa_dist.checks import UserError
+from lopa_dist.config import Config
 from lopa_dist.jobs.setup.settings import shown
 from lopa_dist.jobs.show.equal_texts import EqualTexts, counterparts, equal_texts
 from lopa_dist.jobs.show.made_on import made_together
@@ -109,10 +111,20 @@ def unfinished(folder: Path, among: Sequence[Path] = ()) -> list[tuple[str, dict
     return runs
 
 
+@cache
+def defaults() -> dict[str, Any]:
+    """Return all settings as they are if none is given."""
+    return asdict(Config())
+
+
 def settings_by_name(report: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings on which a run's texts and speed depend, by name; decode settings have no section there."""
+    """Return the settings on which a run's texts and speed depend, by name; decode settings have no section there.
+
+    Those that the run's version did not have are as if they were left out.
+    """
     sections = {"": "decode", "model.": "model", "task.": "task", "engine.": "engine", "parallel.": "parallel"}
-    settings = {prefix + key: value for prefix, name in sections.items() for key, value in report.get(name, {}).items()}
+    values = {name: defaults()[name] | report.get(name, {}) for name in sections.values()}
+    settings = {prefix + key: value for prefix, name in sections.items() for key, value in values[name].items()}
     return settings | {"seed": report.get("seed"), "ranks": report.get("world", {}).get("size")}
 
 

@@ -291,7 +291,7 @@ def test_a_full_disk_is_told_with_the_job_s_folder(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr("lopa_dist.jobs.folder.journal.os.fsync", fsync)
     with pytest.raises(UserError, match=rf"make room there, then start it again with hydra\.run\.dir={tmp_path};"):
-        run(replace(config(TaskConfig(limit=1)), parallel=ParallelConfig()), tmp_path, World("python"))
+        run(config(TaskConfig(limit=1)), tmp_path, World("python"))
 
 
 def test_sampling_is_seeded_by_request(tmp_path: Path) -> None:
@@ -552,7 +552,7 @@ def test_how_far_reading_is_is_told(
 ) -> None:
     monkeypatch.setattr("lopa_dist.jobs.run.job_input.EVERY_S", -1.0)
     with caplog.at_level("INFO", "lopa_dist"):
-        run(replace(config(TaskConfig(limit=1)), parallel=ParallelConfig()), tmp_path, World("python"))
+        run(config(TaskConfig(limit=1)), tmp_path, World("python"))
     assert "reading the input: 1 requests so far" in caplog.text
 
 
