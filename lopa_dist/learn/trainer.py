@@ -116,7 +116,8 @@ class Trainer:
         """
         began, processor = time.perf_counter(), time.process_time()
         before = self.measure(held_out, leave)
-        lesson = Lesson(before or self.nothing(), before or self.nothing())
+        known = before or Reached(np.zeros(self.masks), np.zeros(self.masks), 0.0)
+        lesson = Lesson(known, known)
         batches, broken, share = self.endless(answers), 0, 0.0 if before else 1.0
         while share < 1:
             factor = min(1.0, (self.steps + 1) / WARM_UP) * min(1.0, (1 - share) / (1 - HOLD))
@@ -133,7 +134,7 @@ class Trainer:
             if share < 1:  # a lesson that is stopped ends with 1, too, long before its time is over
                 on_step(share, loss)
         after = self.measure(held_out, leave) if before else None
-        lesson.after, lesson.left = after or lesson.before, not after
+        lesson.after, lesson.left = after or known, not after
         lesson.seconds, lesson.processor_s = time.perf_counter() - began, time.process_time() - processor
         return lesson
 
@@ -293,7 +294,3 @@ class Trainer:
             return None
         tried, accepted, chains = np.array(figures).reshape(3, -1)
         return Reached(tried, accepted, float(chains[0]))
-
-    def nothing(self) -> Reached:
-        """Return what is known without a measurement."""
-        return Reached(np.zeros(self.masks), np.zeros(self.masks), 0.0)

@@ -72,16 +72,17 @@ def start_ticks(process: int) -> int | None:
 
 
 OTHER_MPI = "take that MPI's mpirun, or set MPI4PY_LIBMPI to the libmpi.so of this one"
+OF_OPEN_MPI, OF_MPICH = "OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS"  # variables that their mpirun always sets
 VARIABLES = {  # launcher: variable that it always sets; then of rank, size, local rank, local size
     "torchrun": ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     "mpirun": (
-        "OMPI_COMM_WORLD_SIZE",
+        OF_OPEN_MPI,
         "OMPI_COMM_WORLD_RANK",
         "OMPI_COMM_WORLD_SIZE",
         "OMPI_COMM_WORLD_LOCAL_RANK",
         "OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
-    "mpirun (MPICH)": ("MPI_LOCALNRANKS", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    "mpirun (MPICH)": (OF_MPICH, "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     "srun": ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_GTIDS"),
 }
 
@@ -123,8 +124,8 @@ def mpi(environment: Mapping[str, str] = os.environ) -> Any:
         raise LaunchError(f"mpi4py finds no MPI ({str(error).splitlines()[0]}): {remedy}") from error
     if not MPI.Is_initialized():
         library = version_of(MPI)
-        open_mpi, of_open_mpi = "OMPI_COMM_WORLD_SIZE" in environment, library.startswith("Open MPI")
-        if (open_mpi and "MPICH" in library) or (of_open_mpi and not open_mpi and "MPI_LOCALNRANKS" in environment):
+        open_mpi, of_open_mpi = OF_OPEN_MPI in environment, library.startswith("Open MPI")
+        if (open_mpi and "MPICH" in library) or (of_open_mpi and not open_mpi and OF_MPICH in environment):
             own = "Open MPI's" if open_mpi else "MPICH's or Intel's"
             raise LaunchError(f"{own} mpirun started this, but mpi4py uses {library}: {OTHER_MPI}")
         MPI.Init_thread()

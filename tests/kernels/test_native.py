@@ -101,15 +101,22 @@ def test_no_rows() -> None:
     assert record_head(random(0, 16), weight.t(), 0, None, Sampling()).shape == (0, 3)
 
 
+LARGE = ((1, 700, 4000), (15, 512, 1024), (100, 300, 96), (300, 600, 500), (1100, 80, 70))
+MORE_THREADS_THAN_ROWS = ((12, 12288, 32), (12, 16400, 8), (28, 4304, 64), (40, 8192, 128))  # as of an adapter
+
+
 @there
 @BOTH
-def test_large_products_on_several_threads(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("shapes", "some"), [(LARGE, (2, 3, 5)), (MORE_THREADS_THAN_ROWS, (16, 32, 64))])
+def test_large_products_on_several_threads(
+    dtype: torch.dtype, shapes: tuple[tuple[int, int, int], ...], some: tuple[int, ...]
+) -> None:
     """Rows and columns are shared out, to the same bits."""
-    for rows, depth, wide in ((1, 700, 4000), (15, 512, 1024), (100, 300, 96), (300, 600, 500), (1100, 80, 70)):
+    for rows, depth, wide in shapes:
         x, weight = random(rows, depth, dtype=dtype), random(depth, wide, seed=1, dtype=dtype)
         torch.set_num_threads(1)
         one = native.product(x, weight)
-        for threads in (2, 3, 5):
+        for threads in some:
             torch.set_num_threads(threads)
             assert torch.equal(native.product(x, weight), one)
 
@@ -127,19 +134,6 @@ def test_parts_of_a_wider_tensor_are_the_library_s() -> None:
             keys, values = torch.zeros(2, 4, 2, 8)
             norms.append((rope_and_store(qkv, cos, sin, keys, values, 0, None), keys))
         torch.testing.assert_close(norms[-1], norms[-2])
-
-
-@there
-@BOTH
-def test_more_threads_than_rows(dtype: torch.dtype) -> None:
-    """As where an adapter's few columns are computed on a large machine."""
-    for rows, depth, wide in ((12, 12288, 32), (12, 16400, 8), (28, 4304, 64), (40, 8192, 128)):
-        x, weight = random(rows, depth, dtype=dtype), random(depth, wide, seed=1, dtype=dtype)
-        torch.set_num_threads(1)
-        one = native.product(x, weight)
-        for threads in (16, 32, 64):
-            torch.set_num_threads(threads)
-            assert torch.equal(native.product(x, weight), one)
 
 
 @there

@@ -23,7 +23,7 @@ from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.request import Request
 from lopa_dist.jobs.folder.one_job import only_job
 from lopa_dist.jobs.folder.results import results
-from lopa_dist.jobs.run.lessons import FOLDER, mask_token, masks_of
+from lopa_dist.jobs.run.lessons import FOLDER, learning_of
 from lopa_dist.jobs.run.prompts import Encoder
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.setup.device import choose_device
@@ -177,14 +177,9 @@ class Student:
         before = self.measured("before", held_out, own)
         if group.asked_anywhere("before"):
             raise Stopped(f"stopped by {group.stop.signal or 'another rank'} before anything was learned")
-        mask_id = mask_token(model.config, builder.tokenizer)
-        masks = masks_of(self.config.decode)
         drafts = self.folder / FOLDER
         with told():
-            learning = Learning(
-                model, mask_id, self.config.learn.rank, group.everyone, group.failures.watched, masks, group.tensor,
-                lambda name: group.store.barrier(keys.LESSON.format(name)),
-            )  # fmt: skip
+            learning = learning_of(model, builder.tokenizer, self.config, group)
         with told(f": correct that, or move {drafts} away to begin anew"):
             again = learning.load(drafts, builder.revision)
         self.say(f"{len(self.answered)} answers{', goes on with the drafts that are there' if again else ''}")

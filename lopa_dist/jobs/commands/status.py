@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from lopa_dist.jobs.commands.go_on import go_on, shards_again, spans, words
-from lopa_dist.jobs.folder.journal import difference
+from lopa_dist.jobs.folder.journal import CHANGES_NO_TEXT, difference
 from lopa_dist.jobs.folder.sweep_points import without_run
 from lopa_dist.jobs.show.report import duration, read_report
 from lopa_dist.jobs.show.run_state import LOGS, RunState, last_line, runs_below
@@ -175,7 +175,7 @@ def changes_between(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
     one, other = settings(first), settings(second)
     for key in one:
         if isinstance(one[key], dict) and isinstance(other[key], dict):
-            common = one[key].keys() & other[key].keys() - {"draft_from"}  # which changes no text
+            common = one[key].keys() & other[key].keys() - CHANGES_NO_TEXT
             one[key], other[key] = ({k: v for k, v in of[key].items() if k in common} for of in (one, other))
     return difference(one, other)
 

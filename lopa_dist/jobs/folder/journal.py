@@ -31,6 +31,7 @@ from lopa_dist.parallel.launcher import Start
 RESULTS = ("report.json", "report.html", "results.jsonl", ERRORS, FIGURES, NAME, LINES)
 FORMAT = 2  # of the entries; a journal in another format lacks figures, and is not continued
 ANEW = "give job.resume=new to start over (what there is is set aside)"
+CHANGES_NO_TEXT = {"draft_from"}  # settings of decode
 MAY_CHANGE = ("model.dtype was ", "model.quantization was ")  # if failed requests are run again
 # these change no text: if they change, answers are judged again
 JUDGED_AGAIN = "the attempt that judged all again"
@@ -102,7 +103,7 @@ class Journal:
         self.folder.mkdir(parents=True, exist_ok=True)
         if (self.folder / "settings.json").exists():
             changes, earlier = self.differs(settings), read(self.folder / "settings.json").get("decode", {})
-            if gone := sorted(earlier.keys() - settings.get("decode", {}).keys() - {"draft_from"}):
+            if gone := sorted(earlier.keys() - settings.get("decode", {}).keys() - CHANGES_NO_TEXT):
                 raise ValueError(
                     f"{self.folder.parent} has results of a version of lopa_dist that had the settings decode."
                     f"{', decode.'.join(gone)}. Finish it with that version, or give job.resume=new to start over (the "

@@ -16,7 +16,7 @@ import torch
 from lopa_dist.code_hash import code_hash
 from lopa_dist.config import Config, TaskConfig
 from lopa_dist.jobs.folder.attempt_record import AttemptRecord
-from lopa_dist.jobs.folder.journal import FORMAT, JUDGED_AGAIN, VERDICT_SETTINGS, Journal, Writer, read
+from lopa_dist.jobs.folder.journal import CHANGES_NO_TEXT, FORMAT, JUDGED_AGAIN, VERDICT_SETTINGS, Journal, Writer, read
 from lopa_dist.jobs.run.crashes import crashes
 from lopa_dist.jobs.run.job_input import JobInput
 from lopa_dist.jobs.run.rejudge import rejudge
@@ -171,8 +171,7 @@ def journal_settings(config: Config, builder: EngineBuilder) -> dict[str, Any]:
         model |= {"lora": None, "lora_rows": "all"}
     if config.model.template:
         model["template"] = config.model.template
-    decode = asdict(config.decode)
-    del decode["draft_from"]  # changes no text
+    decode = {key: value for key, value in asdict(config.decode).items() if key not in CHANGES_NO_TEXT}
     settings: dict[str, Any] = {"journal": FORMAT, "model": model, "decode": decode}
     settings |= {"seed": config.seed, "task": task.name}
     if task.shards > 1:  # else a folder with another share would lose its results

@@ -124,6 +124,14 @@ def masks_of(decode: DecodeConfig) -> int:
     return min(max(decode.max_drafts, FEWEST_MASKS), MOST_MASKS)
 
 
+def learning_of(model: Transformer, tokenizer: PreTrainedTokenizerFast, config: Config, group: Group) -> Learning:
+    """Return the adapter in training of a job's ranks, which all call this; it raises what `Learning` raises."""
+    return Learning(
+        model, mask_token(model.config, tokenizer), config.learn.rank, group.everyone, group.failures.watched,
+        masks_of(config.decode), group.tensor, lambda name: group.store.barrier(keys.LESSON.format(name)),
+    )  # fmt: skip
+
+
 @dataclass
 class Lessons:
     """The lessons of a job; all ranks make the same calls.
@@ -395,12 +403,7 @@ class Lessons:
     def in_training(self) -> Learning:
         """Return the adapter in training, made when it is first needed."""
         if self.learning is None:
-            config, group = self.config, self.group
-            mask_id = mask_token(self.model.config, self.tokenizer)
-            self.learning = Learning(
-                self.model, mask_id, config.learn.rank, group.everyone, group.failures.watched,
-                masks_of(config.decode), group.tensor, lambda name: group.store.barrier(keys.LESSON.format(name)),
-            )  # fmt: skip
+            self.learning = learning_of(self.model, self.tokenizer, self.config, self.group)
         return self.learning
 
     def take(self) -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 from collections import Counter
 
-from lopa_dist.parallel.launcher import World
+from lopa_dist.parallel.launcher import OF_MPICH, OF_OPEN_MPI, World
 from lopa_dist.parallel.neighbours import ranks_here
-
-MARKS = {"OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS"}  # variables that mpirun sets, also for a single rank
 
 
 def usable_cores() -> int:
@@ -35,6 +33,6 @@ def share_of_cores(world: World) -> int:
 def cores_of_launcher() -> int:
     """Return how many cores mpirun may run on if it has started this process; 0 if it has not, or that is not known."""
     try:
-        return len(os.sched_getaffinity(os.getppid())) if os.environ.keys() & MARKS else 0
+        return len(os.sched_getaffinity(os.getppid())) if OF_OPEN_MPI in os.environ or OF_MPICH in os.environ else 0
     except (AttributeError, OSError):
         return 0
