@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from dataclasses import Field, dataclass, field, fields, is_dataclass
-from difflib import SequenceMatcher, get_close_matches
+from difflib import SequenceMatcher
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
@@ -455,15 +455,20 @@ def is_preset(override: Override) -> bool:
 def check_keys(overrides: list[str]) -> None:
     """Raise a UserError that suggests the nearest known keys for a misspelt one, before Hydra composes anything."""
     known = [key for key, *_ in keys_of()]
+    sections = {key.rpartition(".")[0] for key in known}
     for override in overrides:
         key, _, value = override.lstrip("+~").partition("=")
         if key in groups() and value.startswith("../"):
             raise UserError(f"{override}: a preset is named without its folder")
+        if key in groups() and value and re.fullmatch(r"null|true|false|[\d.]+|\[.*", value, re.IGNORECASE):
+            raise UserError(f"{override}: {value} is not the name of a preset; leave out {key} for the usual one")
+        if "=" in override and key in sections - groups() and not value.startswith("{"):
+            names = [one for one in known if one.rpartition(".")[0] == key]
+            raise UserError(f"{override}: {key} has no presets, but the settings {', '.join(names)}")
         if "=" not in override or key.startswith(("hydra", "-")) or key in groups() or "/" in key or "@" in key:
             continue
         if key not in known:
-            close = get_close_matches(key, {*known, *groups()}, n=3)  # a set: some keys are groups, too
-            near = [o for o in close if SequenceMatcher(None, key.split(".")[-1], o.split(".")[-1]).ratio() >= 0.6]
+            near = nearest(key, {*known, *groups()})  # a set: some keys are groups, too
             if key.split(".")[-1] == "n":  # its name in a line of a file and in `SamplingParams`
                 near = ["task.samples"]
             if key == "task.stop":
@@ -474,6 +479,14 @@ def check_keys(overrides: list[str]) -> None:
             names = [k for k in known if k.startswith(f"{section}.")]
             names = names or sorted({k.split(".")[0] for k in known} | groups())
             raise UserError(f"{key}: no such key (CHANGELOG.md has those that are gone). Known: {', '.join(names)}")
+
+
+def nearest(key: str, known: Iterable[str]) -> list[str]:
+    """Return up to three `known` keys that end in nearly the same name as `key`, the most alike first."""
+    section, _, name = key.rpartition(".")
+    likeness = {one: SequenceMatcher(None, name, one.rpartition(".")[2]).ratio() for one in known}
+    close = sorted(one for one, ratio in likeness.items() if ratio >= 0.75)
+    return sorted(close, key=lambda one: (-likeness[one], one.rpartition(".")[0] != section))[:3]
 
 
 def keys_of(section: Any = Config, prefix: str = "") -> Iterator[tuple[str, Any, Field[Any]]]:

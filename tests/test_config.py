@@ -333,7 +333,19 @@ def test_dataset_sources_need_no_quoting() -> None:
 
 @pytest.mark.parametrize(
     ("override", "hint"),
-    [("decode.brances=3", "decode.branches"), ("decode.tauconf=1", "decode.tau_conf"), ("tsk=batch", "task")],
+    [
+        ("decode.brances=3", r"did you mean decode\.branches"),
+        ("decode.tauconf=1", r"did you mean decode\.tau_conf\?"),
+        ("tsk=batch", r"did you mean task\?"),
+        ("engine.temperature=1", r"did you mean decode\.temperature\?"),
+        ("wandb=true", r"did you mean logging\.wandb\?"),
+        ("decode.cache=dual", r"CHANGELOG\.md has those that are gone"),  # nothing like decode.branches
+        ("experiment=null", r"null is not the name of a preset; leave out experiment for the usual one"),
+        ("model=7", r"7 is not the name of a preset"),
+        ("model=[embedded,causal]", r"is not the name of a preset"),
+        ("engine=default", r"engine=default: engine has no presets, but the settings engine\.max_sequences, "),
+        ("logging.wandb=true", r"wandb has no presets, but the settings logging\.wandb\.mode"),
+    ],
 )
 def test_misspelt_keys(override: str, hint: str) -> None:
     with pytest.raises(cli.UserError, match=hint):
