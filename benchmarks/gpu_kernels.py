@@ -205,7 +205,7 @@ def products(device: torch.device) -> Iterator[Fact]:
 
 
 def weights_of(clock: Clock, config: ModelConfig) -> dict[str, Weights]:
-    """Return random weights of a layer's projections, for so many layers that they do not fit in the L2 cache."""
+    """Return random weights of a layer's projections, for more layers than fit in the L2 cache."""
     weights: dict[str, Weights] = {}
     empty = partial(torch.empty, dtype=torch.bfloat16, device=clock.device)
     for name, (n, k) in projections(config).items():

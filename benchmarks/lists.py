@@ -148,7 +148,7 @@ def main() -> None:
     parser.add_argument("--model", default="lists", help="lists, causal_lists, or a checkpoint folder")
     parser.add_argument("--problems", type=int, default=800)
     parser.add_argument("--seed", type=int, default=1, help="2 is the final test")
-    parser.add_argument("--items", type=int, default=0, help="only lists of at least so many")
+    parser.add_argument("--items", type=int, default=0, help="only lists of at least this many")
     parser.add_argument("--block-size", type=int, default=BASE["block_size"])
     parser.add_argument(
         "--only",

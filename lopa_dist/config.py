@@ -5,19 +5,23 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import Field, dataclass, field, fields, is_dataclass
 from difflib import SequenceMatcher
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
+from threading import RLock
 from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
+from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -38,6 +42,7 @@ from lopa_dist.tasks.rows import check_ending
 
 HERE = Path(__file__).parent
 OUTPUTS = (".jsonl", ".csv", ".parquet")
+COMPOSING = RLock()
 LONGEST_NAME = 200  # bytes; file systems allow 255
 CONF = HERE / "conf" if (HERE / "conf").is_dir() else HERE.parent / "conf"  # in a wheel, and in a checkout
 
@@ -436,8 +441,26 @@ def composition(overrides: list[str]) -> DictConfig:
 @cache
 def by_hydra(overrides: tuple[str, ...]) -> DictConfig:
     """Return what Hydra composes from these overrides, which takes it a tenth of a second."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with own_hydra():
         return compose("config", list(overrides))
+
+
+@contextmanager
+def own_hydra() -> Iterator[None]:
+    """Have Hydra read `conf` in the block, which one thread at a time enters.
+
+    Hydra reads one program's files per process. They may be the user's, as in an own `@hydra.main` that makes an `LLM`,
+    and are so again at the end.
+    """
+    with COMPOSING:
+        program, version = GlobalHydra.instance().hydra, VersionBase.instance().version_base
+        GlobalHydra.instance().hydra = None
+        try:
+            with initialize_config_dir(str(CONF), version_base="1.3"):
+                yield
+        finally:
+            GlobalHydra.instance().hydra = program
+            VersionBase.instance().version_base = version
 
 
 @cache

@@ -5,14 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from functools import wraps
 from pathlib import Path
-from threading import Lock
+from threading import Lock, get_ident
 from typing import Any, Literal, TypeVar, cast
+
+import numpy as np
+import torch
 
 from lopa_dist.config import CONF, Config, check_keys, composed
 from lopa_dist.decode.config import DecodeConfig
@@ -24,7 +28,7 @@ from lopa_dist.jobs.run.attempt import work
 from lopa_dist.jobs.run.prompts import Encoder, Rejection
 from lopa_dist.jobs.run.session import Session
 from lopa_dist.jobs.setup.build import EngineBuilder
-from lopa_dist.jobs.setup.device import choose_device
+from lopa_dist.jobs.setup.device import choose_device, warning_of_threads
 from lopa_dist.jobs.setup.resolve import check_decided, resolve, resolve_decode
 from lopa_dist.jobs.show.progress import ProgressDisplay
 from lopa_dist.overrides import quoted
@@ -33,7 +37,8 @@ from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import detect
 from lopa_dist.parallel.mesh import choose_mesh
 from lopa_dist.parallel.stop import Stopped
-from lopa_dist.sampling_params import Prompt, SamplingParams, check_text, for_each, items_of, listed, params_for
+from lopa_dist.sampling_params import Prompt, SamplingParams, for_each, items_of, listed, listed_texts, params_for
+from lopa_dist.surroundings import undisturbed
 from lopa_dist.tasks.task import Continuation, Item
 
 log = logging.getLogger("lopa_dist")
@@ -77,12 +82,25 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def in_turn(call: F) -> F:
-    """Return a method of `LLM` that waits while another thread is in such a method: they share model and K/V space."""
+    """Return a method of `LLM` that waits while another thread is in such a method: they share model and K/V space.
+
+    What the program around has set in torch neither affects the method nor is changed by it.
+    """
 
     @wraps(call)
     def waiting(self: LLM, *given: Any, **named: Any) -> Any:
+        if self.calling == get_ident():
+            raise RuntimeError(
+                f"{call.__name__}: called while another call of this LLM runs, as by a generator of its prompts; "
+                "give a list instead"
+            )
         with self.turn:
-            return call(self, *given, **named)
+            try:
+                self.calling = get_ident()
+                with undisturbed(self.threads):
+                    return call(self, *given, **named)
+            finally:
+                self.calling = None
 
     return cast("F", waiting)
 
@@ -91,7 +109,8 @@ class LLM:
     """A diffusion language model, loaded once, that answers batches of prompts.
 
     Under torchrun, mpirun or srun, every rank makes the same calls with the same arguments: ranks are used as in a job
-    (`parallel.*`), and every rank gets all outputs. Calls from several threads run one after the other.
+    (`parallel.*`), and every rank gets all outputs. Calls from several threads run one after the other. A copy, or an
+    `LLM` that was pickled for another process, loads the model again.
 
     Args:
         model: a preset (a file of `conf/model`: ``embedded``, ``dream_instruct``), a checkpoint's folder, or a hub id.
@@ -107,8 +126,10 @@ class LLM:
         'stop'
     """
 
-    def __init__(self, model: str = "embedded", *settings: str) -> None:
+    def __init__(self, model: str | os.PathLike[str] = "embedded", *settings: str) -> None:
+        model = os.fspath(model) if isinstance(model, os.PathLike) else model
         self.named, self.turn = (model, *settings), Lock()
+        self.calling: int | None = None  # the thread that a call runs in
         if wrong := [setting for setting in settings if not isinstance(setting, str)]:
             raise ValueError(f"{wrong[0]!r}: give settings as strings, such as 'decode.drafts=4'")
         self.settings = [*model_settings(model), *settings]
@@ -121,10 +142,18 @@ class LLM:
         self.world = detect()
         self.warned: set[str] = set()  # warnings that were logged; once is enough
         self.engine: Engine | None = None  # of the last call that generated
-        self.builder = EngineBuilder(self.config.model, choose_device(self.config, self.world))
-        self.calls = Calls(self.world, self.config.parallel.timeout_s)  # some ranks may load for long
-        if self.config.parallel.tensor in ("auto", 1):  # else this rank's share is known when the ranks have met
-            self.builder.load(warn=self.world.rank == 0)
+        with undisturbed():
+            device = choose_device(self.config, self.world)
+            self.threads = torch.get_num_threads()
+            if device.type == "cpu" and self.world.rank == 0 and (why := warning_of_threads(self.config, self.world)):
+                log.warning(why)
+            self.builder = EngineBuilder(self.config.model, device)
+            self.calls = Calls(self.world, self.config.parallel.timeout_s)  # some ranks may load for long
+            if self.config.parallel.tensor in ("auto", 1):  # else this rank's share is known when the ranks have met
+                self.builder.load(warn=self.world.rank == 0)
+
+    def __reduce__(self) -> tuple[type[LLM], tuple[str, ...]]:
+        return type(self), self.named
 
     def __repr__(self) -> str:
         return f"LLM({', '.join(map(repr, self.named))})"
@@ -150,7 +179,7 @@ class LLM:
             decode: how masks are filled: a preset (a file of `conf/decode`: ``verified``, ``lopa``, ``threshold``), or
                 options, taken as they are. None: the options of this `LLM`.
             sampling: one object for all prompts, or one for each.
-            progress: show a bar on a terminal or in a notebook.
+            progress: show a bar on a terminal, or in a notebook with ipywidgets.
             errors: with ``return``, a prompt that cannot be used gets an output without a text, whose `finish_reason`
                 is ``error`` and whose `error` says why; the others are answered.
             overrides: single decode options, such as ``branches=3, tau_conf=0.8``.
@@ -198,17 +227,14 @@ class LLM:
         """
         with self.calls.refusing():
             prefixes = listed(prefixes, "prefixes")
-            if isinstance(suffixes, str) or len(suffixes) != len(prefixes):
-                raise ValueError("suffixes: give a list with one string for each prefix")
-            for number, suffix in enumerate(suffixes):
-                check_text(suffix, f"suffixes[{number}]")
+            suffixes = listed_texts(suffixes, "suffixes", len(prefixes), "prefixes")
             limits = for_each(max_tokens, len(prefixes), "max_tokens", "prefixes")
             params = params_for(sampling, len(prefixes), "prefixes")
             limited = [replace(one, max_tokens=limit) for one, limit in zip(params, limits, strict=True)]
-            items = items_of(prefixes, limited)
+            items = items_of(prefixes, limited, argument="prefixes")
             items = [replace(item, suffix=suffixes[item.origin.line - 1]) for item in items if item.origin]
             config = self.configured(decode, overrides)
-        return self.answered(items, config, progress, overrides)
+        return self.answered(items, config, progress, overrides, argument="prefixes")
 
     def answered(
         self,
@@ -217,10 +243,11 @@ class LLM:
         progress: bool,
         overrides: Collection[str],
         return_errors: bool = False,
+        argument: str = "prompts",
     ) -> list[Output]:
         """Return an output for each item, in their order; with `return_errors`, also for items that are refused.
 
-        An option in `overrides` that has no effect is refused.
+        An option in `overrides` that has no effect is refused. In errors, the prompts are called as their `argument`.
         """
         if not items:
             return []
@@ -239,7 +266,7 @@ class LLM:
                 encoder = Encoder(resolved, builder.shape, builder.tokenizer)  # whose warnings are about these alone
             if not items:
                 return list(refused.values())
-            requests = encoded(encoder, items)
+            requests = encoded(encoder, items, argument)
             longest = max(request.max_new_tokens for request in requests)  # as far as the model's positions reach
             config = replace(config, decode=replace(config.decode, max_new_tokens=longest))
         self.warn(encoder)
@@ -295,10 +322,7 @@ class LLM:
             if top_logprobs is not None:
                 check_top(top_logprobs, config)
             items = items_of(prompts, None)
-            if isinstance(continuations, str) or len(continuations) != len(items):
-                raise ValueError("continuations: give a list with one string for each prompt")
-            for number, text in enumerate(continuations):
-                check_text(text, f"continuations[{number}]")
+            continuations = listed_texts(continuations, "continuations", len(items), "prompts")
             encoder = Encoder(config, builder.shape, builder.tokenizer)
             pairs = zip(items, continuations, strict=True)
             items = [replace(item, continuations=(Continuation(text, text, item),)) for item, text in pairs]
@@ -325,7 +349,7 @@ class LLM:
             self.warned.add(warning)
 
     def joined(self, config: Config, requests: int, branches: int) -> AbstractContextManager[Group]:
-        """Return a context whose value is the joined ranks of a call with so many requests and branches."""
+        """Return a context whose value is the joined ranks of a call with this number of requests and branches."""
         parallel = config.parallel
         with self.calls.refusing():
             mesh = choose_mesh(parallel.data, parallel.branch, parallel.tensor, self.world.size, requests, branches)
@@ -337,6 +361,7 @@ class LLM:
             kind = type(decode).__name__
             what = "sampling=SamplingParams(...)" if kind == "SamplingParams" else "single options as drafts=4"
             raise ValueError(f"decode is of type {kind}: it is a preset's name; give {what}")
+        overrides = {key: value.item() if isinstance(value, np.generic) else value for key, value in overrides.items()}
         for key, value in overrides.items():
             if key in SAMPLING_ONLY:
                 raise ValueError(f"{key}: give it as sampling=SamplingParams({key}=...)")
@@ -358,7 +383,7 @@ class LLM:
 
         Args:
             session: of this rank.
-            progress: show a bar on a terminal or in a notebook.
+            progress: show a bar on a terminal, or in a notebook with ipywidgets.
             values: turns a finished request into values that JSON can hold.
 
         Raises:
@@ -428,6 +453,8 @@ def model_settings(model: str) -> list[str]:
     """Return the overrides that choose a model: a preset if there is one of this name, else a checkpoint."""
     if not isinstance(model, str):
         raise ValueError(f"model is of type {type(model).__name__}: give the name of a preset, a folder, or a hub id")
+    if not model:
+        raise ValueError("model is an empty string: give the name of a preset, a folder, or a hub id")
     if model == "local":
         raise ValueError("model 'local': give the checkpoint's folder in its place")
     if (CONF / "model" / f"{model}.yaml").exists():
@@ -486,12 +513,12 @@ def failed(item: Item, rejection: Rejection) -> Output:
     )  # fmt: skip
 
 
-def encoded(encoder: Encoder, items: Sequence[Item]) -> list[Request]:
-    """Return the items as requests; raise a ValueError if the model refuses some."""
+def encoded(encoder: Encoder, items: Sequence[Item], argument: str = "prompts") -> list[Request]:
+    """Return the items as requests; raise a ValueError, with the name of the `argument`, if the model refuses some."""
     requests = encoder.encode_all(0, items)
     if refused := rejections(requests):
         item = items[refused[0].index]
         assert item.origin
         more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
-        raise ValueError(f"prompts[{item.origin.line - 1}]: {reason_of(item, refused[0])}{more}")
+        raise ValueError(f"{argument}[{item.origin.line - 1}]: {reason_of(item, refused[0])}{more}")
     return [one for one in requests if isinstance(one, Request)]

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeVar
 
 from lopa_dist.tasks.batch_line import BadLine, bad_line, read_request
 from lopa_dist.tasks.response_format import TRIES
 from lopa_dist.tasks.task import Item, Origin
 
+T = TypeVar("T")
 Prompt = str | Sequence[Mapping[str, Any]]
 """A text, or the messages of a chat, each with `role` and `content`."""
 
@@ -41,17 +42,21 @@ class SamplingParams:
 
 
 def items_of(
-    prompts: Sequence[Prompt], sampling: SamplingParams | Sequence[SamplingParams] | None, keep_bad: bool = False
+    prompts: Sequence[Prompt],
+    sampling: SamplingParams | Sequence[SamplingParams] | None,
+    keep_bad: bool = False,
+    argument: str = "prompts",
 ) -> list[Item]:
     """Return prompts as a job's items, named like the lines of a file, so that a job would draw the same tokens.
 
-    With `keep_bad`, a prompt that cannot be used becomes an item with an error.
+    With `keep_bad`, a prompt that cannot be used becomes an item with an error. Otherwise it is an error that calls the
+    prompts as their `argument` is called.
     """
-    prompts = listed(prompts, "prompts")
-    params = params_for(sampling, len(prompts), "prompts")
+    prompts = listed(prompts, argument)
+    params = params_for(sampling, len(prompts), argument)
     items = []
     for index, (prompt, asked) in enumerate(zip(prompts, params, strict=True)):
-        name = f"prompts[{index}]"
+        name = f"{argument}[{index}]"
         try:
             items += items_of_one(prompt, asked, index)
         except BadLine as error:
@@ -85,13 +90,29 @@ def items_of_one(prompt: Prompt, asked: SamplingParams, index: int) -> list[Item
     ]
 
 
-def listed(prompts: Iterable[Prompt], name: str) -> list[Prompt]:
-    """Return prompts as a list; raise a ValueError that calls them `name` if they are a single one or none at all."""
-    if isinstance(prompts, str):
+def listed(given: Iterable[T], name: str, of: str = "strings or chats") -> list[T]:
+    """Return what is given for an argument, called `name`, as a list: any iterable, such as a table's column.
+
+    Raises:
+        ValueError: it is one string, or a whole table, or no iterable; the message says what it is a list `of`.
+    """
+    if isinstance(given, str):
         raise ValueError(f"{name} is one string: give a list, even for a single prompt")
-    if not isinstance(prompts, Iterable):
-        raise ValueError(f"{name} is of type {type(prompts).__name__}: give a list of strings or chats")
-    return list(prompts)
+    if isinstance(given, Mapping) or hasattr(given, "columns"):  # whose iterator gives the names of the columns
+        raise ValueError(f"{name} is of type {type(given).__name__}: give a list of {of}, such as one of its columns")
+    if not isinstance(given, Iterable):
+        raise ValueError(f"{name} is of type {type(given).__name__}: give a list of {of}")
+    return list(given)
+
+
+def listed_texts(given: Iterable[str], name: str, number: int, prompts: str) -> list[str]:
+    """Return the list of strings that are given for an argument, called `name`, one for each of `number` prompts."""
+    texts = listed(given, name, "strings")
+    if len(texts) != number:
+        raise ValueError(f"{name}: {len(texts)} for {number} {prompts}; give one string for each")
+    for index, text in enumerate(texts):
+        check_text(text, f"{name}[{index}]")
+    return texts
 
 
 def params_for(given: SamplingParams | Sequence[SamplingParams] | None, number: int, prompts: str) -> Any:
@@ -103,8 +124,8 @@ def params_for(given: SamplingParams | Sequence[SamplingParams] | None, number: 
 
 
 def for_each(given: Any, number: int, name: str, prompts: str) -> Sequence[Any]:
-    """Return what is given for each of `number` prompts: a sequence has one for each, anything else is for all."""
-    each = given if isinstance(given, Sequence) else [given] * number
+    """Return what is given for each of `number` prompts: an iterable has one for each, anything else is for all."""
+    each = list(given) if isinstance(given, Iterable) and not isinstance(given, str | Mapping) else [given] * number
     if len(each) != number:
         raise ValueError(f"{len(each)} {name} for {number} {prompts}: give one, or one for each")
     return each

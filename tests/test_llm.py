@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 import re
 import runpy
 import signal
@@ -18,6 +19,7 @@ from threading import Barrier
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 
@@ -146,10 +148,11 @@ def test_a_right_answer_is_likelier_than_a_wrong_one(llm: LLM) -> None:
 
 def test_what_is_wrong_with_a_score_is_said(llm: LLM) -> None:
     for prompts, continuations, message in (
-        (["x"], "y", "continuations: give a list"),
-        (["x"], ["y", "z"], "continuations: give a list"),
-        (["x", "y"], ["z", ""], r"prompts\[1\]: continuation '': must be"),
-        (["x"], ["\ud800"], r"prompts\[0\]: continuation"),
+        (["x"], "y", "continuations is one string: give a list"),
+        (["x"], None, "continuations is of type NoneType: give a list of strings"),
+        (["x"], ["y", "z"], "continuations: 2 for 1 prompts; give one string for each"),
+        (["x", "y"], ["z", ""], r"prompts\[1\]: the continuation is empty"),
+        (["x"], ["\ud800"], r"prompts\[0\]: the continuation has half of a surrogate pair"),
         (["x " * 600], ["y"], r"prompts\[0\]: prompt and continuation have .* positions; shorten"),
         (["x"], ["<|mask|>"], r"prompts\[0\]: the text contains the mask token"),
     ):
@@ -312,6 +315,10 @@ def test_what_is_wrong_with_infilling_or_scoring_is_said(llm: LLM) -> None:
         llm.infill(["a"], [" b"], 4, sampling=[None])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="prefixes is one string: give a list"):
         llm.infill("a", [" b"], 4)
+    with pytest.raises(ValueError, match=r"prefixes\[1\]: .* surrogate"):
+        llm.infill(["a", "\ud800"], [" b", " b"], 4, context="vanilla")
+    with pytest.raises(ValueError, match=r"prefixes\[0\]: the prompt is of type int"):
+        llm.infill([3], [" b"], 4)  # type: ignore[list-item]
     assert len(llm.infill(iter(PROBLEMS[:1]), [" b"], 4)) == 1  # type: ignore[arg-type]
     for samples in ("3", True, 2.5):
         with pytest.raises(ValueError, match=rf"samples={samples!r}: must be an integer of at least 1"):
@@ -362,12 +369,75 @@ def test_no_stop_is_none(llm: LLM) -> None:
     assert llm.generate(PROBLEMS[:1], sampling=SamplingParams(stop=None), progress=False)[0].text == plain.text
 
 
+@pytest.fixture
+def _default_signals() -> Iterator[None]:
+    """Jobs in this process have handlers of their own."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("_default_signals")
 def test_the_callers_answers_to_signals_stay(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(llm, "collected", lambda *_: signal.raise_signal(signal.SIGTERM))
     with pytest.raises(Stopped, match="SIGTERM"):
         llm.generate(PROBLEMS[:1])
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.usefixtures("_default_signals")
+def test_a_signal_that_the_program_answers_itself_stops_no_call(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that puts its job back into Slurm's queue."""
+    heard, collected = [], llm.collected
+    signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+
+    def and_a_signal(*given: Any) -> Any:
+        signal.raise_signal(signal.SIGTERM)
+        return collected(*given)
+
+    monkeypatch.setattr(llm, "collected", and_a_signal)
+    assert len(llm.generate(PROBLEMS[:1])) == 1
+    assert heard == [signal.SIGTERM]
+
+
+def test_a_call_within_a_call_is_refused(llm: LLM) -> None:
+    """It would wait for the other forever."""
+    with pytest.raises(RuntimeError, match="generate: called while another call of this LLM runs"):
+        llm.generate(llm.generate([one])[0].text for one in PROBLEMS[:2])  # type: ignore[arg-type]
+    assert len(llm.generate(PROBLEMS[:1])) == 1
+
+
+def test_tables_are_given_by_column(llm: LLM) -> None:
+    table = pandas.DataFrame(
+        {"prompt": PROBLEMS[:3], "suffix": [" has 3 .", " has 4 .", " has 5 ."], "most": [4, 5, 6]}
+    )
+    table = table.iloc[::-1]  # its labels are not its rows' places
+    columns = [table.prompt, table.suffix, table.most]
+    found = llm.infill(*columns, context="vanilla")
+    assert found == [
+        replace(one, seconds=it.seconds)
+        for one, it in zip(llm.infill(*map(list, columns), context="vanilla"), found, strict=True)
+    ]
+    by_column, by_list = llm.score(table.prompt, table.suffix), llm.score(list(table.prompt), list(table.suffix))
+    assert by_column == by_list
+    for given in (table, {"prompt": "x"}):
+        with pytest.raises(ValueError, match=f"prompts is of type {type(given).__name__}: .* one of its columns"):
+            llm.generate(given)  # type: ignore[arg-type]
+
+
+def test_options_may_be_numpy_s(llm: LLM) -> None:
+    options = {"tau_conf": np.float32(0.5), "drafts": np.int64(3)}
+    assert llm.configured("embedded", options).decode.drafts == 3
+    assert llm.configured(DecodeConfig(), options).decode.tau_conf == 0.5
+
+
+def test_a_pickled_llm_loads_its_model_again() -> None:
+    llm = LLM(EMBEDDED, "decode.drafts=2")
+    again = pickle.loads(pickle.dumps(llm))
+    assert repr(again) == repr(llm)
+    assert again.config == llm.config
+    assert again.builder.model is not llm.builder.model
 
 
 @pytest.mark.parametrize(
@@ -378,6 +448,7 @@ def test_the_callers_answers_to_signals_stay(llm: LLM, monkeypatch: pytest.Monke
         (["embedded", "decode=embeded"], "decode=embeded: no such preset; did you mean embedded? There are causal, "),
         (["./nowhere"], r"model.path=./nowhere: no such folder"),
         (["local"], "model 'local': give the checkpoint's folder in its place"),
+        ([""], "model is an empty string: give the name of a preset"),
         ([None], "model is of type NoneType: give the name of a preset, a folder, or a hub id"),
         (["embedded", 3], "3: give settings as strings, such as 'decode.drafts=4'"),
         (["embeded"], "model 'embeded': neither a preset nor a folder; did you mean embedded?"),
@@ -439,7 +510,7 @@ def test_infilling_needs_a_model_that_sees_what_is_behind(llm: LLM, tmp_path: Pa
             llm.infill(["a"], ["b"], 4, progress=False, context=context)
     with pytest.raises(ValueError, match="suffix contains the mask token"):
         llm.infill(["a"], ["<|mask|>"], 4, progress=False)
-    with pytest.raises(ValueError, match="one string for each prefix"):
+    with pytest.raises(ValueError, match="suffixes is one string"):
         llm.infill(["a"], "b", 4)
     with pytest.raises(ValueError, match="2 max_tokens for 1 prefixes"):
         llm.infill(["a"], ["b"], [4, 4])

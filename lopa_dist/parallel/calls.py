@@ -57,6 +57,8 @@ class Calls:
     def joined(self, mesh: Mesh, backend: str, device: torch.device) -> Iterator[Group]:
         """Yield the joined ranks of a call; any number of calls may follow one another.
 
+        Signals that the program answers itself do not stop the call.
+
         Args:
             mesh: what each rank does.
             backend: `parallel.backend`.
@@ -65,7 +67,7 @@ class Calls:
         Raises:
             RankError: another rank failed or was lost.
         """
-        stop = Stop(grace_s=0.0)
+        stop = Stop(0.0, [number for number in SIGNALS if signal.getsignal(number) == signal.SIG_DFL])
         with handlers_kept():
             try:
                 group = Group(self.world, mesh, backend, self.timeout_s, device, stop, next(MEETINGS), self.check_alive)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 from types import FrameType
@@ -94,10 +94,15 @@ class Stop:
 
     Before the first step there is nothing to finish, so a signal raises `Stopped` immediately: reading a long input or
     a large model would take longer than any grace period.
+
+    Args:
+        grace_s: seconds between DRAIN and ABORT.
+        signals: those that ask for it; None: `SIGNALS`.
     """
 
-    def __init__(self, grace_s: float) -> None:
+    def __init__(self, grace_s: float, signals: Sequence[signal.Signals] | None = None) -> None:
         self.grace_s, self.asked_at, self.signal = grace_s, float("inf"), ""
+        self.signals = answered() if signals is None else signals
         self.begun = False
 
     def begin(self) -> None:
@@ -130,7 +135,7 @@ class Stop:
         return StopLevel.ABORT if waited >= self.grace_s else StopLevel.DRAIN if waited >= 0 else StopLevel.RUN
 
     def install(self, before: Callable[[], None] = lambda: None) -> None:
-        """Answer `SIGNALS` from now on; `before` runs first at each SIGTERM, and may end the process."""
+        """Answer the signals from now on; `before` runs first at each SIGTERM, and may end the process."""
 
         def answer(number: int, frame: FrameType | None) -> None:
             if number == signal.SIGTERM:
@@ -139,5 +144,5 @@ class Stop:
             if not self.begun:
                 raise self.early()
 
-        for number in answered():
+        for number in self.signals:
             signal.signal(number, answer)

@@ -133,8 +133,10 @@ class Encoder:
                 context = self.choose(continuation.after)
                 prompt, chat = self.render(context).text, self.is_chat(context)
             text = continuation.text_in_chat if chat else continuation.text
-            if not text or encodable(text) != text:
-                raise Refusal(f"continuation {text!r}: must be a text of at least one character")
+            if not text:
+                raise Refusal("the continuation is empty: give at least one character")
+            if encodable(text) != text:
+                raise Refusal("the continuation has half of a surrogate pair, which is not a character; remove it")
             special = bool(prompt) and not self.begins(prompt, chat)
             before = prompt.rstrip() if continuation.spaces else prompt
             texts += [Text(before, special), Text(prompt + text, special)]

@@ -10,9 +10,11 @@ from lopa_dist.config import Config
 from lopa_dist.jobs.setup.other_programs import OTHERS, busy_cores
 from lopa_dist.jobs.setup.usable_cores import cores_of_launcher, share_of_cores, usable_cores
 from lopa_dist.parallel.launcher import World
+from lopa_dist.surroundings import forked
 
 BOUND = "mpirun binds this rank to"
 BEYOND = "parallel.threads is more than"
+FORKED = "this process was forked from one that has an LLM, without its threads"
 
 
 def choose_device(config: Config, world: World) -> torch.device:
@@ -41,9 +43,11 @@ def threads(config: Config, world: World) -> tuple[int, str]:
     It is the number that the user gives (`parallel.threads`), or else the smaller of the number that torch has in this
     process (by `OMP_NUM_THREADS` or `torch.set_num_threads`, for example) and this rank's share of the cores: both may
     be meant to leave room for others. A rank that is alone leaves out cores that other programs keep busy, except in a
-    Slurm job, whose cores are its own.
+    Slurm job, whose cores are its own. A forked process computes with one (`surroundings.forked`).
     """
     number, why = cores(world)
+    if forked():
+        return 1, f"{FORKED}: it computes with one; a process that is spawned may have more"
     if asked := config.parallel.threads:
         beyond = f"{BEYOND} the {number} cores of this rank: threads that wait for a core make all others wait"
         return asked, "parallel.threads" if asked <= number else beyond
@@ -56,6 +60,12 @@ def threads(config: Config, world: World) -> tuple[int, str]:
         )
         return torch.get_num_threads(), given
     return number, why
+
+
+def warning_of_threads(config: Config, world: World) -> str:
+    """Return why this rank computes with fewer threads than one would expect, or with too many; empty otherwise."""
+    why = threads(config, world)[1]
+    return why if why.startswith((OTHERS, BEYOND, BOUND, FORKED)) else ""
 
 
 def cores(world: World) -> tuple[int, str]:

@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from lopa_dist.engine.statistics import Statistics
+from lopa_dist.jobs.show import progress
 from lopa_dist.jobs.show.progress import ProgressDisplay
 from lopa_dist.parallel.stop import Stop
 
@@ -52,6 +53,23 @@ def test_count_and_time_stay_whole(total: int, width: int) -> None:
     if width == 200:
         assert re.search("97.0%( of 100)? right, lookahead won 55%", line)
     assert ("\u2026" in line) == (width < 200)
+
+
+@pytest.mark.parametrize("found", [None, "ipywidgets"])
+def test_a_notebook_shows_no_bar_of_short_calls_and_none_without_ipywidgets(
+    monkeypatch: pytest.MonkeyPatch, found: str | None
+) -> None:
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setattr(progress, "find_spec", lambda name: found)
+    started: list[None] = []
+    with ProgressDisplay("auto", 9, Statistics(), 5.0) as display:
+        monkeypatch.setattr(display.progress, "start", lambda: started.append(None))
+        now = dict.fromkeys(("done", "tokens", "forwards", "judged", "right", "failed", "invalid"), 0)
+        display.update(now)
+        assert not started
+        display.starts_at -= progress.SHORT_S
+        display.update(now)
+    assert display.live == (len(started) == 1) == (found is not None)
 
 
 def test_failures_elapsed_time_and_a_stop_are_said(caplog: pytest.LogCaptureFixture) -> None:
