@@ -403,7 +403,7 @@ def merge_variant(arch: int) -> Variant:
 
 
 @pytest.mark.no_gpu
-@pytest.mark.parametrize("arch", [80, 89, 90, 120])
+@pytest.mark.parametrize("arch", [80, 89, 90, 100, 120])
 def test_cross_compiled(arch: int) -> None:
     """Tensor cores, loads that run ahead, no spills to speak of, and blocks that fit."""
     if arch == 90:
@@ -420,8 +420,8 @@ def test_cross_compiled(arch: int) -> None:
         assert kernel.stack <= (1088 if tall else 96), one
         assert kernel.shared <= SHARED_LIMIT[arch], one
     for one, kernel in zip(variants[:4], found[:4], strict=True):  # in bf16
-        wide = arch == 90 and one.constexprs["BM"] >= 64
-        assert ("wgmma.mma_async" if wide else "mma.sync") in kernel.ptx, one
+        instruction = {90: "wgmma.mma_async", 100: "tcgen05.mma"}.get(arch, "mma.sync")
+        assert (instruction if one.constexprs["BM"] >= 64 else "mma.sync") in kernel.ptx, one
         assert "cp.async" in kernel.ptx, one
     if arch == 90:
         # two blocks of 64 rows on one multiprocessor: 64 K registers, 228 KB of shared memory
