@@ -19,7 +19,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, OverrideType
+from hydra.core.override_parser.types import ChoiceSweep, Override, OverrideType
 from hydra.errors import HydraException
 from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf
@@ -441,12 +441,12 @@ def composition(overrides: list[str]) -> DictConfig:
 @cache
 def by_hydra(overrides: tuple[str, ...]) -> DictConfig:
     """Return what Hydra composes from these overrides, which takes it a tenth of a second."""
-    with own_hydra():
+    with reading_conf():
         return compose("config", list(overrides))
 
 
 @contextmanager
-def own_hydra() -> Iterator[None]:
+def reading_conf() -> Iterator[None]:
     """Have Hydra read `conf` in the block, which one thread at a time enters.
 
     Hydra reads one program's files per process. They may be the user's, as in an own `@hydra.main` that makes an `LLM`,
@@ -478,14 +478,14 @@ def is_preset(override: Override) -> bool:
 def check_keys(overrides: list[str]) -> None:
     """Raise a UserError that suggests the nearest known keys for a misspelt one, before Hydra composes anything."""
     known = [key for key, *_ in keys_of()]
-    sections = {key.rpartition(".")[0] for key in known}
+    sections = {key.rpartition(".")[0] for key in known} - groups() - {""}
     for override in overrides:
         key, _, value = override.lstrip("+~").partition("=")
         if key in groups() and value.startswith("../"):
             raise UserError(f"{override}: a preset is named without its folder")
-        if key in groups() and value and re.fullmatch(r"null|true|false|[\d.]+|\[.*", value, re.IGNORECASE):
-            raise UserError(f"{override}: {value} is not the name of a preset; leave out {key} for the usual one")
-        if "=" in override and key in sections - groups() and not value.startswith("{"):
+        if key in groups() and (wrong := next(no_names(override), None)) is not None:
+            raise UserError(f"{override}: {wrong} is not the name of a preset; leave out {key} for the usual one")
+        if "=" in override and key in sections and not value.lstrip().startswith("{"):
             names = [one for one in known if one.rpartition(".")[0] == key]
             raise UserError(f"{override}: {key} has no presets, but the settings {', '.join(names)}")
         if "=" not in override or key.startswith(("hydra", "-")) or key in groups() or "/" in key or "@" in key:
@@ -504,12 +504,31 @@ def check_keys(overrides: list[str]) -> None:
             raise UserError(f"{key}: no such key (CHANGELOG.md has those that are gone). Known: {', '.join(names)}")
 
 
+def no_names(override: str) -> Iterator[str]:
+    """Yield the values of an override, several in a sweep, that cannot name a preset: numbers, truth values, null."""
+    try:
+        parsed = OverridesParser.create().parse_override(override)
+    except HydraException:  # which says more when it composes
+        return
+    value = parsed.value()
+    for one in value.list if isinstance(value, ChoiceSweep) else [value]:
+        if parsed.type is not OverrideType.DEL and (one is None or isinstance(one, bool | int | float)):
+            yield "null" if one is None else str(one)
+
+
 def nearest(key: str, known: Iterable[str]) -> list[str]:
-    """Return up to three `known` keys that end in nearly the same name as `key`, the most alike first."""
+    """Return up to three `known` keys that `key` may be meant for, the most alike first.
+
+    They end in nearly the same name, or in one that begins with it. If some are of the same section, it is one of them;
+    otherwise, if some have the very name, it is one of those.
+    """
     section, _, name = key.rpartition(".")
-    likeness = {one: SequenceMatcher(None, name, one.rpartition(".")[2]).ratio() for one in known}
-    close = sorted(one for one, ratio in likeness.items() if ratio >= 0.75)
-    return sorted(close, key=lambda one: (-likeness[one], one.rpartition(".")[0] != section))[:3]
+    parts = {one: one.rpartition(".") for one in known if one != "task.name"}  # which presets set
+    likeness = {one: SequenceMatcher(None, name, last).ratio() for one, (_, _, last) in parts.items()}
+    close = [one for one in sorted(parts) if likeness[one] >= 0.75 or (name and parts[one][2].startswith(name))]
+    close.sort(key=lambda one: -likeness[one])
+    beside = [one for one in close if section and parts[one][0] == section]
+    return (beside or [one for one in close if parts[one][2] == name] or close)[:3]
 
 
 def keys_of(section: Any = Config, prefix: str = "") -> Iterator[tuple[str, Any, Field[Any]]]:

@@ -28,7 +28,7 @@ from lopa_dist.jobs.run.attempt import work
 from lopa_dist.jobs.run.prompts import Encoder, Rejection
 from lopa_dist.jobs.run.session import Session
 from lopa_dist.jobs.setup.build import EngineBuilder
-from lopa_dist.jobs.setup.device import choose_device, warning_of_threads
+from lopa_dist.jobs.setup.device import device_of, threads, warning_of_threads
 from lopa_dist.jobs.setup.resolve import check_decided, resolve, resolve_decode
 from lopa_dist.jobs.show.progress import ProgressDisplay
 from lopa_dist.overrides import quoted
@@ -89,6 +89,8 @@ def in_turn(call: F) -> F:
 
     @wraps(call)
     def waiting(self: LLM, *given: Any, **named: Any) -> Any:
+        if self.process != os.getpid():  # forked, perhaps while a call ran, which does not go on here
+            self.turn, self.calling, self.engine, self.process = Lock(), None, None, os.getpid()
         if self.calling == get_ident():
             raise RuntimeError(
                 f"{call.__name__}: called while another call of this LLM runs, as by a generator of its prompts; "
@@ -127,9 +129,9 @@ class LLM:
     """
 
     def __init__(self, model: str | os.PathLike[str] = "embedded", *settings: str) -> None:
-        model = os.fspath(model) if isinstance(model, os.PathLike) else model
         self.named, self.turn = (model, *settings), Lock()
         self.calling: int | None = None  # the thread that a call runs in
+        self.process = os.getpid()
         if wrong := [setting for setting in settings if not isinstance(setting, str)]:
             raise ValueError(f"{wrong[0]!r}: give settings as strings, such as 'decode.drafts=4'")
         self.settings = [*model_settings(model), *settings]
@@ -142,17 +144,18 @@ class LLM:
         self.world = detect()
         self.warned: set[str] = set()  # warnings that were logged; once is enough
         self.engine: Engine | None = None  # of the last call that generated
-        with undisturbed():
-            device = choose_device(self.config, self.world)
-            self.threads = torch.get_num_threads()
-            if device.type == "cpu" and self.world.rank == 0 and (why := warning_of_threads(self.config, self.world)):
+        device, self.threads = device_of(self.config, self.world), torch.get_num_threads()
+        if device.type == "cpu":
+            self.threads = threads(self.config, self.world)[0]
+            if self.world.rank == 0 and (why := warning_of_threads(self.config, self.world)):
                 log.warning(why)
+        with undisturbed(self.threads):
             self.builder = EngineBuilder(self.config.model, device)
             self.calls = Calls(self.world, self.config.parallel.timeout_s)  # some ranks may load for long
             if self.config.parallel.tensor in ("auto", 1):  # else this rank's share is known when the ranks have met
                 self.builder.load(warn=self.world.rank == 0)
 
-    def __reduce__(self) -> tuple[type[LLM], tuple[str, ...]]:
+    def __reduce__(self) -> tuple[type[LLM], tuple[Any, ...]]:
         return type(self), self.named
 
     def __repr__(self) -> str:
@@ -317,6 +320,7 @@ class LLM:
         with self.calls.refusing():
             config = self.configured(decode, overrides)
             config = replace(config, decode=resolve_decode(config.decode, builder.pattern))
+            samples = samples.item() if isinstance(samples, np.generic) else samples
             if isinstance(samples, bool) or not isinstance(samples, int):
                 raise ValueError(f"samples={samples!r}: must be an integer of at least 1")
             if top_logprobs is not None:
@@ -363,8 +367,9 @@ class LLM:
             raise ValueError(f"decode is of type {kind}: it is a preset's name; give {what}")
         overrides = {key: value.item() if isinstance(value, np.generic) else value for key, value in overrides.items()}
         for key, value in overrides.items():
-            if key in SAMPLING_ONLY:
-                raise ValueError(f"{key}: give it as sampling=SamplingParams({key}=...)")
+            if key in SAMPLING_ONLY or key == "samples":
+                asked = "n" if key == "samples" else key  # `task.samples` of a job
+                raise ValueError(f"{key}: give it as sampling=SamplingParams({asked}=...)")
             if not isinstance(value, str | int | float | None):
                 rule = "; a rule of your own is a string, FILE.py:FUNCTION" if key == "fill" else ""
                 raise ValueError(f"{key} is of type {type(value).__name__}: give a string, a number or None{rule}")
@@ -449,8 +454,10 @@ def hash_of(requests: Sequence[Request], items: Sequence[Item]) -> str:
     return hashlib.sha256(repr((asked, formats)).encode()).hexdigest()[:24]
 
 
-def model_settings(model: str) -> list[str]:
+def model_settings(model: str | os.PathLike[str]) -> list[str]:
     """Return the overrides that choose a model: a preset if there is one of this name, else a checkpoint."""
+    if isinstance(model, os.PathLike):
+        return ["model=local", f"model.path={quoted(os.fspath(model))}"]
     if not isinstance(model, str):
         raise ValueError(f"model is of type {type(model).__name__}: give the name of a preset, a folder, or a hub id")
     if not model:

@@ -105,11 +105,14 @@ def listed(given: Iterable[T], name: str, of: str = "strings or chats") -> list[
     return list(given)
 
 
-def listed_texts(given: Iterable[str], name: str, number: int, prompts: str) -> list[str]:
-    """Return the list of strings that are given for an argument, called `name`, one for each of `number` prompts."""
+def listed_texts(given: Iterable[str], name: str, number: int, of: str) -> list[str]:
+    """Return the list of strings that are given for an argument, called `name`: one for each of `number` prompts.
+
+    Errors call the prompts as the argument `of` is called.
+    """
     texts = listed(given, name, "strings")
     if len(texts) != number:
-        raise ValueError(f"{name}: {len(texts)} for {number} {prompts}; give one string for each")
+        raise ValueError(f"{name}: {len(texts)} for {number} {of}; give one string for each")
     for index, text in enumerate(texts):
         check_text(text, f"{name}[{index}]")
     return texts
@@ -125,6 +128,8 @@ def params_for(given: SamplingParams | Sequence[SamplingParams] | None, number: 
 
 def for_each(given: Any, number: int, name: str, prompts: str) -> Sequence[Any]:
     """Return what is given for each of `number` prompts: an iterable has one for each, anything else is for all."""
+    if getattr(given, "ndim", None) == 0:  # a number of numpy's or torch's
+        given = given.item()
     each = list(given) if isinstance(given, Iterable) and not isinstance(given, str | Mapping) else [given] * number
     if len(each) != number:
         raise ValueError(f"{len(each)} {name} for {number} {prompts}: give one, or one for each")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import cache
 
@@ -11,24 +12,34 @@ import torch
 
 
 @contextmanager
-def undisturbed(threads: int | None = None) -> Iterator[None]:
+def undisturbed(threads: int) -> Iterator[None]:
     """Enclose what computes: neither the program's default device nor its autocast has an effect on it.
 
-    At the end, torch's number of threads is the program's again.
-
     Args:
-        threads: with how many the block computes on a CPU, but one in a forked process; None: as many as before.
+        threads: with how many threads the block computes on a CPU, unless the process is forked: then with one.
     """
     with ExitStack() as stack:
-        stack.callback(torch.set_num_threads, torch.get_num_threads())
-        if threads is not None:
-            torch.set_num_threads(1 if forked() else threads)
+        stack.callback(compute_with, torch.get_num_threads())
+        compute_with(1 if forked() else threads)
         if torch.get_default_device().type != "cpu":
             stack.enter_context(torch.device("cpu"))  # not always, because it slows down each of torch's functions
         for kind in ("cpu", "cuda"):
             if torch.is_autocast_enabled(kind):
                 stack.enter_context(torch.autocast(kind, enabled=False))
         yield
+
+
+def compute_with(threads: int) -> None:
+    """Set with how many threads the calling thread computes.
+
+    torch's function also sets it for threads that begin later, so these get back what they had.
+    """
+    if threads == torch.get_num_threads():
+        return
+    with ThreadPoolExecutor(1) as new:
+        usual = new.submit(torch.get_num_threads).result()
+        torch.set_num_threads(threads)
+        new.submit(torch.set_num_threads, usual).result()
 
 
 def forked() -> bool:

@@ -342,7 +342,15 @@ def test_dataset_sources_need_no_quoting() -> None:
         ("decode.cache=dual", r"CHANGELOG\.md has those that are gone"),  # nothing like decode.branches
         ("experiment=null", r"null is not the name of a preset; leave out experiment for the usual one"),
         ("model=7", r"7 is not the name of a preset"),
-        ("model=[embedded,causal]", r"is not the name of a preset"),
+        ("model=-1e5", r"-100000.0 is not the name of a preset"),
+        ("model=7,embedded", r"7 is not the name of a preset"),
+        ("experiment=table5_gsm8k,null", r"null is not the name of a preset"),
+        ("decode.tau=1", r"did you mean decode\.tau_\w+, decode\.tau_\w+, decode\.tau_\w+\?"),
+        ("decode.branch=1", r"did you mean decode\.branches\?"),
+        ("wandb.mode=x", r"did you mean logging\.wandb\.mode\?"),
+        ("task.inputs=x", r"did you mean task\.input\?"),
+        ("model.name=x", r"Known: model\.path"),
+        ("=x", r"no such key"),
         ("engine=default", r"engine=default: engine has no presets, but the settings engine\.max_sequences, "),
         ("logging.wandb=true", r"wandb has no presets, but the settings logging\.wandb\.mode"),
     ],
@@ -375,6 +383,10 @@ def test_right_keys_pass() -> None:
             "model=local",
             "hydra.run.dir=x",
             "+experiment=table5_math",
+            "~experiment=null",
+            "decode=[lopa,low_entropy]",
+            "decode='7'",
+            "engine= {max_sequences: 3}",
             "logging.wandb.mode=offline",
         ]
     )

@@ -296,6 +296,7 @@ def test_no_prompts_give_no_outputs(llm: LLM) -> None:
         (["x"], {"sampling": SamplingParams(temperature=10**400)}, r"prompts\[0\]: temperature=1000"),
         (["x"], {"sampling": SamplingParams(top_k=-(10**5000))}, r"prompts\[0\]: top_k=\(a int\) must be"),
         (["x"], {"decode": DecodeConfig(), "branches": -1}, r"decode.branches=-1: must be at least 0"),
+        (["x"], {"samples": 3}, r"samples: give it as sampling=SamplingParams\(n=\.\.\.\)"),
         (["x"], {"stop": ["."]}, r"stop: give it as sampling=SamplingParams\(stop=\.\.\.\)"),
         (["x"], {"decode": SamplingParams()}, r"decode is of type SamplingParams: .* give sampling=SamplingParams"),
         (["x"], {"decode": {"drafts": 4}}, "decode is of type dict: .* give single options as drafts=4"),
@@ -430,6 +431,8 @@ def test_options_may_be_numpy_s(llm: LLM) -> None:
     options = {"tau_conf": np.float32(0.5), "drafts": np.int64(3)}
     assert llm.configured("embedded", options).decode.drafts == 3
     assert llm.configured(DecodeConfig(), options).decode.tau_conf == 0.5
+    assert len(llm.infill(["a"], [" b"], np.array(4), context="vanilla")[0].tokens) <= 4  # type: ignore[arg-type]
+    assert llm.score(["a"], [" b"], samples=np.int64(2)) == llm.score(["a"], [" b"], samples=2)
 
 
 def test_a_pickled_llm_loads_its_model_again() -> None:

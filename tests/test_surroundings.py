@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import faulthandler
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +20,7 @@ from hydra.version import VersionBase
 
 from lopa_dist import LLM
 from lopa_dist.config import by_hydra, composed
+from lopa_dist.parallel.calls import STATUS, handlers_kept, unanswered
 from lopa_dist.surroundings import undisturbed
 
 PROMPTS = ["Sam has 3 books . Sam buys 4 more . How many books does Sam have now ?"]
@@ -37,6 +41,7 @@ def of_its_own():
 
 llm = LLM("embedded", "parallel.threads=2")
 text = answer(llm)
+llm.turn.acquire()  # as while a call runs in another thread
 for act, *given in ((of_its_parent,), (of_its_own,), (answer, llm)):  # the last one is pickled
     with multiprocessing.get_context("fork").Pool(1) as pool:
         found = pool.apply_async(act, given).get(timeout=100)
@@ -94,10 +99,35 @@ def test_the_number_of_threads_is_the_program_s(llm: LLM) -> None:
         found(llm)
         assert LLM("embedded", "parallel.threads=1").threads == 1
         assert torch.get_num_threads() == 3
-        with undisturbed(llm.threads):
+        with undisturbed(llm.threads), ThreadPoolExecutor(1) as another:
             assert torch.get_num_threads() == 2
+            assert another.submit(torch.get_num_threads).result() == 3
     finally:
         torch.set_num_threads(before)
+
+
+def test_another_thread_s_call_leaves_signals_alone() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with ThreadPoolExecutor(1) as another:
+        kept = handlers_kept()
+        another.submit(kept.__enter__).result()
+        signal.signal(signal.SIGTERM, lambda number, frame: None)  # meanwhile, by the program
+        try:
+            another.submit(kept.__exit__, None, None, None).result()
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.skipif(not STATUS.exists(), reason="this system does not tell which signals are answered")
+def test_a_signal_that_is_answered_in_c_is_the_program_s() -> None:
+    before = signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    assert signal.SIGUSR1 in unanswered()
+    with Path(os.devnull).open("w") as nowhere:
+        faulthandler.register(signal.SIGUSR1, nowhere)
+        assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
+        assert signal.SIGUSR1 not in unanswered()
+        faulthandler.unregister(signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, before)
 
 
 def compose_at_once() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import atexit
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from itertools import count
+from pathlib import Path
 
 import torch
 
@@ -22,6 +24,7 @@ from lopa_dist.parallel.stop import SIGNALS, Stop, bound_end
 from lopa_dist.parallel.store_keys import JOINED
 
 SILENT_S = JOIN.total_seconds()  # after which a rank that gives no sign of life between two calls counts as lost
+STATUS = Path("/proc/self/status")  # of this process, on Linux
 BETWEEN = -1  # in place of a meeting's number, for what ranks tell each other between meetings
 MEETINGS = count()  # numbers this process's meetings with the other ranks, those of all `Calls` together
 
@@ -57,7 +60,7 @@ class Calls:
     def joined(self, mesh: Mesh, backend: str, device: torch.device) -> Iterator[Group]:
         """Yield the joined ranks of a call; any number of calls may follow one another.
 
-        Signals that the program answers itself do not stop the call.
+        In the main thread, a signal that asks it to stop ends the call, unless the program answers the signal itself.
 
         Args:
             mesh: what each rank does.
@@ -67,7 +70,7 @@ class Calls:
         Raises:
             RankError: another rank failed or was lost.
         """
-        stop = Stop(0.0, [number for number in SIGNALS if signal.getsignal(number) == signal.SIG_DFL])
+        stop = Stop(0.0, unanswered())
         with handlers_kept():
             try:
                 group = Group(self.world, mesh, backend, self.timeout_s, device, stop, next(MEETINGS), self.check_alive)
@@ -116,13 +119,25 @@ def meet(world: World, timeout_s: float) -> Heartbeat:
     return heart
 
 
+def unanswered() -> list[signal.Signals]:
+    """Return the signals that ask a program to stop, without those that it answers itself, in Python or in C."""
+    try:
+        caught = int(STATUS.read_text(encoding="ascii", errors="replace").split("SigCgt:")[1].split()[0], 16)
+    except (OSError, IndexError, ValueError):  # systems other than Linux do not tell
+        caught = 0
+    return [n for n in SIGNALS if signal.getsignal(n) == signal.SIG_DFL and not caught >> (n - 1) & 1]
+
+
 @contextmanager
 def handlers_kept() -> Iterator[None]:
-    """Restore the caller's signal handlers at the end."""
+    """Restore the caller's signal handlers at the end; threads other than the main one have changed none."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     before = {number: signal.getsignal(number) for number in SIGNALS}
     try:
         yield
     finally:
         for number, handler in before.items():
-            if signal.getsignal(number) is not handler:  # outside the main thread, none was changed
+            if signal.getsignal(number) is not handler:
                 signal.signal(number, handler)

@@ -14,7 +14,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 
 from lopa_dist.checks import UserError, did_you_mean
-from lopa_dist.config import CONF, Config, check_keys, composed, own_hydra
+from lopa_dist.config import CONF, Config, check_keys, composed, reading_conf
 from lopa_dist.jobs.setup.device import choose_device
 from lopa_dist.jobs.setup.resolve import Resolved, by_device, by_model, resolve_decode
 from lopa_dist.jobs.setup.settings import Setting, settings_of, shown
@@ -28,7 +28,7 @@ from lopa_dist.parallel.launcher import World
 
 def sources(overrides: list[str]) -> dict[str, str]:
     """Return what set each key last, a file of `conf` or the command line; keys that neither sets are left out."""
-    with own_hydra():
+    with reading_conf():
         loader = GlobalHydra.instance().config_loader()
         chosen = loader.compute_defaults_list("config", overrides, RunMode.RUN)
     origins: dict[str, str] = {}

@@ -18,7 +18,15 @@ FORKED = "this process was forked from one that has an LLM, without its threads"
 
 
 def choose_device(config: Config, world: World) -> torch.device:
-    """Return the GPU of this rank, or the CPU with its share of the threads."""
+    """Return the GPU of this rank, or the CPU, with which torch then computes with this rank's share of the threads."""
+    device = device_of(config, world)
+    if device.type == "cpu":
+        torch.set_num_threads(threads(config, world)[0])
+    return device
+
+
+def device_of(config: Config, world: World) -> torch.device:
+    """Return the GPU of this rank, which becomes the current one, or the CPU."""
     name = config.model.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -28,7 +36,6 @@ def choose_device(config: Config, world: World) -> torch.device:
         device = gpu(name, world)
         torch.cuda.set_device(device)
         return device
-    torch.set_num_threads(threads(config, world)[0])
     return torch.device(name)
 
 
@@ -38,16 +45,22 @@ def gpu(name: str, world: World) -> torch.device:
 
 
 def threads(config: Config, world: World) -> tuple[int, str]:
-    """Return how many threads this rank computes with on a CPU, and what decides that.
+    """Return how many threads this rank computes with on a CPU, and what decides that: one in a forked process."""
+    number, why = threads_of_its_own(config, world)
+    if number > 1 and forked():
+        return 1, f"{FORKED}: it computes with one; a process that is spawned may have more"
+    return number, why
+
+
+def threads_of_its_own(config: Config, world: World) -> tuple[int, str]:
+    """Return how many threads this rank computes with on a CPU if it was not forked, and what decides that.
 
     It is the number that the user gives (`parallel.threads`), or else the smaller of the number that torch has in this
     process (by `OMP_NUM_THREADS` or `torch.set_num_threads`, for example) and this rank's share of the cores: both may
     be meant to leave room for others. A rank that is alone leaves out cores that other programs keep busy, except in a
-    Slurm job, whose cores are its own. A forked process computes with one (`surroundings.forked`).
+    Slurm job, whose cores are its own.
     """
     number, why = cores(world)
-    if forked():
-        return 1, f"{FORKED}: it computes with one; a process that is spawned may have more"
     if asked := config.parallel.threads:
         beyond = f"{BEYOND} the {number} cores of this rank: threads that wait for a core make all others wait"
         return asked, "parallel.threads" if asked <= number else beyond

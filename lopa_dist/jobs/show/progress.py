@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from importlib.util import find_spec
+from threading import Timer
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
@@ -18,7 +19,7 @@ from lopa_dist.parallel.counters import NAMES
 from lopa_dist.parallel.stop import Stop
 
 ESTIMATE_S = 300.0  # seconds over which the time left is estimated: batches end many requests at once, then none
-SHORT_S = 1.0  # a shorter call in a notebook shows no bar: each would stay below its cell
+SHORT_S = 1.0  # after which a notebook shows a bar: the bars of all calls stay below their cell
 MANY = 100  # answers after which a warning says if none has its format
 
 log = logging.getLogger("lopa_dist")
@@ -35,7 +36,7 @@ class ProgressDisplay:
         notebook = console.is_jupyter
         shown = console.is_terminal or (notebook and find_spec("ipywidgets") is not None)  # which rich needs there
         self.live = mode == "always" or (mode == "auto" and shown)
-        self.starts_at = time.perf_counter() + (SHORT_S if notebook else 0.0)
+        self.later = Timer(SHORT_S, self.attempt, (self.start,)) if notebook else None
         self.silent, self.total, self.statistics, self.every_s = mode == "never", total, statistics, every_s
         self.began = self.last = time.perf_counter()
         self.shown, self.broken, self.told, self.warned = 0, False, False, False
@@ -55,16 +56,23 @@ class ProgressDisplay:
         self.task = self.progress.add_task("", total=total, status="")
 
     def __enter__(self) -> ProgressDisplay:
-        self.attempt(self.start_when_due)
+        if self.later:
+            self.later.daemon = True
+            self.later.start()
+        else:
+            self.attempt(self.start)
         return self
 
-    def start_when_due(self) -> None:
-        """Start the live line, if it has not been and it is time."""
-        if self.live and time.perf_counter() >= self.starts_at and not self.progress.live.is_started:
-            self.progress.start()
-
     def __exit__(self, *_: object) -> None:
+        if self.later:
+            self.later.cancel()
+            self.later.join()  # it may be starting the bar
         self.attempt(self.progress.stop)
+
+    def start(self) -> None:
+        """Show the live line from now on, where there is one."""
+        if self.live:
+            self.progress.start()
 
     def update(self, totals: dict[str, int]) -> None:
         """Show what all replicas have done: `totals` by `NAMES`."""
@@ -108,7 +116,6 @@ class ProgressDisplay:
 
     def show(self, totals: dict[str, int]) -> None:
         """Update the display with `totals`; where there is none, log a line now and then."""
-        self.start_when_due()
         self.totals = totals
         done, before = totals["done"], self.shown
         self.shown = done

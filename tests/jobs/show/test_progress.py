@@ -62,14 +62,14 @@ def test_a_notebook_shows_no_bar_of_short_calls_and_none_without_ipywidgets(
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
     monkeypatch.setattr(progress, "find_spec", lambda name: found)
     started: list[None] = []
-    with ProgressDisplay("auto", 9, Statistics(), 5.0) as display:
+    for seconds in (3600.0, 0.0):
+        monkeypatch.setattr(progress, "SHORT_S", seconds)
+        display = ProgressDisplay("auto", 9, Statistics(), 5.0)
         monkeypatch.setattr(display.progress, "start", lambda: started.append(None))
-        now = dict.fromkeys(("done", "tokens", "forwards", "judged", "right", "failed", "invalid"), 0)
-        display.update(now)
-        assert not started
-        display.starts_at -= progress.SHORT_S
-        display.update(now)
-    assert display.live == (len(started) == 1) == (found is not None)
+        with display:
+            if seconds == 0.0 and display.later:
+                display.later.join()
+        assert len(started) == (seconds == 0.0 and found is not None)
 
 
 def test_failures_elapsed_time_and_a_stop_are_said(caplog: pytest.LogCaptureFixture) -> None:
