@@ -21,7 +21,7 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	@sh scripts/test-packages.sh $(VENV)
-	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	@$(BIN)/python -m pytest -n auto --maxprocesses 5 --dist loadfile --no-loadscope-reorder
 
 test-gpu: $(STAMP)
 	@$(BIN)/python -m pytest --gpu

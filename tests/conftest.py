@@ -63,8 +63,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Two processes more than there are cores: tests that start ranks wait for them half of their time."""
-    return (os.cpu_count() or 1) + 2
+    """Three processes more than there are cores: tests that start ranks wait for them half of their time."""
+    return (os.cpu_count() or 1) + 3
 
 
 def pytest_collection_finish() -> None:

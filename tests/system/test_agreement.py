@@ -11,6 +11,14 @@ from safetensors.torch import load_file, save_file
 from lopa_dist.models.files import EMBEDDED
 from tests.system import forked
 
+OTHER_CODE = """
+import os, runpy
+from lopa_dist.jobs.run import attempt
+own = attempt.code_hash()
+attempt.code_hash = lambda: own if os.environ["RANK"] == "0" else "edited"
+runpy.run_module("lopa_dist", run_name="__main__", alter_sys=True)
+"""
+
 pytestmark = [pytest.mark.system, pytest.mark.timeout(200)]
 
 
@@ -27,4 +35,14 @@ def test_a_tensor_rank_with_stale_weights_is_named(tmp_path: Path) -> None:
     )  # fmt: skip
     assert all(ranks.wait(100))
     assert "rank 1 would not do the same as rank 0: model.revision is '" in ranks.printed(), ranks.printed()[-3000:]
+    assert not list(tmp_path.glob("run/journal/*")), "nothing was begun"
+
+
+def test_a_rank_with_other_code_is_named(tmp_path: Path) -> None:
+    """As where a node has an image or a checkout of its own."""
+    (tmp_path / "program.py").write_text(OTHER_CODE)
+    given = (f"hydra.run.dir={tmp_path}/run", "logging.wandb.mode=disabled", "parallel.threads=1", "task.limit=12")
+    ranks = forked.start(str(tmp_path / "program.py"), 2, *given, log=tmp_path / "log")
+    assert all(ranks.wait(100))
+    assert "rank 1 would not do the same as rank 0: lopa_dist's code is 'edited', on rank 0 '" in ranks.printed()
     assert not list(tmp_path.glob("run/journal/*")), "nothing was begun"
