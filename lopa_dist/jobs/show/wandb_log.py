@@ -264,7 +264,7 @@ def abandon_service() -> None:
     for process in children("wandb-core"):
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
-    with contextlib.suppress(Exception):  # it cannot be reached now, and is no longer waited for
+    with contextlib.suppress(Exception, SystemExit):  # it cannot be reached now, and is no longer waited for
         wandb.teardown()
 
 
