@@ -2,8 +2,8 @@
 
 from lopa_dist import LLM
 
-problem = "Sam has 12 candles . Sam gives 6 away . How many candles does Sam have now ?"
-for output in LLM("embedded").generate([problem]):
+problem = "Sam has 12 candles . Sam gives 6 away . Sam buys 12 more . How many candles does Sam have now ?"
+for output in LLM("causal").generate([problem]):
     print(output.text, output.tokens_per_forward)
 """
 

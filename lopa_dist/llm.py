@@ -123,8 +123,9 @@ class LLM:
         ValueError: a setting or a checkpoint that cannot be used; the message says why and what to do.
 
     Example:
-        >>> llm = LLM("embedded")
-        >>> llm.generate(["Sam has 3 books . Sam buys 4 more . How many books does Sam have now ?"])[0].finish_reason
+        >>> llm = LLM("causal")
+        >>> problem = "Sam has 12 candles . Sam gives 6 away . Sam buys 12 more . How many candles does Sam have now ?"
+        >>> llm.generate([problem])[0].finish_reason
         'stop'
     """
 
