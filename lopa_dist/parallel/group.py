@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from datetime import timedelta
 from functools import cache, partial
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -101,6 +102,7 @@ class Group:
         own = {
             "lopa_dist": f"{__version__} ({code_hash()})",
             "torch": torch.__version__,
+            **packages(),
             "data x branch x tensor": f"{mesh.data} x {mesh.branch} x {mesh.tensor}",
             "parallel.backend": self.backend,
         }
@@ -170,6 +172,12 @@ def broadcast(comm: Communicator, tensor: Communicator, device: str, numbers: to
     if tensor.rank == 0:
         numbers = comm.broadcast(numbers, 0, counted=False)
     return tensor.broadcast(numbers, 0, counted=False).cpu()
+
+
+@cache
+def packages() -> dict[str, str]:
+    """Return the versions of the packages that turn prompts into tokens, by name."""
+    return {package: version(package) for package in ("tokenizers", "transformers")}
 
 
 @cache

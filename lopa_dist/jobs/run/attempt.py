@@ -8,7 +8,6 @@ import logging
 import zlib
 from dataclasses import asdict, dataclass
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,6 @@ from lopa_dist.parallel.launcher import Start
 from lopa_dist.tasks.task import Task
 
 log = logging.getLogger("lopa_dist")
-
-WRITE_TEXT = ("torch", "tokenizers", "transformers")  # packages on which texts depend
 
 
 @dataclass(frozen=True)
@@ -137,8 +134,7 @@ def tries_of(job_input: JobInput, index: int) -> int:
 def work(config: Config, builder: EngineBuilder) -> dict[str, Any]:
     """Return what all ranks must have in common, by the names that users know.
 
-    Paths may differ: nodes may have copies on their own disks, and only the contents count. They may also have packages
-    of their own, as where their images are not the same.
+    Paths may differ: nodes may have copies on their own disks, and only the contents count.
 
     Args:
         config: without any ``auto``.
@@ -162,9 +158,7 @@ def work(config: Config, builder: EngineBuilder) -> dict[str, Any]:
             "the kind of device": builder.device.type,
             "what computes on a CPU in fp32": form(builder.device, builder.dtype, config.engine.kernels),
             "torch.get_float32_matmul_precision()": torch.get_float32_matmul_precision(),
-            "lopa_dist's code": code_hash(),
         }
-        | {f"{package}'s version": version(package) for package in WRITE_TEXT}
     )
 
 
