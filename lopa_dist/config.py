@@ -510,9 +510,11 @@ def no_names(override: str) -> Iterator[str]:
         parsed = OverridesParser.create().parse_override(override)
     except HydraException:  # which says more when it composes
         return
+    if parsed.type is OverrideType.DEL:
+        return
     value = parsed.value()
     for one in value.list if isinstance(value, ChoiceSweep) else [value]:
-        if parsed.type is not OverrideType.DEL and (one is None or isinstance(one, bool | int | float)):
+        if one is None or isinstance(one, bool | int | float):
             yield "null" if one is None else str(one)
 
 

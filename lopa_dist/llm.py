@@ -28,7 +28,7 @@ from lopa_dist.jobs.run.attempt import work
 from lopa_dist.jobs.run.prompts import Encoder, Rejection
 from lopa_dist.jobs.run.session import Session
 from lopa_dist.jobs.setup.build import EngineBuilder
-from lopa_dist.jobs.setup.device import device_of, threads, warning_of_threads
+from lopa_dist.jobs.setup.device import device_of, threads, unexpected
 from lopa_dist.jobs.setup.resolve import check_decided, resolve, resolve_decode
 from lopa_dist.jobs.show.progress import ProgressDisplay
 from lopa_dist.overrides import quoted
@@ -147,8 +147,8 @@ class LLM:
         self.engine: Engine | None = None  # of the last call that generated
         device, self.threads = device_of(self.config, self.world), torch.get_num_threads()
         if device.type == "cpu":
-            self.threads = threads(self.config, self.world)[0]
-            if self.world.rank == 0 and (why := warning_of_threads(self.config, self.world)):
+            self.threads, why = threads(self.config, self.world)
+            if self.world.rank == 0 and unexpected(why):
                 log.warning(why)
         with undisturbed(self.threads):
             self.builder = EngineBuilder(self.config.model, device)

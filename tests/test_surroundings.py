@@ -20,7 +20,8 @@ from hydra.version import VersionBase
 
 from lopa_dist import LLM
 from lopa_dist.config import by_hydra, composed
-from lopa_dist.parallel.calls import STATUS, handlers_kept, unanswered
+from lopa_dist.parallel.calls import handlers_kept
+from lopa_dist.parallel.stop import STATUS, unclaimed
 from lopa_dist.surroundings import undisturbed
 
 PROMPTS = ["Sam has 3 books . Sam buys 4 more . How many books does Sam have now ?"]
@@ -121,11 +122,11 @@ def test_another_thread_s_call_leaves_signals_alone() -> None:
 @pytest.mark.skipif(not STATUS.exists(), reason="this system does not tell which signals are answered")
 def test_a_signal_that_is_answered_in_c_is_the_program_s() -> None:
     before = signal.signal(signal.SIGUSR1, signal.SIG_DFL)
-    assert signal.SIGUSR1 in unanswered()
+    assert signal.SIGUSR1 in unclaimed()
     with Path(os.devnull).open("w") as nowhere:
         faulthandler.register(signal.SIGUSR1, nowhere)
         assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
-        assert signal.SIGUSR1 not in unanswered()
+        assert signal.SIGUSR1 not in unclaimed()
         faulthandler.unregister(signal.SIGUSR1)
     signal.signal(signal.SIGUSR1, before)
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from itertools import count
-from pathlib import Path
 
 import torch
 
@@ -20,11 +19,10 @@ from lopa_dist.parallel.heartbeat import Heartbeat
 from lopa_dist.parallel.launcher import JOIN, LaunchError, RankError, World
 from lopa_dist.parallel.mesh import Mesh
 from lopa_dist.parallel.rendezvous import rendezvous
-from lopa_dist.parallel.stop import SIGNALS, Stop, bound_end
+from lopa_dist.parallel.stop import SIGNALS, Stop, bound_end, unclaimed
 from lopa_dist.parallel.store_keys import JOINED
 
 SILENT_S = JOIN.total_seconds()  # after which a rank that gives no sign of life between two calls counts as lost
-STATUS = Path("/proc/self/status")  # of this process, on Linux
 BETWEEN = -1  # in place of a meeting's number, for what ranks tell each other between meetings
 MEETINGS = count()  # numbers this process's meetings with the other ranks, those of all `Calls` together
 
@@ -70,7 +68,7 @@ class Calls:
         Raises:
             RankError: another rank failed or was lost.
         """
-        stop = Stop(0.0, unanswered())
+        stop = Stop(0.0, unclaimed())
         with handlers_kept():
             try:
                 group = Group(self.world, mesh, backend, self.timeout_s, device, stop, next(MEETINGS), self.check_alive)
@@ -117,15 +115,6 @@ def meet(world: World, timeout_s: float) -> Heartbeat:
 
     atexit.register(at_end)
     return heart
-
-
-def unanswered() -> list[signal.Signals]:
-    """Return the signals that ask a program to stop, without those that it answers itself, in Python or in C."""
-    try:
-        caught = int(STATUS.read_text(encoding="ascii", errors="replace").split("SigCgt:")[1].split()[0], 16)
-    except (OSError, IndexError, ValueError):  # systems other than Linux do not tell
-        caught = 0
-    return [n for n in SIGNALS if signal.getsignal(n) == signal.SIG_DFL and not caught >> (n - 1) & 1]
 
 
 @contextmanager

@@ -8,11 +8,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
+from pathlib import Path
 from types import FrameType
 
 from lopa_dist.parallel.launcher import World, detect
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)  # the last one when a terminal is closed
+STATUS = Path("/proc/self/status")  # of this process, on Linux
 INTERRUPTED = 130  # exit status after Ctrl-C, as for a program that SIGINT ended
 STOPPED = 75  # exit status of a job that was asked to stop and can go on (EX_TEMPFAIL)
 
@@ -67,6 +69,15 @@ def answered() -> list[signal.Signals]:
     return [number for number in SIGNALS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
 
 
+def unclaimed() -> list[signal.Signals]:
+    """Return those of `SIGNALS` that the program around an `LLM` neither answers, in Python or in C, nor ignores."""
+    try:
+        caught = int(STATUS.read_text(encoding="ascii", errors="replace").split("SigCgt:")[1].split()[0], 16)
+    except (OSError, IndexError, ValueError):  # systems other than Linux do not tell
+        caught = 0
+    return [one for one in SIGNALS if signal.getsignal(one) == signal.SIG_DFL and not caught >> (one - 1) & 1]
+
+
 class StopLevel(IntEnum):
     """What a rank must do. Ranks exchange it in the all-gather, and all do what the highest level says."""
 
@@ -97,7 +108,7 @@ class Stop:
 
     Args:
         grace_s: seconds between DRAIN and ABORT.
-        signals: those that ask for it; None: `SIGNALS`.
+        signals: those that ask for it; None: `answered()`.
     """
 
     def __init__(self, grace_s: float, signals: Sequence[signal.Signals] | None = None) -> None:

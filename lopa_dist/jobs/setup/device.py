@@ -75,10 +75,9 @@ def threads_of_its_own(config: Config, world: World) -> tuple[int, str]:
     return number, why
 
 
-def warning_of_threads(config: Config, world: World) -> str:
-    """Return why this rank computes with fewer threads than one would expect, or with too many; empty otherwise."""
-    why = threads(config, world)[1]
-    return why if why.startswith((OTHERS, BEYOND, BOUND, FORKED)) else ""
+def unexpected(why: str) -> bool:
+    """Return whether `why`, from `threads`, is a reason for fewer threads than one would expect, or for too many."""
+    return why.startswith((OTHERS, BEYOND, BOUND, FORKED))
 
 
 def cores(world: World) -> tuple[int, str]:

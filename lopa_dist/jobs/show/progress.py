@@ -36,7 +36,6 @@ class ProgressDisplay:
         notebook = console.is_jupyter
         shown = console.is_terminal or (notebook and find_spec("ipywidgets") is not None)  # which rich needs there
         self.live = mode == "always" or (mode == "auto" and shown)
-        self.later = Timer(SHORT_S, self.attempt, (self.start,)) if notebook else None
         self.silent, self.total, self.statistics, self.every_s = mode == "never", total, statistics, every_s
         self.began = self.last = time.perf_counter()
         self.shown, self.broken, self.told, self.warned = 0, False, False, False
@@ -53,14 +52,14 @@ class ProgressDisplay:
         self.progress = Progress(
             *columns, console=console, disable=not self.live, expand=True, speed_estimate_period=ESTIMATE_S
         )
+        self.later = Timer(SHORT_S, self.attempt, (self.progress.start,)) if self.live and notebook else None
         self.task = self.progress.add_task("", total=total, status="")
 
     def __enter__(self) -> ProgressDisplay:
         if self.later:
-            self.later.daemon = True
             self.later.start()
         else:
-            self.attempt(self.start)
+            self.attempt(self.progress.start)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -68,11 +67,6 @@ class ProgressDisplay:
             self.later.cancel()
             self.later.join()  # it may be starting the bar
         self.attempt(self.progress.stop)
-
-    def start(self) -> None:
-        """Show the live line from now on, where there is one."""
-        if self.live:
-            self.progress.start()
 
     def update(self, totals: dict[str, int]) -> None:
         """Show what all replicas have done: `totals` by `NAMES`."""

@@ -8,6 +8,7 @@ import re
 
 import pytest
 from rich.console import Console
+from rich.live import Live
 
 from lopa_dist.engine.statistics import Statistics
 from lopa_dist.jobs.show import progress
@@ -62,10 +63,10 @@ def test_a_notebook_shows_no_bar_of_short_calls_and_none_without_ipywidgets(
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
     monkeypatch.setattr(progress, "find_spec", lambda name: found)
     started: list[None] = []
+    monkeypatch.setattr(Live, "start", lambda *_, **__: started.append(None))
     for seconds in (3600.0, 0.0):
         monkeypatch.setattr(progress, "SHORT_S", seconds)
         display = ProgressDisplay("auto", 9, Statistics(), 5.0)
-        monkeypatch.setattr(display.progress, "start", lambda: started.append(None))
         with display:
             if seconds == 0.0 and display.later:
                 display.later.join()
