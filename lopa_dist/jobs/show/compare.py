@@ -290,10 +290,11 @@ class Comparison:
             hidden.append(narrow.pop(0))
         console.width = max(console.width, least)  # a terminal may break lines, but not figures
         console.print(table)
-        for note in self.notes:
-            console.print(escape(note))
+        notes = list(map(escape, self.notes))
         if left_out := [name for name in hidden if name in NARROW and name in self.head]:
-            console.print(f"left out for lack of room; they are in comparison.csv: {', '.join(left_out)}")
+            notes.append(f"left out for lack of room; they are in comparison.csv: {', '.join(left_out)}")
+        if notes:
+            console.print(*notes, "", sep="\n")  # an empty line ends the notes, as it ends a table
 
     def table(self, title: str, hidden: Collection[str]) -> Table:
         """Return the table of the columns that are not `hidden`."""

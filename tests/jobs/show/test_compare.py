@@ -419,6 +419,7 @@ def test_streams_of_problems_are_pooled(tmp_path: Path, report: dict[str, Any]) 
         assert re.search(r"38\.5 \(\d\d\.\d-\d\d\.\d\) .*-\d\d\.\d \(-\d\d\.\d,-\d\.\d\)", shown)
         assert ("left out for lack of room; they are in comparison.csv: " in shown) == bool(gone)
         assert gone in shown
+        assert re.search(r"\S *\n *\nIn ", shown), "an empty line ends the notes"
 
 
 def test_samples_of_a_prompt_are_one_problem(tmp_path: Path, report: dict[str, Any]) -> None:
