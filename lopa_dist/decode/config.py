@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -15,6 +16,17 @@ MOST_DRAFTS = 16  # the most drafts of a causal model's chain, with drafts=auto
 FILLING = Reader(lambda config: not config.causal, "models that fill masks")
 LOOKING = Reader(lambda config: not config.causal and (config.branches or config.drafts), "lookahead in masked models")
 DRAFTING = Reader(lambda config: config.causal and config.drafts, "causal models with decode.drafts above 0")
+LOOKAHEAD = frozenset({"branches", "drafts", "draft_from"})  # the settings of lookahead on causal models
+
+
+def text_settings(decode: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those settings of a `DecodeConfig`, given as a dict, that texts depend on.
+
+    On causal models, texts depend on no setting of lookahead, unless a rule of the user's own decides what stays.
+    """
+    scope = CONTEXTS.get(decode.get("context", ""))
+    idle = LOOKAHEAD if scope and scope.causal and not decode.get("rule") else {"draft_from"}
+    return {key: value for key, value in decode.items() if key not in idle}
 
 
 @dataclass

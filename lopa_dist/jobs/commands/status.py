@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from lopa_dist.decode.config import text_settings
 from lopa_dist.jobs.commands.go_on import go_on, shards_again, spans, words
-from lopa_dist.jobs.folder.journal import CHANGES_NO_TEXT, difference
+from lopa_dist.jobs.folder.journal import difference
 from lopa_dist.jobs.folder.sweep_points import without_run
 from lopa_dist.jobs.show.report import duration, read_report
 from lopa_dist.jobs.show.run_state import LOGS, RunState, last_line, runs_below
@@ -173,9 +174,11 @@ def settings(report: dict[str, Any]) -> dict[str, Any]:
 def changes_between(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
     """Return which settings of two shards' reports differ; those that the version of either did not have do not."""
     one, other = settings(first), settings(second)
+    for of in (one, other):
+        of["decode"] = text_settings(of["decode"])
     for key in one:
         if isinstance(one[key], dict) and isinstance(other[key], dict):
-            common = one[key].keys() & other[key].keys() - CHANGES_NO_TEXT
+            common = one[key].keys() & other[key].keys()
             one[key], other[key] = ({k: v for k, v in of[key].items() if k in common} for of in (one, other))
     return difference(one, other)
 

@@ -6,8 +6,9 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 
@@ -61,6 +62,7 @@ class AttemptRecord:
         words: the settings that were typed; None if Hydra did not start the job, or an older version wrote the record.
         invalid: how many answers that earlier attempts finished do not have their format.
         code: hash of the package's code; empty in a record of an older version.
+        lookahead: the settings that change no text, and so may be others in each attempt; empty, too.
     """
 
     number: int
@@ -75,10 +77,19 @@ class AttemptRecord:
     words: list[str] | None = None
     invalid: int = 0
     code: str = ""
+    lookahead: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(
-        cls, number: int, expected: int, rejected: int, done: int, errors: int, invalid: int, world: World
+        cls,
+        number: int,
+        expected: int,
+        rejected: int,
+        done: int,
+        errors: int,
+        invalid: int,
+        world: World,
+        lookahead: dict[str, Any],
     ) -> AttemptRecord:
         """Return the record of an attempt of this process."""
         folder, submission = str(Path.cwd()), Submission.read()
@@ -88,7 +99,7 @@ class AttemptRecord:
         # not from .hydra/, which the next job in the folder overwrites, even one that is refused
         words = [*HydraConfig.get().overrides.task] if HydraConfig.initialized() else None
         counts = number, expected, rejected, done, errors
-        return cls(*counts, launcher, world.size, folder, submission, words, invalid, code_hash())
+        return cls(*counts, launcher, world.size, folder, submission, words, invalid, code_hash(), lookahead)
 
     def write(self, journal: Path) -> None:
         """Write the record into the folder of a journal."""
@@ -97,13 +108,27 @@ class AttemptRecord:
     @classmethod
     def last(cls, journal: Path) -> AttemptRecord | None:
         """Return the last record in the folder of a journal; None if none can be read."""
-        files = [(int(match[1]), file) for file in journal.glob("*.json") if (match := NAME.fullmatch(file.name))]
-        if not files:
-            return None
+        files = records_in(journal)
+        return cls.read(files[-1]) if files else None
+
+    @classmethod
+    def all(cls, journal: Path) -> list[AttemptRecord]:
+        """Return the records in the folder of a journal that can be read, the oldest first."""
+        return [record for file in records_in(journal) if (record := cls.read(file))]
+
+    @classmethod
+    def read(cls, file: Path) -> AttemptRecord | None:
+        """Return the record in a file; None if it cannot be read."""
         try:
-            record = json.loads(max(files)[1].read_text(encoding="utf-8"))
+            record = json.loads(file.read_text(encoding="utf-8"))
             submission = record.pop("submission")
             record = {entry.name: record[entry.name] for entry in fields(cls) if entry.name in record}  # of any version
             return cls(**record, submission=Submission(**submission) if submission else None)
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return None
+
+
+def records_in(journal: Path) -> list[Path]:
+    """Return the files of the records in the folder of a journal, the oldest first."""
+    files = [(int(match[1]), file) for file in journal.glob("*.json") if (match := NAME.fullmatch(file.name))]
+    return [file for _, file in sorted(files)]

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lopa_dist.atomic import naming, write_lines
+from lopa_dist.decode.config import text_settings
 from lopa_dist.encodable import json_line
 from lopa_dist.engine.work import Work
 from lopa_dist.jobs.folder.batch_output import LINES, NAME
@@ -31,7 +32,6 @@ from lopa_dist.parallel.launcher import Start
 RESULTS = ("report.json", "report.html", "results.jsonl", ERRORS, FIGURES, NAME, LINES)
 FORMAT = 2  # of the entries; a journal in another format lacks figures, and is not continued
 ANEW = "give job.resume=new to start over (what there is is set aside)"
-CHANGES_NO_TEXT = {"draft_from"}  # settings of decode
 MAY_CHANGE = ("model.dtype was ", "model.quantization was ")  # if failed requests are run again
 # these change no text: if they change, answers are judged again
 JUDGED_AGAIN = "the attempt that judged all again"
@@ -102,8 +102,8 @@ class Journal:
             )
         self.folder.mkdir(parents=True, exist_ok=True)
         if (self.folder / "settings.json").exists():
-            changes, earlier = self.differs(settings), read(self.folder / "settings.json").get("decode", {})
-            if gone := sorted(earlier.keys() - settings.get("decode", {}).keys() - CHANGES_NO_TEXT):
+            changes, earlier = self.differs(settings), self.first_settings().get("decode", {})
+            if gone := sorted(earlier.keys() - settings.get("decode", {}).keys()):
                 raise ValueError(
                     f"{self.folder.parent} has results of a version of lopa_dist that had the settings decode."
                     f"{', decode.'.join(gone)}. Finish it with that version, or give job.resume=new to start over (the "
@@ -130,8 +130,17 @@ class Journal:
 
     def differs(self, settings: dict[str, Any]) -> list[str]:
         """Return what differs from the first attempt's settings, except rules of judging; empty if there was none."""
+        earlier = self.first_settings()
+        return difference(without_rule(earlier), without_rule(settings)) if earlier else []
+
+    def first_settings(self) -> dict[str, Any]:
+        """Return the first attempt's settings; empty if there was none.
+
+        Earlier versions also wrote settings of decoding that change no text; these are left out.
+        """
         file = self.folder / "settings.json"
-        return difference(without_rule(read(file)), without_rule(settings)) if file.exists() else []
+        settings = read(file) if file.exists() else {}
+        return settings | {"decode": text_settings(settings["decode"])} if "decode" in settings else settings
 
     def retried_from(self, asked: bool, attempt: int, start: Start, what: str = "retry") -> int:
         """Return the first attempt whose failures count; earlier failures are run again. 0: all count.

@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 
+from lopa_dist.checks import written
 from lopa_dist.code_hash import code_hash
 from lopa_dist.config import Config, TaskConfig
+from lopa_dist.decode.config import text_settings
 from lopa_dist.jobs.folder.attempt_record import AttemptRecord
-from lopa_dist.jobs.folder.journal import CHANGES_NO_TEXT, FORMAT, JUDGED_AGAIN, VERDICT_SETTINGS, Journal, Writer, read
+from lopa_dist.jobs.folder.journal import FORMAT, JUDGED_AGAIN, VERDICT_SETTINGS, Journal, Writer, attempt_of, read
 from lopa_dist.jobs.run.crashes import crashes
 from lopa_dist.jobs.run.job_input import JobInput
 from lopa_dist.jobs.run.rejudge import rejudge
@@ -107,13 +109,17 @@ def begin_attempt(
         most = config.job.crashes
         crashed = bytearray() if most is None else crashes(journal.folder, job_input.ids, done, since)
         rejected = sum(job_input.rejected) + sum(count >= (most or 256) for count in crashed)
+        drafted, left = lookahead_of(config), len(job_input) - rejected - sum(done)
+        if others := drafted_otherwise(journal, [drafted] * bool(left)):
+            job_input.warnings.append(others)
+            log.warning(others)
         if sum(done) and (last := AttemptRecord.last(journal.folder)) and last.code != code_hash():
             log.warning(
                 "WARNING: other code of lopa_dist (%s; now %s) wrote the %d results that are there. Where a rule has "
                 "changed since (CHANGELOG.md), the rest may differ from what it would have written; job.resume=new "
                 "starts over", last.code or "an older version", code_hash(), sum(done),
             )  # fmt: skip
-        record = AttemptRecord.of(number, len(job_input), rejected, sum(done), errors, invalid, group.world)
+        record = AttemptRecord.of(number, len(job_input), rejected, sum(done), errors, invalid, group.world, drafted)
         record.write(journal.folder)
         state = {"number": number, "done": pack_flags(done), "crashes": pack_flags(crashed), "changes": changes}
         state["judged again"] = judged_again
@@ -123,6 +129,35 @@ def begin_attempt(
     if state["judged again"]:  # so that verdicts of all ranks count
         settings[JUDGED_AGAIN] = state["judged again"]
     return Attempt(journal, settings, state["number"], done, crashed, state["changes"], rejudged, errors, invalid)
+
+
+def lookahead_of(config: Config) -> dict[str, Any]:
+    """Return, by name, the settings of lookahead with which attempts may differ, because they change no text."""
+    decode = asdict(config.decode)
+    found = {f"decode.{key}": decode[key] for key in decode.keys() - text_settings(decode).keys()}
+    return found | {"model.lora": config.model.lora if config.model.lora_rows == "masks" else None}
+
+
+def drafted_otherwise(journal: Journal, lookahead: list[dict[str, Any]]) -> str:
+    """Return a warning if not all attempts have the same settings of lookahead; empty if they do.
+
+    Args:
+        journal: of the earlier attempts; those that wrote nothing do not count.
+        lookahead: the settings of the attempt that begins; none if nothing is left to do.
+    """
+    wrote = {attempt_of(part) for part in journal.parts() if part.stat().st_size}
+    earlier = [one.lookahead for one in AttemptRecord.all(journal.folder) if one.number in wrote and one.lookahead]
+    used: dict[str, dict[str, None]] = {}  # by setting: its values, in the order of their first use
+    for settings in [*earlier, *lookahead]:
+        for key, value in settings.items():
+            used.setdefault(key, {})[written(value)] = None
+    changed = [f"{key}: {', then '.join(values)}" for key, values in sorted(used.items()) if len(values) > 1]
+    if not changed:
+        return ""
+    return (
+        f"the attempts at this job drafted with different settings ({'; '.join(changed)}). That changes no text, but "
+        "tokens per forward, rows and acceptance are those of all attempts together"
+    )
 
 
 def tries_of(job_input: JobInput, index: int) -> int:
@@ -171,8 +206,7 @@ def journal_settings(config: Config, builder: EngineBuilder) -> dict[str, Any]:
         model |= {"lora": None, "lora_rows": "all"}
     if config.model.template:
         model["template"] = config.model.template
-    decode = {key: value for key, value in asdict(config.decode).items() if key not in CHANGES_NO_TEXT}
-    settings: dict[str, Any] = {"journal": FORMAT, "model": model, "decode": decode}
+    settings: dict[str, Any] = {"journal": FORMAT, "model": model, "decode": text_settings(asdict(config.decode))}
     settings |= {"seed": config.seed, "task": task.name}
     if task.shards > 1:  # else a folder with another share would lose its results
         settings["shard"] = f"{task.shard} of {task.shards}"

@@ -151,7 +151,8 @@ def counted(config: Config, merged: Merged, errors: int, decode_s: float, wall_s
             "tokens_per_s": mean((filled / np.where(later > 0, later, 1))[later > 0]),
         },
     }
-    wins = [work.wins.get(j, 0) for j in range(config.decode.max_branches)]
+    branches = max(config.decode.max_branches, 1 + max(work.wins, default=0))  # earlier attempts may have had more
+    wins = [work.wins.get(j, 0) for j in range(branches)]
     report["branch"] = {"k": config.decode.branches, "wins": wins}
     if work.accepted_with:
         accepted_with = [work.accepted_with.get(j, 0) / max(1, sum(wins)) for j in range(len(wins))]

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from lopa_dist.config import JobConfig, TaskConfig
+from lopa_dist.config import JobConfig, ModelOptions, TaskConfig
+from lopa_dist.decode import DecodeConfig
 from lopa_dist.jobs.commands.shards import merge_shards, not_at_once
 from lopa_dist.jobs.commands.status import array_in_words
 from lopa_dist.jobs.commands.trace import trace
@@ -203,6 +204,20 @@ def test_what_does_not_belong_together_is_refused(folder: Path, tmp_path: Path) 
         merge_shards(tmp_path / "array")
     with pytest.raises(ValueError, match="no finished shard"):
         merge_shards(tmp_path)
+
+
+def test_shards_of_a_causal_model_may_draft_differently(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(f'{{"prompt": "Ann has {n} books ."}}\n' for n in range(2, 6)))
+    for shard, drafts in enumerate((0, 8)):
+        job = config(TaskConfig("batch", None, str(source), shard=shard, shards=2))
+        decode = DecodeConfig(context="causal", drafts=drafts, max_new_tokens=8)
+        run(replace(job, model=ModelOptions("causal"), decode=decode), tmp_path / "array" / str(shard), World("python"))
+    text = "\n".join(array_in_words(tmp_path / "array", runs_below(tmp_path / "array")))
+    assert "lopa-dist merge" in text
+    merged = merge_shards(tmp_path / "array")
+    assert merged["requests"] == 4
+    assert "the shards drafted with different settings (decode.drafts: 0, 8)" in merged["warnings"][0]
 
 
 def test_settings_that_a_shard_s_version_did_not_have_do_not_keep_it_from_the_others(

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from lopa_dist.config import Config, LoggingConfig, ModelOptions, ParallelConfig, TaskConfig, WandbConfig
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.jobs.folder.journal import Journal
@@ -53,6 +55,30 @@ def test_a_job_that_goes_on_drafts_from_its_answers(tmp_path: Path) -> None:
     run(config(tmp_path, QUESTIONS[:8]), second, one)
     run(config(tmp_path, QUESTIONS, draft_from="masks"), second, one)
     assert texts(second) == texts(plain)
+
+
+def test_a_job_goes_on_with_other_lookahead_and_says_so(tmp_path: Path) -> None:
+    """A journal of an earlier version, which also has these settings, goes on, too."""
+    one, folder, plain = World("python"), tmp_path / "run", tmp_path / "plain"
+    written = run(config(tmp_path, QUESTIONS, drafts=0, draft_from="auto"), plain, one)
+    assert "warnings" not in written
+    run(config(tmp_path, QUESTIONS[:4], drafts=0, draft_from="auto"), folder, one)
+    file = folder / "journal" / "settings.json"
+    settings = json.loads(file.read_text())
+    settings["decode"] |= {"drafts": 0, "branches": 0}
+    file.write_text(json.dumps(settings))
+    run(config(tmp_path, QUESTIONS[:8], branches=2), folder, one)
+    report = run(config(tmp_path, QUESTIONS, drafts="auto"), folder, one)
+    assert texts(folder) == texts(plain)
+    (warning,) = report["warnings"]
+    changes = "decode.branches: 0, then 2; decode.draft_from: auto, then text; decode.drafts: 0, then 8, then auto"
+    assert f"({changes})" in warning
+    assert changes in (folder / "report.html").read_text()
+    assert len(report["branch"]["wins"]) == 3
+    idle = run(config(tmp_path, QUESTIONS, drafts=2), folder, one)  # an attempt that finds nothing to do
+    assert (idle["tpf"], idle["warnings"]) == (report["tpf"], report["warnings"])
+    with pytest.raises(ValueError, match=r"other settings: decode\.max_new_tokens was 64, is 32"):
+        run(config(tmp_path, QUESTIONS, max_new_tokens=32), folder, one)
 
 
 def test_sources_of_drafts_are_told(tmp_path: Path) -> None:
