@@ -21,7 +21,7 @@ def advance(state: State, winner: Winner) -> Window:
     """Move every running sequence by one step, in place.
 
     Slots that are done pass through the same operations. None of their positions is inside the window, so nothing is
-    filled.
+    filled; what a branch of an earlier step may still write there is never read.
 
     Args:
         state: from which the forward was laid out.

@@ -87,6 +87,7 @@ class Engine:
         self.winner: Winner | None = None  # of the last step
         self.workspace: Workspace | None = None  # of the last `generate` or `prepare`
         self.batch: RunningBatch | None = None  # of the last `generate`
+        self.needed: tuple[Sequence[Request], tuple[int, int, Ints]] | None = None  # the last requests and their space
         self.sampling = Sampling(config.confidence, config.temperature, config.top_p, config.top_k)
         self.take_model()
 
@@ -186,7 +187,9 @@ class Engine:
         for as many sequences at once, because idle slots cost time.
         """
         asked, kv_tokens = min(self.options.max_sequences, len(requests)), self.options.kv_tokens
-        longest, suffix, needs = space_needed(requests, self.config.scope.caches_kv)
+        if self.needed is None or self.needed[0] is not requests:  # a million of them take seconds
+            self.needed = requests, space_needed(requests, self.config.scope.caches_kv)
+        longest, suffix, needs = self.needed[1]
         space = self.workspace
         if (
             space

@@ -25,6 +25,7 @@ from lopa_dist.encodable import json_line
 from lopa_dist.engine.work import Work
 from lopa_dist.jobs.folder.batch_output import LINES, NAME
 from lopa_dist.jobs.folder.open_files import mapped_files
+from lopa_dist.jobs.folder.own_parts import carry_over
 from lopa_dist.jobs.folder.packed import Columns, RequestIds
 from lopa_dist.jobs.folder.results import ERRORS, FIGURES, Prompts
 from lopa_dist.parallel.launcher import Start
@@ -95,6 +96,7 @@ class Journal:
             self.folder.rename(old)
             for result in filter(Path.exists, map(self.folder.with_name, RESULTS)):
                 result.rename(old / result.name)
+            carry_over(old, self.folder)
         if not self.folder.exists() and (there := [name for name in RESULTS if self.folder.with_name(name).exists()]):
             raise ValueError(
                 f"{self.folder.parent} has {', '.join(there)}, but no journal of a job that wrote this: a job there "

@@ -28,7 +28,7 @@ def lessons_in(journal: Path) -> list[dict[str, Any]]:
     if not (journal / NAME).exists():
         return []
     found = []
-    for line in (journal / NAME).read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in (journal / NAME).read_text(encoding="utf-8", errors="replace").split("\n"):
         with suppress(ValueError):
             found.append(json.loads(line))
     return [one for one in found if isinstance(one, dict)]

@@ -6,6 +6,7 @@ import json
 from contextlib import suppress
 from pathlib import Path
 
+from lopa_dist.atomic import write_lines
 from lopa_dist.jobs.folder.part_names import part_name, place_of
 from lopa_dist.remote import is_remote
 
@@ -19,7 +20,7 @@ def parts_written(folder: Path, out: str) -> int:
     """
     if is_remote(out):
         return 0
-    with suppress(OSError, ValueError, AttributeError):
+    with suppress(OSError, ValueError, AttributeError, KeyError, TypeError):
         noted = json.loads((folder / "journal" / NAME).read_text(encoding="utf-8"))
         return int(noted["parts"]) if noted.get("output") == place_of(out) else 0
     return 0
@@ -43,4 +44,14 @@ def write(folder: Path, out: str, parts: int) -> None:
     """Write the note, if the run has a journal: where shards were merged, there is none."""
     if (folder / "journal").is_dir():
         text = json.dumps({"output": place_of(out), "parts": parts})
-        (folder / "journal" / NAME).write_text(text + "\n", encoding="utf-8")
+        write_lines(folder / "journal" / NAME, [text, "\n"])
+
+
+def carry_over(old: Path, journal: Path) -> None:
+    """Copy the note into the folder of a new journal from that of the `old` one, which was set aside.
+
+    The parts themselves stay where they are: the new job, which may replace them, must know that they are its own.
+    """
+    if (old / NAME).exists():
+        journal.mkdir()
+        write_lines(journal / NAME, [(old / NAME).read_text(encoding="utf-8")])

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
-from itertools import takewhile
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -333,8 +333,8 @@ class Lessons:
         for act in self.on_lesson:
             act()
         slices: list[Lesson] = []
-        spent, decision = 0.0, MORE
-        while decision == MORE:
+        spent = 0.0
+        for number in count():
             latest = learning.lesson(self.answers, seconds, self.group.stopped, self.stepped, index, self.must_leave)
             if latest.steps or not slices:  # else a stop came before it began, and the adapter is the last one's
                 slices.append(latest)
@@ -343,7 +343,7 @@ class Lessons:
             before = rates(slices[0].before)
             faster = gain(self.engine.lookahead, rates(slices[-1].after), before, self.mask_cost())
             decision = TAKE if faster > PAYS and not slices[-1].left else LEAVE
-            stopped = self.group.asked_anywhere(f"slice {done} {len(slices)}")
+            stopped = self.group.asked_anywhere(f"slice {done} {number}")
             if stopped:
                 decision = KEEP if decision == TAKE else LEAVE
             elif self.auto and spent + seconds <= limit:
@@ -351,8 +351,10 @@ class Lessons:
                 if remaining / max(faster, 1.0) - remaining / hoped >= seconds:
                     decision = MORE
             # times differ from rank to rank: rank 0 decides
-            said = self.group.store.broadcast(f"decision {done} {len(slices)}", f"{decision} {faster}").split()
+            said = self.group.store.broadcast(f"decision {done} {number}", f"{decision} {faster}").split()
             decision, faster = said[0], float(said[1])
+            if decision != MORE:
+                break
         outcome.gain, taken = round(faster, 3), decision == TAKE
         if taken:
             self.take()

@@ -12,7 +12,7 @@ from typing import Any
 
 from lopa_dist.config import TaskConfig
 from lopa_dist.encodable import json_line
-from lopa_dist.jobs.folder.journal import TRIED, Journal, attempt_of, line_of
+from lopa_dist.jobs.folder.journal import Journal, attempt_of, line_of
 from lopa_dist.jobs.folder.own_parts import note_parts
 from lopa_dist.jobs.folder.part_names import ANSWERS, KEY, part_name
 from lopa_dist.jobs.run.job_input import JobInput
@@ -38,7 +38,7 @@ class Parts:
         job_input: the requests.
         journal: of the run folder.
         attempt: the number of the attempt that runs.
-        done: 1 for each request that earlier attempts have finished; earlier errors count only for these.
+        done: 1 for each request that earlier attempts have finished; their entries count only for these.
     """
 
     def __init__(
@@ -93,8 +93,7 @@ class Parts:
         for index, entry, where in entries:
             if index < 0 or (self.length[index] and "figures" not in entry):
                 continue  # an answer is worth more than an error
-            lasting = "figures" in entry and TRIED not in entry
-            if lasting or attempt_of(where.part) == self.attempt or self.done[index]:
+            if self.done[index] or entry.get("attempt", attempt_of(where.part)) == self.attempt:
                 self.ended[index] = 1
                 if not self.places or self.places[-1] != where.part:
                     self.places.append(where.part)

@@ -102,12 +102,12 @@ class Encoder:
         copies = Counter(own[0] for own in texts.values())
         for index, own in texts.items():
             item = items[index - first]
-            if self.config.task.truncate and not item.continuations:
-                item, own = self.truncated(index, item, own, tokens)
             try:
                 if item.continuations:
                     requests[index] = self.scored(index, item, own, tokens)
                     continue
+                if self.config.task.truncate:
+                    item, own = self.truncated(index, item, own, tokens)
                 request = self.request(index, item, own, tokens)
                 if self.beginnings:
                     cut = self.beginnings.cut(request.prompt, request.prefix, copies[own[0]])
@@ -194,6 +194,8 @@ class Encoder:
             whole = tokens[both]
             gone = max(len(whole) - most, 0)  # tokens too many
             self.check_tokens(whole, "the text")
+            if whole == (tokens[before] if before.text else []):
+                raise Refusal("the continuation has no token of its own in this model's vocabulary; give it a word")
             # the two are tokenized together, so a token may reach across their border
             cut = max(0, min(len(tokens[before]), len(whole) - 1)) if before.text else 0
             if not before.text:

@@ -324,9 +324,13 @@ def test_a_later_slice_that_a_stop_breaks_off_does_not_hide_what_is_known(
         found = measure(trainer, answers, leave)
         return found and replace_counts(found, trainer.measurements)
 
+    asked: list[str] = []
+    ask = Group.asked_anywhere
+    monkeypatch.setattr(Group, "asked_anywhere", lambda group, name: (asked.append(name), ask(group, name))[1])
     monkeypatch.setattr(Trainer, "measure", measured)
     with pytest.raises(Stopped):
         run(learning(tmp_path, "auto"), tmp_path / "run", ONE, stop)
+    assert len(asked) == len({*asked}) > 0, "ranks would take an earlier slice's answer for this one's"
     [lesson] = json.loads((tmp_path / "run" / "report.json").read_text())["lessons"]
     assert lesson["problem"] == (lessons.KEPT if kept else lessons.STOPPED)
     assert lesson["accepted"] == accepted

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 from lopa_dist.checks import UserError
-from lopa_dist.config import TaskConfig, check_files
+from lopa_dist.config import JobConfig, TaskConfig, check_files
 from lopa_dist.jobs.commands.shards import merge_shards
-from lopa_dist.jobs.folder import part_names
+from lopa_dist.jobs.folder import own_parts, part_names
+from lopa_dist.jobs.folder.journal import Location
 from lopa_dist.jobs.run import job, parts
 from lopa_dist.jobs.run.job import run
 from lopa_dist.jobs.show.report import read_report
@@ -108,6 +112,43 @@ def test_parts_of_another_job_are_not_mixed_with_new_ones(tmp_path: Path) -> Non
     with pytest.raises(UserError, match=r"part-00000\.jsonl to part-00002\.jsonl there is not of this job"):
         run(config(task(tmp_path)), tmp_path / "other", World("python"))
     run(config(task(tmp_path)), tmp_path / "run", World("python"))  # its own are
+
+
+def test_a_job_that_starts_over_replaces_its_own_parts(tmp_path: Path) -> None:
+    run(config(task(tmp_path)), tmp_path / "run", World("python"))
+    anew = replace(config(task(tmp_path, ROWS[:6])), job=JobConfig(resume="new"))
+    run(anew, tmp_path / "run", World("python"))
+    assert [len(part) for part in read(tmp_path)] == [4, 2]
+    assert (tmp_path / "run" / "journal.old" / "settings.json").exists()
+
+
+@pytest.mark.parametrize("note", ["", "[]", "{}", '{"output": 3}'])
+def test_a_damaged_note_of_parts_is_none(tmp_path: Path, note: str) -> None:
+    (tmp_path / "journal").mkdir()
+    (tmp_path / "journal" / "parts.json").write_text(note)
+    assert own_parts.parts_written(tmp_path, "a/part-*.csv") == 0
+    own_parts.note_parts(tmp_path, "a/part-*.csv", 2)
+    assert own_parts.parts_written(tmp_path, "a/part-*.csv") == 2
+    (tmp_path / "journal" / "parts.json").write_text(json.dumps({"output": part_names.place_of("a/part-*.csv")}))
+    assert own_parts.parts_written(tmp_path, "a/part-*.csv") == 0
+
+
+def test_an_answer_that_is_generated_again_is_in_no_part_before(tmp_path: Path) -> None:
+    """Its verdict is missing, or it lacks its format and may have more tries."""
+    job_input = MagicMock(rejected=bytearray(5))
+    job_input.__len__.return_value = 5
+    entries = [
+        (0, {"figures": {}}, Location(tmp_path / "001-000.jsonl", 0, 1)),
+        (1, {"figures": {}, "unjudged": True}, Location(tmp_path / "001-000.jsonl", 1, 1)),
+        (2, {}, Location(tmp_path / "001-000.jsonl", 2, 1)),  # an error
+        (3, {"figures": {}, "attempt": 1}, Location(tmp_path / "002-000.jsonl", 0, 1)),  # judged again
+        (4, {"figures": {}}, Location(tmp_path / "002-000.jsonl", 1, 1)),
+    ]
+    journal: Any = SimpleNamespace(entries_of=lambda ids, read_to: iter(entries))
+    made = parts.Parts(task(tmp_path), tmp_path, job_input, journal, 2, bytearray([1, 0, 0, 0, 0]))
+    made.read()
+    made.thread.close()
+    assert list(made.ended) == [1, 0, 0, 0, 1]
 
 
 def test_a_failure_waits_for_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:

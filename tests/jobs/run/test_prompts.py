@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from lopa_dist.config import Config, ModelOptions, TaskConfig, composed
@@ -98,6 +98,21 @@ def test_white_space_before_a_continuation_is_the_prompt_s(embedded_tokenizer: P
         assert isinstance(request, Request)
         counts.append(len(request.scored[0][0].answer))
     assert counts[1] > counts[0]
+
+
+@pytest.mark.parametrize(("before", "text"), [("Tom has", " "), (None, " "), (" ", "  ")])
+def test_a_continuation_without_a_token_is_that_request_s_error(
+    embedded_tokenizer: PreTrainedTokenizerFast, before: str | None, text: str
+) -> None:
+    """A tokenizer may drop white space: the prompt's own last token would be scored, or nothing."""
+    words = copy.deepcopy(embedded_tokenizer)
+    words.backend_tokenizer.normalizer = normalizers.Strip()
+    encoder = Encoder(Config(model=ModelOptions(chat_template="never")), WORDS, words)
+    after = None if before is None else Item("a", prompt=before)
+    item = Item("a", prompt="", continuations=(Continuation(text, text, after), Continuation("Tom", "Tom", after)))
+    request = encoder.encode(0, item)
+    assert isinstance(request, Rejection)
+    assert "no token of its own" in request.message
 
 
 TURNS = [
@@ -302,6 +317,23 @@ def test_a_prompt_that_is_too_long_is_cut_where_that_is_wished(
     assert encoder.warnings()[-1].endswith(f"cut (task.truncate={side}: at their {where}): 2")
     plain = Encoder(replace(config, task=composed([]).task), small, embedded_tokenizer)
     assert isinstance(plain.encode(0, items[0]), Rejection)
+
+
+def test_a_template_that_refuses_what_is_left_of_a_prompt_costs_no_other_request(
+    embedded_tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    strict = copy.deepcopy(embedded_tokenizer)
+    strict.chat_template = (
+        "{% if messages[-1]['content'][:3] != 'Tom' %}{{ raise_exception('say Tom first') }}{% endif %}"
+        "{{ messages[-1]['content'] }}"
+    )
+    config = replace(composed(["task.truncate=left"]), decode=DecodeConfig(max_new_tokens=32))
+    encoder = Encoder(config, replace(SMALL, max_positions=64, vocab_size=496, mask_id=1), strict)
+    items = [Item("a", messages=[{"role": "user", "content": "Tom" + " has 3 coins ." * 30}]), Item("b", "Tom")]
+    cut, other = encoder.encode_all(0, items)
+    assert isinstance(cut, Rejection)
+    assert "say Tom first" in cut.message
+    assert isinstance(other, Request)
 
 
 def test_messages_that_a_template_leaves_out_are_told(embedded_tokenizer: PreTrainedTokenizerFast) -> None:
