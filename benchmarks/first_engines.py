@@ -21,7 +21,8 @@ from benchmarks.first_texts import agreement
 from benchmarks.gpu_shapes import CPU, GRAPHS
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
-from lopa_dist.engine.lookahead import Choice, LookaheadPolicy
+from lopa_dist.engine.forecast import Choice
+from lopa_dist.engine.lookahead import LookaheadPolicy
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request, request_key
 from lopa_dist.engine.static_runner import StaticRunner

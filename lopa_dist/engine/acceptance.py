@@ -9,7 +9,7 @@ from lopa_dist.decode.config import MOST_DRAFTS
 from lopa_dist.ragged import Ints
 
 DECAY = 0.998  # counts of drafts are multiplied by this in each step
-MOST_EXPECTED = 64  # steps that are expected, before they are added to the counts
+MOST_WAITING = 64  # steps that wait to be added to the counts
 HOPE = 0.8  # probability that a draft is accepted, before any draft was tried
 
 
@@ -17,49 +17,45 @@ class Acceptance:
     """How far chains of drafts were accepted, by depth; older steps count less."""
 
     def __init__(self, deepest: int = MOST_DRAFTS, hope: float = HOPE) -> None:
-        self.hope = hope  # probability that a draft is accepted, before any draft was tried
+        self.hope = hope
         self.tried, self.accepted, self.drafted, self.room = np.zeros((4, deepest))
         self.asked: dict[int, list[float]] = {}  # what `ends` returned since the last count
         self.lengths: NDArray[np.float64] | None = None  # what `length` returned since then, by room
-        self.expected: list[tuple[NDArray[np.float64], Ints, Ints]] = []  # steps that are not in the counts yet
+        self.waiting: list[tuple[NDArray[np.float64], Ints, Ints]] = []  # steps that are not in the counts yet
 
-    def count(self, drafts: Ints, accepted: Ints, room: Ints | None = None) -> None:
+    def count(self, drafts: Ints, accepted: Ints, room: Ints) -> None:
         """Count a step.
 
         Args:
             drafts: ``[S]`` drafts of each sequence.
             accepted: ``[S]`` how many of them were accepted.
             room: ``[S]`` drafts that each chain had room for. If a chain has fewer, no source was sure enough of
-                another, and the step counts as if the next draft had been rejected. None: as many as it has.
+                another, and the step counts as if the next draft had been rejected.
         """
-        self.forget()
-        depth = np.arange(len(self.tried))
-        open_ = depth < (drafts if room is None else room)[:, None]
-        self.tried = DECAY * self.tried + (open_ & (depth <= accepted[:, None])).sum(0)
-        self.accepted = DECAY * self.accepted + (depth < accepted[:, None]).sum(0)
-        self.drafted = DECAY * self.drafted + (depth < drafts[:, None]).sum(0)
-        self.room = DECAY * self.room + open_.sum(0)
+        ends = np.zeros((len(drafts), len(self.tried) + 1))
+        ends[np.arange(len(drafts)), accepted] = 1.0
+        self.expect(ends, drafts, room)
 
     def expect(self, ends: NDArray[np.float64], drafts: Ints, room: Ints) -> None:
-        """Count a step as it is expected to end, whether or not it is run; `take_expected` adds it to the counts.
+        """Count a step as it is expected to end, whether or not it is run.
 
         Args:
             ends: ``[S, D + 1]`` probabilities that the accepted part of each sequence's chain ends at each depth.
             drafts, room: as in `count`.
         """
         self.forget()
-        self.expected.append((ends, drafts, room))
-        if len(self.expected) == MOST_EXPECTED:  # with a fixed number of drafts, `ends` is seldom called
-            self.take_expected()
+        self.waiting.append((ends, drafts, room))
+        if len(self.waiting) == MOST_WAITING:  # with a fixed number of drafts, `ends` is seldom called
+            self.add_waiting()
 
-    def take_expected(self) -> None:
-        """Add the expected steps to the counts, all at once."""
-        if not self.expected:
+    def add_waiting(self) -> None:
+        """Add the steps that wait to the counts, all at once."""
+        if not self.waiting:
             return
-        age = np.arange(len(self.expected))[::-1].repeat([len(drafts) for _, drafts, _ in self.expected])
-        keep, weight = DECAY ** len(self.expected), DECAY ** age[:, None]
-        ends, drafts, room = (np.concatenate(parts) for parts in zip(*self.expected, strict=True))
-        self.expected.clear()
+        age = np.arange(len(self.waiting))[::-1].repeat([len(drafts) for _, drafts, _ in self.waiting])
+        keep, weight = DECAY ** len(self.waiting), DECAY ** age[:, None]
+        ends, drafts, room = (np.concatenate(parts) for parts in zip(*self.waiting, strict=True))
+        self.waiting.clear()
         reached = ends[:, ::-1].cumsum(1)[:, ::-1]
         depth = np.arange(len(self.tried))
         open_ = depth < room[:, None]
@@ -76,7 +72,7 @@ class Acceptance:
         """
         if drafts in self.asked:
             return self.asked[drafts]
-        self.take_expected()
+        self.add_waiting()
         tried = self.tried.sum()
         share = self.accepted.sum() / tried if tried else self.hope  # expected where few drafts were tried
         rates = (self.accepted + share) / (self.tried + 1)
@@ -87,7 +83,7 @@ class Acceptance:
     def length(self, room: int) -> float:
         """Return how many drafts a chain with room for `room` drafts has on average."""
         if self.lengths is None:
-            self.take_expected()
+            self.add_waiting()
             self.lengths = np.append(0.0, ((self.drafted + 1) / (self.room + 1)).cumsum())
         return float(self.lengths[min(room, len(self.lengths) - 1)])
 

@@ -6,6 +6,7 @@ from copy import copy
 from typing import NamedTuple
 
 from lopa_dist.engine.acceptance import Acceptance
+from lopa_dist.engine.forecast import Forecast
 from lopa_dist.engine.lookahead import LookaheadPolicy
 
 
@@ -31,32 +32,30 @@ def gain(policy: LookaheadPolicy, after: Rates, before: Rates | None = None, mas
     """
     if not after.chains:
         return 1.0
-    present = with_rates(policy, before) if before and before.chains else policy
-    other = with_rates(policy, after)
+    own = policy.forecast
+    present = with_rates(own, before) if before and before.chains else own
+    other = with_rates(own, after)
     other.masks = True
-    if policy.auto and policy.times.all.points:
-        now, as_dear = fastest(present), fastest(other)
+    if policy.auto and own.times.all.points:
+        now, as_dear = present.fastest(policy.sequences), other.fastest(policy.sequences)
         other.mask_cost = mask_cost
-        return min(fastest(other), as_dear) / now  # dearer rows make nothing faster, whatever noisy times say
-    deepest = policy.most
-    lengths = [sum(d * p for d, p in enumerate(p.acceptance.ends(deepest))) for p in (other, present)]
-    text = sum(d * p for d, p in enumerate(policy.bare.ends(deepest * policy.text)))
+        # dearer rows make nothing faster, whatever noisy times say
+        return min(other.fastest(policy.sequences), as_dear) / now
+    deepest = own.most
+    lengths = [sum(d * p for d, p in enumerate(of.outcomes.helped.ends(deepest))) for of in (other, present)]
+    text = sum(d * p for d, p in enumerate(own.outcomes.bare.ends(deepest * own.text)))
     # a row of the chain, its drafts, and as many masks
     longer = (1 + deepest + deepest * mask_cost) / (1 + 2 * deepest)
-    return (1 + max(lengths[0], text)) / (1 + max(lengths[1] * policy.masks, text)) / longer
+    return (1 + max(lengths[0], text)) / (1 + max(lengths[1] * own.masks, text)) / longer
 
 
-def fastest(policy: LookaheadPolicy) -> float:
-    """Return the expected tokens per second with the best choice."""
-    return max(policy.tokens_a_second(choice, policy.sequences) for choice in policy.choices())
-
-
-def with_rates(policy: LookaheadPolicy, rates: Rates) -> LookaheadPolicy:
-    """Return a copy of a policy whose masks are accepted at these rates."""
-    deepest, shares = policy.most, rates.shares
+def with_rates(forecast: Forecast, rates: Rates) -> Forecast:
+    """Return a copy of a forecast whose masks are accepted at these rates."""
+    deepest, shares = forecast.most, rates.shares
     known = [*shares, *([shares[-1]] * deepest)][:deepest] if shares else [0.0] * deepest
-    other = copy(policy)
-    other.acceptance = acceptance = Acceptance(deepest)
+    other = copy(forecast)
+    other.outcomes = copy(forecast.outcomes)
+    other.outcomes.helped = acceptance = Acceptance(deepest)
     tried = max(rates.chains, 1.0)
     for depth, share in enumerate(known):
         acceptance.tried[depth], acceptance.accepted[depth] = tried, tried * share

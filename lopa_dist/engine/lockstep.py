@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lopa_dist.decode.winner import Winner
 from lopa_dist.engine.agreement import Agreement
-from lopa_dist.engine.lookahead import Choice
+from lopa_dist.engine.forecast import Choice
 from lopa_dist.engine.runner import Prepared, Runner
 from lopa_dist.engine.running_batch import RunningBatch, Step
 from lopa_dist.engine.statistics import Statistics

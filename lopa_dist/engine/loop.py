@@ -254,7 +254,7 @@ class Engine:
             if self.drafter:
                 before = self.statistics.accepted_from.copy()
                 self.drafter.learn(self.statistics)
-                self.lookahead.count(self.statistics.accepted_from - before)
+                self.lookahead.outcomes.accepted(self.statistics.accepted_from - before)
             yield from ended.finished
             for callback in self.meanwhile:
                 callback(self)

@@ -17,8 +17,9 @@ from lopa_dist.decode.winner import Winner
 from lopa_dist.decode.written import Written, record_written, written
 from lopa_dist.engine.chains import Chains
 from lopa_dist.engine.chunked_prefill import ChunkedPrefill
+from lopa_dist.engine.forecast import Choice
 from lopa_dist.engine.kv_pool import KVPool
-from lopa_dist.engine.lookahead import Choice, LookaheadPolicy
+from lopa_dist.engine.lookahead import LookaheadPolicy
 from lopa_dist.engine.request import Generation, Request
 from lopa_dist.engine.runner import Runner
 from lopa_dist.engine.scheduler import Scheduler
@@ -134,7 +135,7 @@ class RunningBatch:
             foresee = self.lookahead.foresees()
             self.host = self.chains.draft(self.state, self.host, choice.worth / 1000, bool(choice.text), foresee)
             if self.chains.expected is not None:
-                self.lookahead.expect(*self.chains.expected)
+                self.lookahead.outcomes.expect(*self.chains.expected)
         ahead = self.lookahead.lookahead(self.chains.ends if self.chains else None)
         if ahead.most_branches is not None:
             self.host = self.state.limit_branches(self.host, ahead.most_branches)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from copy import copy
 from itertools import count
 
 import numpy as np
@@ -12,45 +10,17 @@ import pytest
 from lopa_dist.decode.state import HostState
 from lopa_dist.engine.chains import Chains
 from lopa_dist.engine.config import EngineConfig
-from lopa_dist.engine.drafter import MASKS, drafter_for
-from lopa_dist.engine.gain import Rates, gain
-from lopa_dist.engine.lookahead import (
-    BURST,
-    BURSTS,
-    EXPLORE,
-    FAR,
-    GROUP_SIZES,
-    SELDOM,
-    TRIAL,
-    Choice,
-    LookaheadPolicy,
-)
+from lopa_dist.engine.drafter import drafter_for
+from lopa_dist.engine.forecast import Choice
+from lopa_dist.engine.lookahead import BURST, BURSTS, EXPLORE, FAR, SELDOM, LookaheadPolicy
 from lopa_dist.engine.loop import Engine
-from lopa_dist.engine.step_times import Kind, TimesByKind
+from lopa_dist.engine.step_times import Kind
 from lopa_dist.engine.work import Work
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Solo
 from lopa_dist.rows.lookahead import Lookahead
 from tests.engine.test_acceptance import accepted
 from tests.engine.test_causal import causal, requests_of, texts
-
-
-def test_acceptance_and_times_choose() -> None:
-    """Where rows cost nothing, many masks; where time goes with rows and drafts fail, none."""
-    policy = LookaheadPolicy(causal(drafts="auto", draft_from="masks"))
-    policy.acceptance = accepted(0.9)
-    for rows in (1, 64, 512, 4096, 10**5):
-        policy.times.measured(rows, 1.0)
-    policy.times.fit()
-    best = max(policy.choices(), key=lambda choice: policy.tokens_a_second(choice, 16))
-    assert best[0] == max(GROUP_SIZES)
-    policy.times = TimesByKind()
-    for rows in (1, 64, 512, 4096):
-        policy.times.measured(rows, float(rows))
-    policy.times.fit()
-    policy.acceptance = accepted(0.3)
-    best = max(policy.choices(), key=lambda choice: policy.tokens_a_second(choice, 16))
-    assert best[:2] == (0, 1)
 
 
 def test_a_second_group_stands_where_a_fixed_chain_may_well_end() -> None:
@@ -66,77 +36,19 @@ def test_a_second_group_stands_where_a_fixed_chain_may_well_end() -> None:
     assert has_group.sum(1).tolist() == [1, 1, 1]  # auto knows what a group costs
 
 
-def test_rows_of_all_groups_count_against_masks_that_bring_nothing(small_model: Transformer) -> None:
-    engine = Engine(small_model, causal(drafts=3), Solo(), EngineConfig(max_sequences=3))
-    ran = []
-
-    def look(engine: Engine) -> None:
-        assert engine.ended is not None
-        step, rows = engine.ended.step, engine.ended.rows
-        counts = step.before.drafts + (step.before.branches > 0)
-        ran.append(int(rows.table.rows[rows.table.branch >= 0].sum() - counts.sum()))
-
-    engine.on_step.append(look)
-    list(engine.generate(requests_of(5, 8)))
-    assert 0 < sum(ran) <= engine.lookahead.mask_rows  # masks after an answer's limit are counted, and do not run
-
-
-def test_what_other_masks_would_bring() -> None:
-    """By the tokens of a forward where the number of drafts is fixed, else by this job's acceptance and times."""
-    fixed = LookaheadPolicy(causal(drafts=2, draft_from="masks"))
-    fixed.acceptance = accepted(0.01)
-    assert gain(fixed, Rates([0.9, 0.9], 1000)) == pytest.approx(1 + 0.9 + 0.81, rel=0.05)
-    assert gain(fixed, Rates([], 0)) == 1.0
-    auto = LookaheadPolicy(causal(drafts="auto", draft_from="masks"))
-    auto.acceptance = accepted(0.01)
-    assert gain(auto, Rates([0.9] * 4, 1000)) > 1.5  # no step was measured yet: forwards count
-    for rows in (1, 64, 512, 4096):
-        auto.times.measured(rows, float(rows))
-    auto.times.fit()
-    assert gain(auto, Rates([0.3] * 4, 1000)) == pytest.approx(
-        1.0, abs=0.02
-    )  # where rows cost, such drafts bring nothing
-    auto.times = TimesByKind()
-    for rows in (1, 64, 512, 4096):
-        auto.times.measured(rows, 1.0)
-    auto.times.fit()
-    assert gain(auto, Rates([0.9] * 16, 1000)) > 2
-
-
-@pytest.mark.parametrize("drafts", [8, "auto"])
-def test_masks_that_are_accepted_as_before_bring_nothing(drafts: int | str) -> None:
-    """However a measurement differs from what this job sees; and rows that become dearer cost time."""
-    policy = LookaheadPolicy(causal(drafts=drafts, draft_from="masks"))
-    policy.acceptance = accepted(0.3)
-    for rows in (1, 64):
-        policy.times.measured(rows, 8.0 + rows)
-    policy.times.fit()
-    before = Rates([0.9, 0.85, 0.8], 500)
-    assert gain(policy, before, before) == 1.0
-    assert gain(policy, before, before, 1.5) < 0.99
-    assert gain(policy, Rates([0.95, 0.95, 0.95], 500), before) > 1.05
-    noisy = copy(policy)
-    noisy.times = TimesByKind()
-    for rows in (1, 64):
-        noisy.times.measured(rows, 80.0 - rows)  # on a machine that was busy
-    noisy.times.fit()
-    assert gain(noisy, before, before, 1.5) <= 1.0
-    assert gain(policy, before, Rates([], 0)) > 1.1, "without a measurement before, the job's own rates count"
-
-
 def test_masks_that_take_longer_must_bring_more() -> None:
     """Beside an adapter on a CPU, steps with masks have times of their own; before they have, others' count."""
     alike, adapted = (LookaheadPolicy(causal(drafts="auto"), adapted=adapted) for adapted in (False, True))
     for policy in (alike, adapted):
-        policy.acceptance, policy.bare = accepted(0.8), accepted(0.6)
+        policy.outcomes.helped, policy.outcomes.bare = accepted(0.8), accepted(0.6)
     slow, fast = Kind(adapter=True, text=True), Kind(text=True)
     for rows in (1, 64):
-        adapted.times.measured(rows, 3.0, slow)
+        adapted.forecast.times.measured(rows, 3.0, slow)
     adapted.rank(1)
-    assert adapted.times.of(fast) is adapted.times.of(slow)
+    assert adapted.forecast.times.of(fast) is adapted.forecast.times.of(slow)
     for policy in (alike, adapted):
         for rows in (1, 64):
-            policy.times.measured(rows, 1.0, fast)
+            policy.forecast.times.measured(rows, 1.0, fast)
         policy.rank(1)
     assert alike.ranked[0].masks > 0
     assert adapted.ranked[0].masks == 0
@@ -146,13 +58,13 @@ def test_masks_that_take_longer_must_bring_more() -> None:
 
 def test_drafting_from_text_must_bring_more_than_it_takes_the_host() -> None:
     policy = LookaheadPolicy(causal(drafts="auto", draft_from="text"))
-    policy.bare = accepted(0.05)
+    policy.outcomes.bare = accepted(0.05)
     for rows in (1, 64):
-        policy.times.measured(rows, 1.0, Kind(text=True))
+        policy.forecast.times.measured(rows, 1.0, Kind(text=True))
     policy.rank(1)
     assert policy.ranked[0].text == 1
     for rows in (1, 64):
-        policy.times.measured(rows, 0.9, Kind())
+        policy.forecast.times.measured(rows, 0.9, Kind())
     policy.rank(1)
     assert policy.ranked[0].text == 0
 
@@ -167,7 +79,7 @@ def test_steps_of_other_kinds_are_timed_apart() -> None:
             policy.begin(Lookahead(masks), host, chunk=False)
             policy.rows = rows
         counted = {kind: {rows for last in times.last.values() for rows, _ in last}
-                   for kind, times in policy.times.times.items()}  # fmt: skip
+                   for kind, times in policy.forecast.times.times.items()}  # fmt: skip
         apart = {Kind(True, True): {10}, Kind(False, True): {20}}
         assert counted == (apart if adapted else {Kind(False, True): {10, 20}}) | {Kind(): {30}}
 
@@ -176,32 +88,17 @@ def test_other_kinds_of_steps_are_tried_for_a_few_steps() -> None:
     """All of them at first, so that a first bad measurement does not decide; later those that may be the best."""
     policy = LookaheadPolicy(causal(drafts="auto"), adapted=True)
     host = HostState._make(np.ones((len(HostState._fields), 1), np.int64))
-    policy.acceptance, policy.bare = accepted(0.9), accepted(0.6)
+    policy.outcomes.helped, policy.outcomes.bare = accepted(0.9), accepted(0.6)
     chosen = []
     for _ in range(1200):
         policy.choice = policy.propose(host)
-        chosen.append(policy.kind_of(policy.choice.masks, policy.choice.text))
-        policy.times.measured(1, 1.0, chosen[-1])
+        chosen.append(policy.forecast.kind_of(policy.choice.masks, policy.choice.text))
+        policy.forecast.times.measured(1, 1.0, chosen[-1])
     usual = max(set(chosen), key=chosen.count)
     tried = [step for step, kind in enumerate(chosen, 1) if kind != usual]
     for first in (*BURSTS, 2 * SELDOM * EXPLORE):
         assert set(range(first, first + BURST)) <= set(tried)
     assert len(tried) < 0.05 * len(chosen)
-
-
-def test_an_answer_begins_and_ends() -> None:
-    """Its first step has no drafts, and its last may bring few tokens: the shorter it is, the more that counts."""
-    policy = LookaheadPolicy(causal(drafts="auto", draft_from="masks"))
-    policy.acceptance = accepted(0.999)
-    for rows in (1, 10**5):
-        policy.times.measured(rows, 200.0 + rows)
-    policy.times.fit()
-    best = []
-    for length in (6, 1000):
-        policy.lengths = [1, length]
-        assert policy.tokens_a_second(Choice(0, 1), 16) == pytest.approx(16 / policy.times.of(Kind()).expected(16))
-        best.append(max(policy.choices(), key=lambda choice: policy.tokens_a_second(choice, 16)))
-    assert 0 < best[0][0] < best[1][0]
 
 
 def test_a_step_s_time_counts_for_its_rows(small_model: Transformer) -> None:
@@ -224,40 +121,12 @@ def host(sequences: int) -> HostState:
     return HostState._make([np.ones(sequences, np.int64)] * len(HostState._fields))
 
 
-def test_masks_are_useless_by_what_they_brought_in_all_generations() -> None:
-    """A policy may be older than the engine that has it (`LLM`), or younger (after a lesson)."""
-
-    def generation(policy: LookaheadPolicy, accepted: int) -> bool:
-        policy.start()
-        for _ in range(TRIAL // 128 + 1):
-            policy.begin(Lookahead(2), host(64), chunk=False)
-        policy.count(Counter({MASKS: accepted}))
-        return policy.useless()
-
-    policy = LookaheadPolicy(causal(drafts=2))
-    assert [generation(policy, 200), generation(policy, 0), generation(policy, 0)] == [False] * 3
-    assert generation(LookaheadPolicy(causal(drafts=2)), 0)
-
-
-def test_every_step_s_drafts_are_counted_once_also_by_a_policy_of_an_earlier_engine(small_model: Transformer) -> None:
-    """Those of a generation's last step, too; `LLM` has an engine for each call."""
-    engines = [Engine(small_model, causal(drafts=2), Solo(), EngineConfig(2)) for _ in range(3)]
-    for earlier, engine in zip([None, *engines], engines, strict=False):
-        if earlier:
-            engine.take_over(earlier)
-        for _ in range(2):
-            list(engine.generate(requests_of(3, 2)))
-    accepted = [engine.statistics.accepted_from[MASKS] for engine in engines]
-    assert all(accepted)
-    assert engines[-1].lookahead.from_masks == sum(accepted)
-
-
 def test_the_time_between_two_generations_is_no_step_s(small_model: Transformer) -> None:
     engine = Engine(small_model, causal(drafts="auto"), Solo(), EngineConfig(2))
     seconds: list[float] = []
     clock, policy = count(), engine.lookahead
     policy.clock = lambda: float(next(clock))
-    policy.times.measured = lambda rows, passed, kind=None: seconds.append(passed)  # type: ignore[method-assign]
+    policy.forecast.times.measured = lambda rows, passed, kind=None: seconds.append(passed)  # type: ignore[method-assign]
     for _ in range(2):
         list(engine.generate(requests_of(3, 2)))
         clock = count(1000)
@@ -303,21 +172,10 @@ def test_a_job_comes_back_to_text(small_model: Transformer, sequences: int) -> N
     engine = Engine(small_model, causal(drafts="auto", draft_from="text"), Solo(), EngineConfig(sequences))
     engine.lookahead.clock = iter(np.arange(0, 1e5, 1.0)).__next__  # every step takes as long: rows cost nothing
     for _ in range(600):
-        engine.lookahead.bare.count(np.array([4]), np.array([0]), np.array([8]))
+        engine.lookahead.outcomes.bare.count(np.array([4]), np.array([0]), np.array([8]))
     assert engine.drafter
     for request in requests:
         engine.drafter.remember([*request.prompt, *plain[request.index]])
     found = {g.request.index: g.tokens for g in engine.generate(requests)}
     assert found == plain
     assert engine.statistics.accepted_from.total() > sum(map(len, plain.values())) / 3
-
-
-@pytest.mark.parametrize("drafts", [8, "auto"])
-def test_text_that_is_never_right_does_not_hide_what_masks_would_gain(drafts: int | str) -> None:
-    policy = LookaheadPolicy(causal(drafts=drafts), masks=False)
-    ends = np.zeros((4, policy.most + 1))
-    ends[:, 0] = 1
-    for _ in range(300):
-        policy.expect(ends, np.ones(4, np.int64), np.full(4, policy.most))
-        assert len(policy.bare.expected) <= 64
-    assert gain(policy, Rates([0.75] * policy.most, 1000.0)) > 3

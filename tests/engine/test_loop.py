@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
-from lopa_dist.engine.lookahead import Choice
+from lopa_dist.engine.forecast import Choice
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Generation, Request, request_key
 from lopa_dist.engine.runner import Prepared, Runner

@@ -13,7 +13,8 @@ from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine import memory
 from lopa_dist.engine.buckets import bucket
 from lopa_dist.engine.config import EngineConfig
-from lopa_dist.engine.lookahead import Choice, LookaheadPolicy
+from lopa_dist.engine.forecast import Choice
+from lopa_dist.engine.lookahead import LookaheadPolicy
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.memory import MOST_ROWS
 from lopa_dist.engine.sizes import longest_sequence, most_rows, tile_rows, usual_forward, usual_predictions

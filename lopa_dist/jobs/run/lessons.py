@@ -398,7 +398,7 @@ class Lessons:
 
         The times of steps know it once the engine drafts with an adapter.
         """
-        if self.engine.device.type != "cpu" or self.engine.lookahead.adapted:
+        if self.engine.device.type != "cpu" or self.engine.lookahead.forecast.adapted:
             return 1.0
         return 1 + more_arithmetic(self.model, self.config.learn.rank)
 
