@@ -168,7 +168,7 @@ def head(device: torch.device, shape: ModelConfig, rows: int, rule: str = "neg_e
     real = rows - 3
     count = torch.tensor([real], dtype=torch.int32, device=device)
     spoilt = torch.where(torch.arange(rows, device=device)[:, None] < real, hidden, torch.nan)
-    records = record_head(spoilt, weight, shape.mask_id, keys, sampling, rows=count, runner_up=second)[:real]
+    records = record_head(spoilt, weight, shape.mask_id, keys, sampling, rows=count, second_choices=second)[:real]
     logits = torch.cat([part.double() @ weight.double().T for part in hidden[:real].split(64)])
     logits[:, shape.mask_id] = -torch.inf
     logits /= sampling.temperature or 1

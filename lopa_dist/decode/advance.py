@@ -67,7 +67,8 @@ def advance(state: State, winner: Winner) -> Window:
     is_eos = state.is_eos(token) & inside
     if scope.from_prompt:
         is_eos &= span >= state.known[:, None]
-    final = running if edit is None else settled(state, masked_before, edit.replaced)  # what is filled now stays
+    # where this step's tokens are not edited later
+    final = running if edit is None else settled(state, masked_before, edit.replaced)
     has_eos = is_eos.any(1)
     state.eos |= has_eos if edit is None else has_eos & final
 

@@ -19,6 +19,14 @@ DRAFTING = Reader(lambda config: config.causal and config.drafts, "causal models
 LOOKAHEAD = frozenset({"branches", "drafts", "draft_from"})  # the settings of lookahead on causal models
 
 
+def record_size(second_choices: bool) -> int:
+    """Return how many numbers a record has: token, probability and confidence; of a second choice token, probability.
+
+    A second choice is the token that would be chosen without the first.
+    """
+    return 5 if second_choices else 3
+
+
 def text_settings(decode: Mapping[str, Any]) -> dict[str, Any]:
     """Return those settings of a `DecodeConfig`, given as a dict, that texts depend on.
 
@@ -255,7 +263,7 @@ class DecodeConfig:
     @property
     def record_size(self) -> int:
         """How many numbers a record has (`Records`)."""
-        return 5 if self.second_choices else 3
+        return record_size(self.second_choices)
 
     @property
     def max_edits(self) -> int:

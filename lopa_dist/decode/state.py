@@ -46,7 +46,9 @@ class Records:
 
     def __init__(self, packed: Tensor, drafts: Records | None = None) -> None:
         self.packed = packed
-        self.drafts = drafts  # [S, K x m] what is predicted at each draft in the context of those before it
+        # masked models: [S, K x m] what is predicted at each draft in the context of those before it. Causal models:
+        # [S, K, D, n] what the n masks after each row predict (`rules.causal.verify`)
+        self.drafts = drafts
 
     @cached_property
     def token(self) -> Tensor:

@@ -17,7 +17,7 @@ class Winner(NamedTuple):
     position: Tensor  # [S, F] int64, where it brings tokens; -1: nothing
     token: Tensor  # [S, F] int64, the tokens there (those of records are int32)
     scores: Tensor | None = None  # [S, K] branch confidences, -inf for branches that did not run (`rules.lopa`)
-    # [S] accepted drafts, whose tokens come first; None: this rule verifies no drafts. If it does, `fill` forces no
+    # [S] accepted drafts, whose tokens come first; None: the rule verifies no drafts. Where it does, `fill` forces no
     # position in a sequence to which the winner brings tokens
     accepted: Tensor | None = None
     accepted_with: Tensor | None = None  # [S, K] drafts that the first 1 .. K branches alone would have brought

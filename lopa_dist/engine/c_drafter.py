@@ -46,8 +46,6 @@ FUNCTIONS = {
     "drafter_verifying": (LONG, (P, LONG, P, P)),
     "drafter_learn": (None, (P, P, P)),
     "drafter_draft_due": (LONG, (P, P, P, P, P, LONG, P, DOUBLE, P, P, P, LONG, INT, P, P)),
-    "drafter_length": (LONG, (P, LONG)),
-    "drafter_tokens": (None, (P, LONG, P)),
     "drafter_chain": (LONG, (P, LONG, P, P)),
 }
 
@@ -205,12 +203,6 @@ class CDrafter(Drafter):
         slots, room, counts, eos = made[: 4 * n].reshape(4, n)
         tokens, change = made[4 * n : (4 + m) * n].reshape(n, m), made[(4 + m) * n : (4 + m + 2 * (2 * m + 2)) * n]
         return Due(slots, room, counts, eos, tokens, ends[:n], change.reshape(2, -1))
-
-    def tokens_of(self, slot: int) -> list[int]:
-        """See `Drafter`."""
-        tokens = np.zeros(self.library.drafter_length(self.own, slot), np.int64)
-        self.library.drafter_tokens(self.own, slot, memory(tokens))
-        return tokens.tolist()
 
     def chain_of(self, slot: int) -> list[tuple[int, float]]:
         """See `Drafter`."""

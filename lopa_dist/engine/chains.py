@@ -70,9 +70,7 @@ class Chains:
         self.drafter.hear(slots, written, counts, self.masks, *(proposed[0] if proposed else ()))
         self.due[slots] = True
 
-    def draft(
-        self, state: State, host: HostState, worth: float, from_text: bool = True, foresee: bool = False
-    ) -> HostState:
+    def draft(self, state: State, host: HostState, worth: float, from_text: bool, foresee: bool) -> HostState:
         """Draft for the sequences that took a step or have just begun, and return what the host knows afterwards.
 
         Args:
@@ -97,7 +95,7 @@ class Chains:
         paths: list[list[list[int]]] = []
         if state.config.branches:
             for number, slot in enumerate(slots.tolist()):
-                free = state.config.max_branches - max(int(host.branches[slot]), 1)  # the others hold second choices
+                free = state.config.max_branches - int(host.branches[slot])  # the others hold second choices
                 wanted = free and made.counts[number]
                 paths.append(drafter.paths(slot, free, masks.of(slot)) if wanted else [])
         if drafter.masks:

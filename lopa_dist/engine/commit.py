@@ -10,6 +10,8 @@ packed buffer.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from lopa_dist.decode import DecodeConfig, HostState
@@ -51,7 +53,7 @@ def commit(
     segment = segments(batch, winner)
     chosen = np.where(kept.anywhere, segment.max(1), segment[np.arange(len(winner)), winner])
     owner = np.where(kept.anywhere | (comm.size == 1), -1, batch.share.owner(winner))
-    store(batch, pool, slot, chosen, kept.token, kept.rows, owner, comm)
+    store(batch, pool, Moves(slot, chosen, kept.place, kept.rows, owner), comm)
 
 
 def segments(batch: ForwardBatch, winner: Ints) -> Ints:
@@ -64,30 +66,22 @@ def segments(batch: ForwardBatch, winner: Ints) -> Ints:
     return segment
 
 
-def store(
-    batch: ForwardBatch,
-    pool: KVPool,
-    slot: Ints,
-    segment: Ints,
-    token: Ints,
-    count: Ints,
-    owner: Ints,
-    comm: Communicator,
-) -> None:
-    """Store the K/V of the first rows of one segment of each sequence.
+class Moves(NamedTuple):
+    """The first rows of one segment of each sequence, whose K/V are stored."""
 
-    Args:
-        batch, pool, comm: as in `commit`.
-        slot: ``[S]`` slots of the sequences.
-        segment: ``[S]`` one segment of each.
-        token: ``[S]`` number, in its sequence, of the token that the segment's first row holds.
-        count: ``[S]`` how many rows to store.
-        owner: ``[S]`` the branch rank that computed them; -1: every rank did.
-    """
-    sequence, number = np.arange(len(count)).repeat(count), ragged_arange(count)
-    rows = np.append(batch.table.start, 0)[segment[sequence]] + number  # those on other ranks are not read
-    slots = pool.slots(slot[sequence], token[sequence] + number)
-    rank_of_row = owner[sequence]
+    slot: Ints  # [S] of the sequence
+    segment: Ints  # [S]
+    place: Ints  # [S] of the token that the segment's first row holds
+    rows: Ints  # [S] how many
+    owner: Ints  # [S] the branch rank that computed them; -1: every rank did
+
+
+def store(batch: ForwardBatch, pool: KVPool, moves: Moves, comm: Communicator) -> None:
+    """Store the K/V of `moves`; the other arguments are those of `commit`."""
+    sequence, number = np.arange(len(moves.rows)).repeat(moves.rows), ragged_arange(moves.rows)
+    rows = np.append(batch.table.start, 0)[moves.segment[sequence]] + number  # those on other ranks are not read
+    slots = pool.slots(moves.slot[sequence], moves.place[sequence] + number)
+    rank_of_row = moves.owner[sequence]
     local = rank_of_row < 0
     if local.any():
         pool.move(rows[local], slots[local])

@@ -542,12 +542,6 @@ int64_t drafter_draft_due(Drafter *d, const uint8_t *due, const int64_t *done, c
 
 /* ---- queries about one sequence ---- */
 
-int64_t drafter_length(const Drafter *d, int64_t slot) { return d->texts[slot]->length; }
-
-void drafter_tokens(const Drafter *d, int64_t slot, int64_t *tokens) {
-    memcpy(tokens, d->texts[slot]->tokens, d->texts[slot]->length * sizeof *tokens);
-}
-
 /* Set what text proposes after the tokens in a slot and n more: at most MOST_VOTERS tokens, and the chance of each.
 Return how many there are. */
 int64_t drafter_proposed(Drafter *d, int64_t slot, const int64_t *more, int64_t n, int64_t *tokens, double *chances) {

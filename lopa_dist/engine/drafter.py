@@ -7,7 +7,8 @@ one prompt, copies from the prompt. A chain is built one draft at a time, and th
 - *text*: what most often followed the last tokens in the answers that this replica has written (`NGrams`;
   SuffixDecoding, arXiv 2411.04975, does this for a server);
 - *own*: what followed the last tokens where they last occurred in the request's own prompt and answer (prompt lookup),
-  and the token as far back as the job's answers so far suggest: the names and numbers of a template (`contexts.py`).
+  and the token a learned distance back: in a template that repeats a name ten tokens later, whatever the name is
+  (`contexts.py`).
 
 All of them vote (`Mixer`). The chance that a vote is right is measured while the job runs: it is the share of earlier
 proposals of the same kind (context and its count; length of the repeated passage; depth and probability of the mask)
@@ -364,10 +365,6 @@ class Drafter:
         found = [(one.token, self.mixer.chance[one.kind]) for one in self.proposals(text)]
         text.cut(length)
         return found
-
-    def tokens_of(self, slot: int) -> list[int]:
-        """Return the tokens of the prompt and the answer in a slot."""
-        return self.texts[slot].tokens
 
     def chain_of(self, slot: int) -> list[tuple[int, float]]:
         """Return the drafts of the chain in a slot, and their chances of being right."""

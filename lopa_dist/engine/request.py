@@ -72,7 +72,7 @@ class Generation:
     forwards: int  # passes through the model, prefill included
     seconds: float
     first_step_seconds: float
-    filled: int  # all tokens in the appended blocks, filler included: what the reference counts
+    filled: int  # all tokens in the appended blocks, filler included, as LoPA's released program counts
     work: Work = field(default_factory=Work)
     written: list[Written] | None = None  # how each token was written, if the request asked
     likelihoods: list[Likelihood] | None = None  # of the texts that the request has scored

@@ -11,11 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lopa_dist.decode.config import record_size
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.memory import short_of_memory
 from lopa_dist.kernels.attention import AttentionKernel, Native
 from lopa_dist.kernels.dispatch import by_torch, in_c, on_device
-from lopa_dist.kernels.record_head import record_head, record_size
+from lopa_dist.kernels.record_head import record_head
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.kernels.segment_attention import Segments
 from lopa_dist.models.fused import AttendCached, Cache, FusedTransformer
@@ -57,11 +58,11 @@ class Runner:
         longest: int,
         tensor: Communicator | None = None,
         plain: frozenset[str] = frozenset(),
-        runner_up: bool = False,
+        second_choices: bool = False,
     ) -> None:
         self.plain = plain  # kernels that run in torch's form
-        self.runner_up = runner_up  # whether records have a second choice
-        self.record_size = record_size(runner_up)
+        self.second_choices = second_choices  # whether records have a second choice
+        self.record_size = record_size(second_choices)
         self.model, self.pool, self.sampling, self.attention = model, pool, sampling, attention
         self.network = network  # the model's layers
         self.device = model.head_weight.device
@@ -177,7 +178,7 @@ class Runner:
         all_keys = batch.heads.predictions.keys
         for sampling, rows in self.by_sampling(prepared):
             keys = None if all_keys is None else all_keys[rows]
-            found = record_head(hidden[rows], weight, mask_id, keys, sampling, self.shard, None, self.runner_up)
+            found = record_head(hidden[rows], weight, mask_id, keys, sampling, self.shard, None, self.second_choices)
             records.index_copy_(0, batch.heads.slots[rows], found)
 
     def by_sampling(self, prepared: Prepared) -> Iterator[tuple[Sampling, Tensor | slice]]:

@@ -79,7 +79,7 @@ class RunningBatch:
     """The running sequences of one `Engine.generate`: their state, their K/V, and the requests that wait for a slot."""
 
     next_requests: NextRequests
-    state: State  # made for all requests that may come, like the four fields after it
+    state: State  # made for the largest requests that may come, like the four fields after it
     pool: KVPool
     runner: Runner
     scheduler: Scheduler
@@ -140,20 +140,14 @@ class RunningBatch:
         if ahead.most_branches is not None:
             self.host = self.state.limit_branches(self.host, ahead.most_branches)
         slots = self.scheduler.choose(self.state, self.host, ahead, waiting)
+        state, before = self.state, self.host
         if slots is not None:
-            ahead = ahead.take(slots)
-        before = self.host if slots is None else self.host.take(slots)
-        state = self.state if slots is None else self.state.take(slots)
-        works: list[Work | None] = [None] * self.state.slots
-        for slot, admission in self.running.items():
-            works[slot] = admission.work
-        if slots is not None:
-            works = [works[slot] for slot in slots.tolist()]
+            ahead, before, state = ahead.take(slots), before.take(slots), state.take(slots)
+        in_step = range(self.state.slots) if slots is None else slots.tolist()
+        works = [self.running[slot].work if slot in self.running else None for slot in in_step]
         prefixes = self.shared_prefixes(slots, before, works)
         self.lookahead.begin(ahead, before, chunk)
-        masks = None
-        if self.chains:
-            masks = self.chains.predicted.copy() if slots is None else self.chains.predicted[slots]
+        masks = self.chains.predicted[[*in_step]] if self.chains else None
         return Step(slots, state, before, prefixes, before, ahead, self.lookahead.propose(before), works, masks)
 
     def compute_chunk(self, waiting: list[int]) -> list[int]:

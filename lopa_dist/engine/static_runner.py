@@ -185,7 +185,7 @@ class Head:
             runner.sampling,
             runner.shard,
             self.rows,
-            runner.runner_up,
+            runner.second_choices,
         )
         self.records.copy_(made)
 
@@ -215,9 +215,9 @@ class StaticRunner(Runner):
         stacked: bool,
         insist: bool,
         plain: frozenset[str] = frozenset(),
-        runner_up: bool = False,
+        second_choices: bool = False,
     ) -> None:
-        super().__init__(model, pool, sampling, attention, network, longest, plain=plain, runner_up=runner_up)
+        super().__init__(model, pool, sampling, attention, network, longest, plain=plain, second_choices=second_choices)
         self.tile_rows, self.in_place = attention.tile_rows, attention.bounded
         self.insist = insist
         self.uncaptured: set[str] = set()  # kinds of graphs of which a capture failed

@@ -85,7 +85,7 @@ class TimesByKind:
         self.times: dict[Kind, StepTimes] = {}
         self.asked: dict[Kind, StepTimes] = {}  # what `of` returned since the last `fit`
 
-    def measured(self, rows: int, seconds: float, kind: Kind = Kind()) -> None:  # noqa: B008
+    def measured(self, rows: int, seconds: float, kind: Kind) -> None:
         """Add the measured time of a step."""
         for times in (self.all, self.times.setdefault(kind, StepTimes())):
             times.measured(rows, seconds)

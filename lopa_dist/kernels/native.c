@@ -567,7 +567,7 @@ static ptrdiff_t greatest(const float *x, ptrdiff_t n, ptrdiff_t without) {
 /* Computes sums [7 or 10, R, C / width] of logits [R, C] from token `low` on, as `record_head._reduce` says; overwrites
 logits and preferences [R, C]. temperature 0: greedy, without keys and preferences. */
 void reduce(float *logits, float *preferences, ptrdiff_t R, ptrdiff_t C, int64_t low, ptrdiff_t width, int64_t mask,
-            float temperature, const int64_t *keys, int margin, int entropy, int runner_up, float *sums, int threads) {
+            float temperature, const int64_t *keys, int margin, int entropy, int second_choices, float *sums, int threads) {
     ptrdiff_t tiles = C / width, step = R * tiles;
     if (R * C < MANY_NUMBERS) threads = 1;
 #pragma omp parallel for num_threads(threads) if (threads > 1)
@@ -604,7 +604,7 @@ void reduce(float *logits, float *preferences, ptrdiff_t R, ptrdiff_t C, int64_t
             sums[4 * step + at] = wished[choice];
             sums[5 * step + at] = x[choice];
             sums[6 * step + at] = (float)(low + t * width + choice);
-            if (runner_up) {
+            if (second_choices) {
                 next = greatest(wished, width, choice);
                 ptrdiff_t of = next < 0 ? 0 : next;
                 sums[7 * step + at] = next < 0 ? -3.40282347e38f : wished[next];
@@ -617,9 +617,9 @@ void reduce(float *logits, float *preferences, ptrdiff_t R, ptrdiff_t C, int64_t
 
 /* Computes records [R, 3 or 5] of all tiles' sums [7 or 10, R, T], as `record_head._records` says. confidence 0:
 probability, 1: margin, 2: negative entropy. */
-void records(const float *sums, ptrdiff_t R, ptrdiff_t T, int confidence, int runner_up, int32_t *out) {
+void records(const float *sums, ptrdiff_t R, ptrdiff_t T, int confidence, int second_choices, int32_t *out) {
     ptrdiff_t step = R * T;
-    for (ptrdiff_t r = 0; r < R; r++, out += runner_up ? 5 : 3) {
+    for (ptrdiff_t r = 0; r < R; r++, out += second_choices ? 5 : 3) {
         const float *tops = sums + r * T, *wished = tops + 4 * step, *logits = tops + 5 * step, *tokens = tops + 6 * step;
         ptrdiff_t choice = greatest(wished, T, -1), first = greatest(tops, T, -1);
         choice = choice < 0 ? 0 : choice;
@@ -639,7 +639,7 @@ void records(const float *sums, ptrdiff_t R, ptrdiff_t T, int confidence, int ru
         if (whole != whole) values[1] = whole;
         out[0] = (int32_t)tokens[choice];
         memcpy(out + 1, values, sizeof values);
-        if (runner_up) { /* the best of the other tiles' choices and this tile's second choice */
+        if (second_choices) { /* the best of the other tiles' choices and this tile's second choice */
             ptrdiff_t other = greatest(wished, T, choice), of = choice;
             const float *rest = tops + 7 * step;
             if (other >= 0 && (wished[other] > rest[choice] || (wished[other] == rest[choice] && other < choice)))

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from lopa_dist.c_library import INT, LONG, REMEDY, F, Function, N, P, Unavailable, cpu, load, memory
+from lopa_dist.decode.config import record_size
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.kernels.segment_attention import Segments
 from lopa_dist.ragged import Ints, ranges
@@ -180,16 +181,16 @@ def rotate_and_store(
 
 
 def reduce(
-    logits: Tensor, low: int, width: int, mask_id: int, keys: Tensor | None, sampling: Sampling, runner_up: bool
+    logits: Tensor, low: int, width: int, mask_id: int, keys: Tensor | None, sampling: Sampling, second_choices: bool
 ) -> Tensor:
     """Compute `kernels.record_head._reduce`; overwrites ``logits [R, C]``."""
     rows, columns = logits.shape
-    sums = logits.new_empty(10 if runner_up else 7, rows, columns // width)
+    sums = logits.new_empty(10 if second_choices else 7, rows, columns // width)
     temperature = sampling.divisor if sampling.temperature > 0 else 0.0
     preferences = torch.empty_like(logits) if temperature else None
     library().reduce(
         logits.data_ptr(), pointer(preferences), rows, columns, low, width, mask_id, temperature, pointer(keys),
-        sampling.confidence == "margin", sampling.confidence == "neg_entropy", runner_up, sums.data_ptr(),
+        sampling.confidence == "margin", sampling.confidence == "neg_entropy", second_choices, sums.data_ptr(),
         torch.get_num_threads(),
     )  # fmt: skip
     return sums
@@ -197,10 +198,12 @@ def reduce(
 
 def records(sums: Tensor, sampling: Sampling) -> Tensor:
     """Compute `kernels.record_head._records`."""
-    runner_up, (rows, tiles) = len(sums) > 7, sums.shape[1:]
+    second_choices, (rows, tiles) = len(sums) > 7, sums.shape[1:]
     sums = sums.contiguous()
-    found = torch.empty(rows, 5 if runner_up else 3, dtype=torch.int32)
-    library().records(sums.data_ptr(), rows, tiles, CONFIDENCES.index(sampling.confidence), runner_up, found.data_ptr())
+    found = torch.empty(rows, record_size(second_choices), dtype=torch.int32)
+    library().records(
+        sums.data_ptr(), rows, tiles, CONFIDENCES.index(sampling.confidence), second_choices, found.data_ptr()
+    )
     return found
 
 

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lopa_dist.decode.config import record_size
 from lopa_dist.kernels import native
 from lopa_dist.kernels.dispatch import fused, in_c
 from lopa_dist.kernels.product import product
@@ -48,7 +49,7 @@ def record_head(
     sampling: Sampling,
     shard: Shard = WHOLE,
     rows: Tensor | None = None,
-    runner_up: bool = False,
+    second_choices: bool = False,
 ) -> Tensor:
     """Return the records of rows.
 
@@ -69,14 +70,14 @@ def record_head(
         shard: which part of the head's weight this is.
         rows: ``[1]`` int32 on the device, how many of the rows are real; None: all. The others' records are
             undefined; the fused form spends no time on them.
-        runner_up: whether the second choice is wanted: the token that would be chosen without the first.
+        second_choices: whether the second choice is wanted: the token that would be chosen without the first.
 
     Returns:
-        ``[H, 3]`` int32: token id, bits of the fp32 probability, bits of the fp32 confidence. With `runner_up`
+        ``[H, 3]`` int32: token id, bits of the fp32 probability, bits of the fp32 confidence. With `second_choices`
         ``[H, 5]``: also the second choice's token id and the bits of its fp32 probability.
     """
     if fused(hidden, "head") and not sampling.filtered:
-        return fused_records(hidden, weight, mask_id, keys, sampling, shard, rows, runner_up)
+        return fused_records(hidden, weight, mask_id, keys, sampling, shard, rows, second_choices)
     # a GPU's library gives a row the same bits if it is always called for whole tiles of logits
     count, extra = len(hidden), -len(hidden) % (ROWS if hidden.is_cuda else ROW_TILE)
     at_once = ROWS_IN_C if in_c(hidden) and not sampling.filtered else ROWS  # filters need whole rows of logits
@@ -85,18 +86,13 @@ def record_head(
     parts = []
     for begin in range(0, len(hidden), at_once):
         own_keys = None if keys is None else keys[begin : begin + at_once]
-        parts.append(_sums(hidden[begin : begin + at_once], weight, mask_id, own_keys, sampling, shard, runner_up))
+        parts.append(_sums(hidden[begin : begin + at_once], weight, mask_id, own_keys, sampling, shard, second_choices))
     if not parts:
-        return torch.empty(0, record_size(runner_up), dtype=torch.int32, device=hidden.device)
+        return torch.empty(0, record_size(second_choices), dtype=torch.int32, device=hidden.device)
     sums = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
     if not sampling.filtered:
         sums = shard.gather(sums).movedim(0, 2).flatten(2)
     return _records(sums, sampling)[:count]
-
-
-def record_size(runner_up: bool) -> int:
-    """Return how many numbers a record has."""
-    return 5 if runner_up else 3
 
 
 def fused_records(
@@ -107,14 +103,14 @@ def fused_records(
     sampling: Sampling,
     shard: Shard = WHOLE,
     rows: Tensor | None = None,
-    runner_up: bool = False,
+    second_choices: bool = False,
 ) -> Tensor:
     """Compute `record_head` with the kernel that multiplies and reduces at once, which has no top-p and top-k."""
     from lopa_dist.kernels.record_head_triton import merged_records, share_sums
 
     vocabulary = len(weight) * shard.size
     shares = SHARES // shard.size if vocabulary % SHARES == 0 else 1
-    sums = share_sums(hidden, weight, shard.rank * len(weight), shares, mask_id, keys, sampling, rows, runner_up)
+    sums = share_sums(hidden, weight, shard.rank * len(weight), shares, mask_id, keys, sampling, rows, second_choices)
     return merged_records(shard.gather(sums).movedim(0, 2).flatten(2), sampling.confidence)
 
 
@@ -125,16 +121,16 @@ def _sums(
     keys: Tensor | None,
     sampling: Sampling,
     shard: Shard,
-    runner_up: bool,
+    second_choices: bool,
 ) -> Tensor:
     """Return running sums ``[7 or 10, R, tiles]`` of this rank's tiles; with filters, of the whole rows as one tile."""
     if sampling.filtered:
         logits = shard.gather(product(rows, weight.t(), in_fp32=True)).transpose(0, 1).flatten(1)
-        return _reduce(logits, 0, logits.shape[1], mask_id, keys, sampling, runner_up)
+        return _reduce(logits, 0, logits.shape[1], mask_id, keys, sampling, second_choices)
     first, parts = shard.rank * len(weight), []
     for low, high, width in tiles(first, first + len(weight), len(weight) * shard.size):
         logits = product(rows, weight[low - first : high - first].t(), in_fp32=True)
-        parts.append(_reduce(logits, low, width, mask_id, keys, sampling, runner_up))
+        parts.append(_reduce(logits, low, width, mask_id, keys, sampling, second_choices))
     return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
 
@@ -155,16 +151,16 @@ def tiles(begin: int, end: int, vocabulary: int) -> Iterator[tuple[int, int, int
 
 
 def _reduce(
-    logits: Tensor, low: int, width: int, mask_id: int, keys: Tensor | None, sampling: Sampling, runner_up: bool
+    logits: Tensor, low: int, width: int, mask_id: int, keys: Tensor | None, sampling: Sampling, second_choices: bool
 ) -> Tensor:
     """Return running sums ``[7, R, tiles]`` of logits ``[R, columns from low]``, in tiles of `width` columns.
 
     These are a tile's greatest and second logit, the sum of exponentials and their first moment, and the preference,
-    logit and token of its choice. With `runner_up` ``[10, R, tiles]``: the last three also of the second choice. All
-    are of the logits after temperature and filters, and never of the mask token.
+    logit and token of its choice. With `second_choices` ``[10, R, tiles]``: the last three also of the second choice.
+    All are of the logits after temperature and filters, and never of the mask token.
     """
     if in_c(logits) and not sampling.filtered:
-        return native.reduce(logits, low, width, mask_id, keys, sampling, runner_up)
+        return native.reduce(logits, low, width, mask_id, keys, sampling, second_choices)
     if sampling.temperature > 0:
         logits = logits / sampling.divisor
     if low <= mask_id < low + logits.shape[1]:
@@ -190,7 +186,7 @@ def _reduce(
     moment = (exponential * shifted).sum(2) if sampling.confidence == "neg_entropy" else top
     token = (starts + choice).float()  # fp32 holds token ids exactly, up to 2^24
     sums = [top, second, exponential.sum(2), moment, preference, best, token]
-    if runner_up:
+    if second_choices:
         others = preferences.scatter(2, choice[..., None], torch.finfo(logits.dtype).min)
         preference, choice = others.max(2)
         sums += [preference, logits.gather(2, choice[..., None])[..., 0], (starts + choice).float()]

@@ -70,17 +70,17 @@ def share_sums(
     keys: Tensor | None,
     sampling: Sampling,
     rows: Tensor | None = None,
-    runner_up: bool = False,
+    second_choices: bool = False,
 ) -> Tensor:
     """Return running sums of shares of the vocabulary, of the kinds that `record_head._reduce` computes for tiles.
 
     Args:
         weight: ``[tokens, d]``, the tokens from id `first` on, in `shares` equal parts, each with sums of its own.
         sampling: the rules, without top-p and top-k.
-        hidden, mask_id, keys, rows, runner_up: as in `record_head`.
+        hidden, mask_id, keys, rows, second_choices: as in `record_head`.
 
     Returns:
-        ``[7, H, shares]`` fp32; ``[10, H, shares]`` with `runner_up`.
+        ``[7, H, shares]`` fp32; ``[10, H, shares]`` with `second_choices`.
     """
     count, size = hidden.shape
     hidden, weight = hidden.contiguous(), weight.contiguous()
@@ -89,14 +89,14 @@ def share_sums(
     chosen = config(count, hidden.dtype, noise, hopper(hidden.device))
     tiles = triton.cdiv(share, chosen.bv)
     rows = every_row(hidden) if rows is None else rows
-    kinds = 10 if runner_up else 7
+    kinds = 10 if second_choices else 7
     parts = hidden.new_empty(kinds, shares * tiles, count, dtype=torch.float32)
     sums = hidden.new_empty(kinds, count, shares, dtype=torch.float32)
     if not count:
         return sums
     wanted = {
         "MOMENT": sampling.confidence == "neg_entropy", "SECOND": sampling.confidence == "margin", "NOISE": noise,
-        "RUNNER_UP": runner_up,
+        "RUNNER_UP": second_choices,
     }  # fmt: skip
     row_tiles = triton.cdiv(count, chosen.bm)
     tile_sums_kernel[(row_tiles * shares * tiles,)](

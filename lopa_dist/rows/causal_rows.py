@@ -43,7 +43,7 @@ from lopa_dist.decode.state import HostState, Records, State
 from lopa_dist.ragged import Ints, begins, padded, ragged_arange
 from lopa_dist.rows import c_shape
 from lopa_dist.rows.forward_batch import ChainCells, ForwardBatch, Heads, Predictions, RowTable
-from lopa_dist.rows.lookahead import NO_LOOKAHEAD, Lookahead
+from lopa_dist.rows.lookahead import Lookahead
 from lopa_dist.rows.prefill import Prefill, SharedPrefixes, prefill_segments
 from lopa_dist.rows.row_maker import Kept, Structures, keep
 from lopa_dist.rows.share import Share
@@ -300,15 +300,15 @@ class CausalRows:
         state: State,
         host: HostState,
         share: Share,
-        prefixes: SharedPrefixes | None = None,
-        lookahead: Lookahead = NO_LOOKAHEAD,
-        structures: Structures | None = None,
+        prefixes: SharedPrefixes | None,
+        lookahead: Lookahead,
+        structures: Structures,
     ) -> ForwardBatch:
         """Lay out this rank's share of the next forward: all but some of the branches beside the chain."""
         config = state.config
         counts, prefill = row_counts(host, lookahead), prefill_segments(config, host, prefixes)
         made = lookahead.blocks, *(x.tobytes() for x in (host.branches, host.drafts, counts.masks))
-        shape = None if prefill or structures is None else structures.get(made)
+        shape = None if prefill else structures.get(made)
         new = shape is None
         if shape is None:
             shape = shape_of(config, host, share, lookahead, prefill, counts)
@@ -328,7 +328,7 @@ class CausalRows:
         )  # fmt: skip
         if new:
             shape.on_device.update({name: on[name] for name in shape.indices})
-            if structures is not None and not prefill and total <= MOST_KEPT_ROWS:
+            if not prefill and total <= MOST_KEPT_ROWS:
                 keep(structures, made, shape, MOST_STRUCTURES)
         of_shape = shape.on_device
         tokens = state.canvas.view(-1).index_select(0, on["canvas_cells"])

@@ -30,7 +30,7 @@ def keep(structures: Structures, key: tuple[object, ...], made: Any, most: int) 
 class Kept(NamedTuple):
     """The rows whose K/V are kept for good: the first ones of a segment of each sequence's winner."""
 
-    token: Ints  # [S] number, in its sequence, of the token that the segment's first row holds
+    place: Ints  # [S] of the token that the segment's first row holds
     rows: Ints  # [S] how many rows
     anywhere: NDArray[np.bool_]  # [S] whether every branch has the same, so that each rank keeps what it computed
 

@@ -18,10 +18,10 @@ from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.state import HostState, Records, State, wanted_count
 from lopa_dist.ragged import Ints
 from lopa_dist.rows.forward_batch import ForwardBatch, Heads, Predictions, RowTable, Windows
-from lopa_dist.rows.lookahead import NO_LOOKAHEAD, Lookahead
+from lopa_dist.rows.lookahead import Lookahead
 from lopa_dist.rows.prefill import SharedPrefixes
 from lopa_dist.rows.row_maker import Kept, Structures, keep
-from lopa_dist.rows.share import ALONE, Share
+from lopa_dist.rows.share import Share
 from lopa_dist.rows.structure import Kind, Structure, block_begins, make_structure, row_span
 from lopa_dist.staging import to_device, together
 
@@ -45,10 +45,10 @@ class WindowRows:
         self,
         state: State,
         host: HostState,
-        share: Share = ALONE,
-        prefixes: SharedPrefixes | None = None,
-        lookahead: Lookahead = NO_LOOKAHEAD,
-        structures: Structures | None = None,
+        share: Share,
+        prefixes: SharedPrefixes | None,
+        lookahead: Lookahead,
+        structures: Structures,
     ) -> ForwardBatch:
         """Lay out this rank's share of the next forward.
 
@@ -56,7 +56,7 @@ class WindowRows:
         complete blocks, whose K/V are the same in every branch.
         """
         device, block_begin = state.canvas.device, block_begins(state.config, host)
-        structure = self.find_structure(state, host, share, prefixes, {} if structures is None else structures)
+        structure = self.find_structure(state, host, share, prefixes, structures)
         sequence, first = structure.sequence, structure.first + block_begin[structure.sequence]
         begin, stop = structure.begin + block_begin, structure.stop + block_begin
         shared = host.prompt[sequence] + first  # 0 if the first row is the prompt's first
@@ -263,6 +263,7 @@ def shapes(config: DecodeConfig, host: HostState) -> Iterator[tuple[int, ...]]:
         strict=True,
     ):
         begin = complete - complete % config.block_size  # see `block_begins`
-        # a prompt that waits has -1: in blocks of one token, its distance to the window is that of a committed block
+        # `committed` is -1 where a prompt waits; where blocks have one token, distances alone do not tell it from a
+        # committed block
         known = committed < 0, committed > 0, committed - begin, complete - begin, end - begin, suffix
         yield (branches, drafts, wanted, first, *known) if branches else ()

@@ -43,15 +43,16 @@ def verify(state: State, records: Records) -> Winner:
             ``[S, K, D, n]`` is what the n masks after each of these rows predict; without a mask, the token is -1.
 
     Returns:
-        The verified tokens, up to the first end-of-text and the answer's limit. A prediction that is not a number is
-        brought alone, in a step of its own, where it ends the sequence: the text before it may end at a stop string.
+        The verified tokens, up to the first end-of-text and the answer's limit. If a prediction is not a number, those
+        before it are brought, and the step ends there. The next step predicts it first, and fails the sequence, unless
+        a stop string has ended it before.
     """
     depth = arange(records.packed.shape[3], state.canvas.device)
     position = state.complete[:, None] + depth  # [S, D] which each row predicts
     drafts = chains(state)[..., : len(depth) - 1]
     broken = not_numbers(records)
     agrees = (records.token[..., :-1] == drafts) & (depth[:-1] < state.drafts[:, None, None])
-    agrees = agrees > broken[..., :-1]  # agrees and is not broken, in one operation
+    agrees = agrees > broken[..., :-1]  # and is not broken: one operation instead of two
     by_branch = agrees.cumprod(2).sum(2)  # [S, K]
     accepted, branch, accepted_with = by_branch[:, 0], torch.zeros_like(state.branches), None
     if state.config.branches:
@@ -68,7 +69,7 @@ def verify(state: State, records: Records) -> Winner:
     ended = None
     if state.config.stop_at_eos:
         ends = state.is_eos(records.token) & brought
-        brought &= ends.cumsum(1) <= ends  # true up to the first end-of-text, itself included
+        brought &= ends.cumsum(1) <= ends  # true up to the first end-of-text, this included: no other is before it
         ended = ends.any(1)
     position = torch.where(brought, position, -1)
     return Winner(
@@ -121,7 +122,7 @@ def proposals(winner: Winner) -> Records:
     return Records(groups.packed[:, arange(len(accepted), accepted.device), accepted])
 
 
-def spawn(state: State, winner: Winner, window: Window | None = None) -> None:
+def spawn(state: State, winner: Winner, window: Window | None) -> None:
     """Set the drafts of the next step to what the masks after the chain's end predicted.
 
     If drafts come from text and there are no branches, set none: the host drafts (`put_chains`). The anchor's drafts
@@ -170,7 +171,7 @@ def put_chains(
     counts: Ints,
     expects_eos: Ints,
     change: Ints,
-    paths: Sequence[Sequence[Sequence[int]]] = (),
+    paths: Sequence[Sequence[Sequence[int]]],
 ) -> HostState:
     """Replace the drafts that `spawn` gave sequences, and return what the host knows afterwards; `host` is not changed.
 
@@ -180,7 +181,8 @@ def put_chains(
         counts: ``[n]`` how many drafts they have; no row could verify more than stand before the answer's limit.
         expects_eos: ``[n]`` 1 if an end-of-text is expected after them.
         change: what their chains change in `State.storage`, ``[2, c]`` (`engine.chain_change`).
-        paths: for each sequence, more branches after those that it has, each with as many drafts as its chain.
+        paths: for each sequence, more branches after those that it has, each with as many drafts as its chain; empty
+            where no sequence gets any.
     """
     drafts, eos, branches = host.drafts.copy(), host.expects_eos.copy(), host.branches
     drafts[slots], eos[slots] = counts, expects_eos

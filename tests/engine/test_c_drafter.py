@@ -102,7 +102,6 @@ class Both:
             assert np.array_equal(mine, theirs)
         for slot in slots.tolist():
             assert self.one.chain_of(slot) == self.other.chain_of(slot)
-            assert self.one.tokens_of(slot) == self.other.tokens_of(slot)
             assert self.one.proposed(slot, [3, 1]) == self.other.proposed(slot, [3, 1])
             paths = [d.paths(slot, 3, self.masks[0].of(slot)) for d in (self.one, self.other)]
             assert paths[0] == paths[1]

@@ -16,13 +16,13 @@ def test_acceptance_and_times_choose() -> None:
     policy = LookaheadPolicy(causal(drafts="auto", draft_from="masks"))
     policy.outcomes.helped = accepted(0.9)
     for rows in (1, 64, 512, 4096, 10**5):
-        policy.forecast.times.measured(rows, 1.0)
+        policy.forecast.times.measured(rows, 1.0, Kind())
     policy.forecast.times.fit()
     best = max(policy.forecast.choices(), key=lambda choice: policy.forecast.tokens_a_second(choice, 16))
     assert best[0] == max(GROUP_SIZES)
     policy.forecast.times = TimesByKind()
     for rows in (1, 64, 512, 4096):
-        policy.forecast.times.measured(rows, float(rows))
+        policy.forecast.times.measured(rows, float(rows), Kind())
     policy.forecast.times.fit()
     policy.outcomes.helped = accepted(0.3)
     best = max(policy.forecast.choices(), key=lambda choice: policy.forecast.tokens_a_second(choice, 16))
@@ -34,7 +34,7 @@ def test_an_answer_begins_and_ends() -> None:
     policy = LookaheadPolicy(causal(drafts="auto", draft_from="masks"))
     policy.outcomes.helped = accepted(0.999)
     for rows in (1, 10**5):
-        policy.forecast.times.measured(rows, 200.0 + rows)
+        policy.forecast.times.measured(rows, 200.0 + rows, Kind())
     policy.forecast.times.fit()
     best = []
     for length in (6, 1000):

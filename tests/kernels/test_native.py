@@ -240,19 +240,19 @@ def test_rotation(dtype: torch.dtype, norms: bool, slots: list[int] | None) -> N
 @pytest.mark.parametrize("confidence", native.CONFIDENCES)
 def test_records(confidence: str) -> None:
     """Tokens are torch's, and numbers nearly; a row's bits are those that it has alone."""
-    for vocabulary, rows, temperature, runner_up in every((101, 496, 20_000), (1, 5, 70), (0.0, 0.7), (False, True)):
+    for vocabulary, rows, temperature, second in every((101, 496, 20_000), (1, 5, 70), (0.0, 0.7), (False, True)):
         hidden, weight = random(rows, 48), random(vocabulary, 48, seed=1) / 2
         keys = torch.randint(-(2**62), 2**62, (rows,), generator=torch.Generator().manual_seed(2))
         sampling = Sampling(confidence, temperature)
         with by_torch(IN_TORCH):
-            wanted = record_head(hidden, weight, 3, keys, sampling, runner_up=runner_up)
+            wanted = record_head(hidden, weight, 3, keys, sampling, second_choices=second)
         for laid_out in (weight, weight.t().contiguous().t()):
-            found = record_head(hidden, laid_out, 3, keys, sampling, runner_up=runner_up)
-            assert torch.equal(found[:, [0, *([3] if runner_up else [])]], wanted[:, [0, *([3] if runner_up else [])]])
-            numbers = [1, 2, *([4] if runner_up else [])]
+            found = record_head(hidden, laid_out, 3, keys, sampling, second_choices=second)
+            assert torch.equal(found[:, [0, *([3] if second else [])]], wanted[:, [0, *([3] if second else [])]])
+            numbers = [1, 2, *([4] if second else [])]
             one, other = (x[:, numbers].contiguous().view(torch.float32) for x in (found, wanted))
             assert torch.allclose(one, other, rtol=3e-5, atol=1e-5 if confidence == "margin" else 1e-6)  # a difference
-        alone = record_head(hidden[-1:], laid_out, 3, keys[-1:], sampling, runner_up=runner_up)
+        alone = record_head(hidden[-1:], laid_out, 3, keys[-1:], sampling, second_choices=second)
         assert torch.equal(alone[0], found[-1])
 
 

@@ -125,7 +125,7 @@ def test_the_second_choice_is_that_without_the_first(
         request.getfixturevalue("small_tiles")
     hidden, weight = inputs(21)
     keys, sampling = torch.arange(21) + 7, Sampling("probability", **rules)
-    found = record_head(hidden, weight, 50, keys, sampling, runner_up=True)
+    found = record_head(hidden, weight, 50, keys, sampling, second_choices=True)
     assert torch.equal(found[:, :3], record_head(hidden, weight, 50, keys, sampling))
     for row, record, key in zip(hidden.double(), found, keys, strict=True):
         p = distribution((weight.double() @ row).tolist(), sampling, 50)

@@ -62,7 +62,7 @@ def test_second_choices_against_the_plain_head(sampling: Sampling, rows: int, si
     hidden, weight, keys = inputs(rows, size, vocabulary)
     for rule in (sampling, RULES[0]):  # drawn, and greedy
         found = by_triton(record_head, hidden, weight, 7, keys, rule, WHOLE, None, True)
-        wanted = record_head(hidden.cpu(), weight.cpu(), 7, keys.cpu(), rule, runner_up=True).to(DEVICE)
+        wanted = record_head(hidden.cpu(), weight.cpu(), 7, keys.cpu(), rule, second_choices=True).to(DEVICE)
         agree(found[:, :3], wanted[:, :3])
         agree(found[:, 3:], wanted[:, 3:])
 

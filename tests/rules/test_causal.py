@@ -41,7 +41,7 @@ def test_nothing_is_drafted_after_an_end(predicted: list[int], stop_at_eos: bool
     chain[0] = 11
     winner = verify(state, Records(chain, Records(groups)))
     advance(state, winner)
-    spawn(state, winner)
+    spawn(state, winner, None)
     host = state.to_host()
     assert host.drafts[0] == drafted
     found, rows, _ = row_counts(host, Lookahead(4, (0, 4)))

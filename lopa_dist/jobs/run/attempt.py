@@ -18,15 +18,15 @@ from lopa_dist.code_hash import code_hash
 from lopa_dist.config import Config, TaskConfig
 from lopa_dist.decode.config import text_settings
 from lopa_dist.jobs.folder.attempt_record import AttemptRecord
-from lopa_dist.jobs.folder.journal import FORMAT, JUDGED_AGAIN, VERDICT_SETTINGS, Journal, Writer, attempt_of, read
-from lopa_dist.jobs.run.crashes import crashes
+from lopa_dist.jobs.folder.journal import FORMAT, JUDGED_AGAIN, VERDICT_SETTINGS, Journal, Writer, attempt_of
+from lopa_dist.jobs.run.crashes import crashes, too_often
 from lopa_dist.jobs.run.job_input import JobInput
 from lopa_dist.jobs.run.rejudge import rejudge
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.kernels.native import form
 from lopa_dist.own_code import SOURCE_OF, digest, is_own
 from lopa_dist.parallel.group import Group
-from lopa_dist.parallel.launcher import Start
+from lopa_dist.parallel.launcher import Start, World
 from lopa_dist.tasks.task import Task
 
 log = logging.getLogger("lopa_dist")
@@ -58,6 +58,11 @@ class Attempt:
     errors: int = 0
     invalid: int = 0
 
+    def packed(self) -> dict[str, Any]:
+        """Return what other ranks must know of the attempt, ready for JSON."""
+        flags = {"done": pack_flags(self.done), "crashes": pack_flags(self.crashes)}
+        return {"settings": self.settings, "number": self.number, "changes": self.changes} | flags
+
 
 def begin_attempt(
     config: Config, folder: Path, builder: EngineBuilder, task: Task, job_input: JobInput, input_hash: str, group: Group
@@ -76,59 +81,64 @@ def begin_attempt(
         ValueError: this rank would not do the same as rank 0, or the journal has results of other settings.
     """
     group.store.agree("job", work(config, builder) | {"the input's hash": input_hash})
-    journal, settings, rejudged = Journal(folder), journal_settings(config, builder), 0
-    state: dict[str, Any] = {}
-    errors = invalid = 0
+    settings, attempt = journal_settings(config, builder), None
     if group.world.rank == 0:
-        start, retry = Start.read(), config.job.retry == "errors"
-        changes = journal.open(settings, config.job.resume, start, retry)
-        number = journal.next_attempt()
-        since = journal.retried_from(retry, number, start)
-        earlier = read(journal.folder / "settings.json")
-        rules = [one.get(key) for one in (settings, earlier) for key in VERDICT_SETTINGS]
-        again = config.job.retry == "verdicts"
-        if again and not any(rules):
-            raise ValueError(
-                "job.retry=verdicts: only answers that task.score or your own task judges are judged again"
-            )
-        if judged_again := journal.retried_from(again, number, start, "verdicts"):
-            settings[JUDGED_AGAIN] = judged_again
-        if any(rules):
-            rejudged = rejudge(journal, partial(Writer, folder, number, group.world.size), job_input, task, settings)
-        done, errors, invalid, strangers = journal.done(
-            job_input.ids, since if retry else 0, unjudged=any(rules), tries=partial(tries_of, job_input)
-        )
-        if strangers:
-            log.warning(
-                "%d finished answers in %s are of other requests than those of the input today%s: they stay in "
-                "journal/, and are not in these results. A request is known by its id, or without one by its line's "
-                "number, and with task.samples above 1 also by its sample; an earlier version of lopa_dist may have "
-                "named requests of own tasks otherwise",
-                strangers, folder, f" with task.limit={limit}" if (limit := config.task.limit) else "",
-            )  # fmt: skip
-        most = config.job.crashes
-        crashed = bytearray() if most is None else crashes(journal.folder, job_input.ids, done, since)
-        rejected = sum(job_input.rejected) + sum(count >= (most or 256) for count in crashed)
-        drafted, left = lookahead_of(config), len(job_input) - rejected - sum(done)
-        if others := drafted_otherwise(journal, [drafted] * bool(left)):
-            job_input.warnings.append(others)
-            log.warning(others)
-        if sum(done) and (last := AttemptRecord.last(journal.folder)) and last.code != code_hash():
-            log.warning(
-                "WARNING: other code of lopa_dist (%s; now %s) wrote the %d results that are there. Where a rule has "
-                "changed since (CHANGELOG.md), the rest may differ from what it would have written; job.resume=new "
-                "starts over", last.code or "an older version", code_hash(), sum(done),
-            )  # fmt: skip
-        record = AttemptRecord.of(number, len(job_input), rejected, sum(done), errors, invalid, group.world, drafted)
-        record.write(journal.folder)
-        state = {"number": number, "done": pack_flags(done), "crashes": pack_flags(crashed), "changes": changes}
-        state["judged again"] = judged_again
+        attempt = open_attempt(config, folder, settings, task, job_input, group.world)
     # other ranks do not look for themselves: on their hosts, a shared folder may lag behind
-    state = json.loads(group.store.broadcast("attempt", json.dumps(state)))
-    done, crashed = unpack_flags(state["done"]), unpack_flags(state["crashes"])
-    if state["judged again"]:  # so that verdicts of all ranks count
-        settings[JUDGED_AGAIN] = state["judged again"]
-    return Attempt(journal, settings, state["number"], done, crashed, state["changes"], rejudged, errors, invalid)
+    found = json.loads(group.store.broadcast("attempt", json.dumps(attempt.packed() if attempt else {})))
+    if attempt:
+        return attempt
+    done, crashed = unpack_flags(found["done"]), unpack_flags(found["crashes"])
+    return Attempt(Journal(folder), found["settings"], found["number"], done, crashed, found["changes"])
+
+
+def open_attempt(
+    config: Config, folder: Path, settings: dict[str, Any], task: Task, job_input: JobInput, world: World
+) -> Attempt:
+    """Open the journal, give finished answers the verdicts that they lack, and return the attempt, on rank 0.
+
+    Args:
+        config, folder, task, job_input: as in `begin_attempt`.
+        settings: what the texts depend on besides the requests.
+        world: all ranks.
+    """
+    journal, start, retry, rejudged = Journal(folder), Start.read(), config.job.retry == "errors", 0
+    changes = journal.open(settings, config.job.resume, start, retry)
+    number = journal.next_attempt()
+    since = journal.retried_from(retry, number, start)
+    rules = [one.get(key) for one in (settings, journal.first_settings()) for key in VERDICT_SETTINGS]
+    again = config.job.retry == "verdicts"
+    if again and not any(rules):
+        raise ValueError("job.retry=verdicts: only answers that task.score or your own task judges are judged again")
+    if judged_again := journal.retried_from(again, number, start, "verdicts"):
+        settings = settings | {JUDGED_AGAIN: judged_again}
+    if any(rules):
+        rejudged = rejudge(journal, partial(Writer, folder, number, world.size), job_input, task, settings)
+    done, errors, invalid, strangers = journal.done(
+        job_input.ids, since if retry else 0, unjudged=any(rules), tries=partial(tries_of, job_input)
+    )
+    crashed = crashes(journal.folder, job_input.ids, done, since) if config.job.crashes is not None else bytearray()
+    rejected = sum(job_input.rejected) + int(too_often(crashed, config.job.crashes).sum())
+    drafted, left = lookahead_of(config), len(job_input) - rejected - sum(done)
+    if others := drafted_otherwise(journal, [drafted] * bool(left)):
+        job_input.warnings.append(others)
+        log.warning(others)
+    if strangers:
+        log.warning(
+            "%d finished answers in %s are of other requests than those of the input today%s: they stay in journal/, "
+            "and are not in these results. A request is known by its id, or without one by its line's number, and with "
+            "task.samples above 1 also by its sample; an earlier version of lopa_dist may have named requests of own "
+            "tasks otherwise",
+            strangers, folder, f" with task.limit={limit}" if (limit := config.task.limit) else "",
+        )  # fmt: skip
+    if sum(done) and (last := AttemptRecord.last(journal.folder)) and last.code != code_hash():
+        log.warning(
+            "WARNING: other code of lopa_dist (%s; now %s) wrote the %d results that are there. Where a rule has "
+            "changed since (CHANGELOG.md), the rest may differ from what it would have written; job.resume=new starts "
+            "over", last.code or "an older version", code_hash(), sum(done),
+        )  # fmt: skip
+    AttemptRecord.of(number, len(job_input), rejected, sum(done), errors, invalid, world, drafted).write(journal.folder)
+    return Attempt(journal, settings, number, done, crashed, changes, rejudged, errors, invalid)
 
 
 def lookahead_of(config: Config) -> dict[str, Any]:

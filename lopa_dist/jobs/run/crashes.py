@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lopa_dist.jobs.folder.packed import RequestIds
 from lopa_dist.own_code import own_line
@@ -58,6 +59,12 @@ class Begun(AbstractContextManager["Begun"]):
 def of_own_code(error: BaseException) -> bool:
     """Return whether an error, or one that it was raised from, arose in the user's own code."""
     return bool(own_line(error)) or (error.__cause__ is not None and of_own_code(error.__cause__))
+
+
+def too_often(crashes: bytearray, most: int | None) -> NDArray[np.bool_]:
+    """Return for each request whether the process ended at least `most` times while it ran; None: never too often."""
+    counts = np.array(crashes, int)
+    return counts >= most if most is not None else np.zeros(len(counts), bool)
 
 
 def crashes(journal: Path, ids: RequestIds, done: bytearray, since: int) -> bytearray:

@@ -19,6 +19,7 @@ from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.request import Request
 from lopa_dist.jobs.folder.packed import RequestIds
 from lopa_dist.jobs.run.answers import error_line
+from lopa_dist.jobs.run.crashes import too_often
 from lopa_dist.jobs.run.prompts import Encoder, Rejection
 from lopa_dist.jobs.run.spool import Chosen, Spool
 from lopa_dist.jobs.setup.resolve import sequences_of_replica
@@ -86,7 +87,7 @@ class JobInput:
     def set_aside(self, crashes: bytearray, most: int | None) -> int:
         """Set aside requests during which the process ended `most` times; return during how many others it ended."""
         counts = np.array(crashes, int)
-        for index in np.flatnonzero(counts >= (most or 256)).tolist():
+        for index in np.flatnonzero(too_often(crashes, most)).tolist():
             self.rejected[index] = 1
             times = f"{counts[index]} times" if counts[index] > 1 else "once"
             alone = ", the last time with no other beside it" if counts[index] > 1 else ""
@@ -160,7 +161,8 @@ def request_id(item: Item, request: Request | Rejection, referred: bool = True) 
     """Return the journal's name of a request; None for a rejected item.
 
     It is a hash of the item's name and of all that its text and its verdict depend on, except the settings. The
-    reference is part of it only if `referred`: where the rule may change, its hash has the reference (`verdict_rule`).
+    reference is part of it only if `referred`. Where the rule of judging may change, it is not: an answer whose
+    reference has changed is judged again (`verdict_rule`), and need not be generated again.
     """
     if isinstance(request, Rejection):
         return None
