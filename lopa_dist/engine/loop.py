@@ -25,7 +25,7 @@ from lopa_dist.engine.memory import Plan, kv_budget, plan_for, space_needed
 from lopa_dist.engine.prefix_rules import PrefixRules
 from lopa_dist.engine.request import Generation, Request
 from lopa_dist.engine.runners import Runners
-from lopa_dist.engine.running_batch import EndedStep, NextRequests, RunningBatch, Step, in_order
+from lopa_dist.engine.running_batch import Begin, EndedStep, NextRequests, RunningBatch, Step, in_order
 from lopa_dist.engine.scheduler import Scheduler
 from lopa_dist.engine.sizes import share_of
 from lopa_dist.engine.statistics import Statistics, device_mark
@@ -129,16 +129,22 @@ class Engine:
             self.drafter.inherit(drafter)
 
     @torch.inference_mode()
-    def generate(self, requests: Sequence[Request], next_requests: NextRequests | None = None) -> Iterator[Generation]:
+    def generate(
+        self,
+        requests: Sequence[Request],
+        next_requests: NextRequests | None = None,
+        begin: Begin = lambda requests: None,
+    ) -> Iterator[Generation]:
         """Yield finished requests, in the order in which they finish.
 
         Args:
             requests: all that may be handed out.
             next_requests: hands out these, or others that are no larger; None: all of them, in order.
+            begin: called with requests when they begin; those that were handed out may still wait for K/V space.
         """
         if not requests:
             return
-        batch = self.start(requests, next_requests or in_order(requests))
+        batch = self.start(requests, next_requests or in_order(requests), begin)
         rule, share = self.rule, self.share
         batch.admit()
         while batch.running:
@@ -162,7 +168,9 @@ class Engine:
                     batch.admit()
         yield from self.hand_out()
 
-    def start(self, requests: Sequence[Request], next_requests: NextRequests) -> RunningBatch:
+    def start(
+        self, requests: Sequence[Request], next_requests: NextRequests, begin: Begin = lambda requests: None
+    ) -> RunningBatch:
         """Return a batch without running sequences, with slots and K/V space for as many requests as run at a time."""
         self.batch, self.ended = None, None
         space = self.prepare(requests)
@@ -172,7 +180,7 @@ class Engine:
         chunks = ChunkedPrefill(pool, runner, self.prefix_rules, self.rule.rows, self.lockstep.attempt)
         self.batch = RunningBatch(
             next_requests, state, pool, runner, scheduler, chunks, self.lookahead, self.sampling,
-            self.statistics, Chains(self.drafter, plan.sequences) if self.drafter else None, self.text_of,
+            self.statistics, Chains(self.drafter, plan.sequences) if self.drafter else None, begin, self.text_of,
         )  # fmt: skip
         self.statistics.start()
         self.lookahead.start()

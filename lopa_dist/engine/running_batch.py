@@ -33,6 +33,7 @@ from lopa_dist.rows.lookahead import Lookahead
 from lopa_dist.rows.row_maker import Structures
 
 NextRequests = Callable[[int], list[Request]]
+Begin = Callable[[Sequence[Request]], None]
 """Takes a limit and returns the next requests, at most that many; empty when there are no more. All branch ranks get
 the same."""
 
@@ -88,6 +89,7 @@ class RunningBatch:
     sampling: Sampling  # how tokens are chosen for requests that do not say
     statistics: Statistics  # counts the times of phases, and prompts
     chains: Chains | None = None  # of a causal model whose drafts the host chooses
+    begin: Begin = lambda requests: None  # called with requests that are admitted
     text_of: TextOf | None = None  # decodes tokens, to find stop strings; None: they end no sequence
     running: dict[int, Admission] = field(default_factory=dict)  # by slot
     structures: Structures = field(default_factory=dict)  # cached layouts of earlier steps
@@ -102,10 +104,11 @@ class RunningBatch:
         missing = len(empty) - len(self.waiting)
         self.waiting.extend(self.next_requests(missing) if missing > 0 else [])
         admitted: list[Admitted] = []
+        begun: list[Request] = []
         for slot in empty:
             if not self.waiting or not self.scheduler.allocate(slot, self.waiting[0]):
                 break
-            request = self.waiting.popleft()
+            begun.append(request := self.waiting.popleft())
             sampling = request.sampling or self.sampling
             if sampling != self.sampling:
                 self.runner.request_sampling[slot] = sampling
@@ -118,6 +121,7 @@ class RunningBatch:
                 self.chains.admit(slot, request.prompt, self.running[slot].work)
             self.statistics.admitted += 1
         if admitted:
+            self.begin(begun)
             self.host = self.state.admit_all(admitted, self.host)
             record_written(self.state, any(admission.request.token_steps for admission in self.running.values()))
         self.statistics.lap("host")

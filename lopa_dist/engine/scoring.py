@@ -13,7 +13,7 @@ from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.likelihood import ROWS, Scorer
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Generation, Likelihood, Request
-from lopa_dist.engine.running_batch import NextRequests, in_order
+from lopa_dist.engine.running_batch import Begin, NextRequests, in_order
 from lopa_dist.kernels.dispatch import by_torch, on_device
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
@@ -50,11 +50,17 @@ class ScoringEngine(Engine):
     def prepare(self, requests: Sequence[Request]) -> Any:
         """Do nothing: no K/V is kept, and no graph is captured."""
 
-    def generate(self, requests: Sequence[Request], next_requests: NextRequests | None = None) -> Iterator[Generation]:
+    def generate(
+        self,
+        requests: Sequence[Request],
+        next_requests: NextRequests | None = None,
+        begin: Begin = lambda requests: None,
+    ) -> Iterator[Generation]:
         """Yield each request's result, with the likelihoods of its texts, in the order in which they are handed out."""
         take = next_requests or in_order(requests)
         self.statistics.start()
         while self.lockstep.level == StopLevel.RUN and (some := take(self.options.max_sequences)):
+            begin(some)
             yield from self.score(some)
             for callback in self.meanwhile:
                 callback(self)

@@ -157,6 +157,21 @@ def test_more_samples_of_a_long_prompt_are_in_flight(small_model: Transformer) -
     assert together == [4, 1]
 
 
+def test_a_request_that_waits_for_space_has_not_begun(small_model: Transformer) -> None:
+    """A crash is blamed on requests that run, not on those that were merely handed out."""
+    prompt = random_requests(1, 1, 1)[0].prompt * 8
+    requests = [Request(i, [i + 2, *prompt[1:]], 8, i) for i in range(4)]
+    engine = Engine(small_model, BASE, Solo(), EngineConfig(4, kv_tokens=len(prompt) + 4 * 8))
+    begun: list[int] = []
+    running: list[list[int]] = []
+    engine.on_step = [lambda _: running.append(list(begun))]
+    ended = [
+        one.request.index for one in engine.generate(requests, begin=lambda some: begun.extend(r.index for r in some))
+    ]
+    assert begun == ended == [0, 1, 2, 3]
+    assert running[0] == [0]
+
+
 def test_a_request_that_can_never_fit_is_refused() -> None:
     with pytest.raises(ValueError, match=r"engine\.kv_tokens=20: a request needs 25"):
         kv_budget(space_needed([Request(0, [1] * 5, 20, 0)])[2], 1, 20)

@@ -18,7 +18,6 @@ class RequestSource:
         requests: all that there are.
         take: called with a limit; returns at most this many numbers of requests, in ascending order.
         suspects: how many of the requests are suspects.
-        begin: called with requests that begin for the first time.
     """
 
     def __init__(
@@ -26,9 +25,8 @@ class RequestSource:
         requests: Sequence[Request],
         take: Callable[[int], list[int]],
         suspects: int = 0,
-        begin: Callable[[list[Request]], None] = lambda requests: None,
     ) -> None:
-        self.requests, self.take, self.begin = requests, take, begin
+        self.requests, self.take = requests, take
         self.first_suspect = len(requests) - suspects
         self.again: deque[Request] = deque()  # to be tried again
         self.held: deque[int] = deque()  # numbers of suspects that `take` handed out
@@ -42,7 +40,6 @@ class RequestSource:
         numbers = self.take(most - len(again))
         ready = [self.requests[number] for number in numbers if number < self.first_suspect]
         self.held.extend(numbers[len(ready) :])
-        self.begin(ready)
         return again + ready
 
     def next_suspect(self) -> bool:
@@ -51,7 +48,5 @@ class RequestSource:
         self.held.extend([] if self.held else self.take(1))
         if not self.held:
             return False
-        suspect = self.requests[self.held.popleft()]
-        self.begin([suspect])
-        self.again.append(suspect)
+        self.again.append(self.requests[self.held.popleft()])
         return True

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
 from lopa_dist.config import Config
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Generation, Request
+from lopa_dist.engine.running_batch import Begin
 from lopa_dist.jobs.run.request_source import RequestSource
 from lopa_dist.jobs.run.tries import Tries
 from lopa_dist.jobs.setup.build import EngineBuilder
@@ -59,15 +60,16 @@ class Session:
         self,
         end: int | None = None,
         suspects: int = 0,
-        begin: Callable[[Sequence[Request]], None] = lambda requests: None,
+        begin: Begin = lambda requests: None,
     ) -> Iterator[Generation]:
         """Yield what this rank's replica finishes of the requests, which all replicas share.
 
         Args:
             end: the number of the first request that is not begun; None: all are.
-            suspects, begin: as for `RequestSource`.
+            suspects: as for `RequestSource`.
+            begin: called with requests that begin for the first time.
         """
         if self.engine.workspace is None and self.requests:  # it was freed for a lesson
             self.engine.prepare(self.requests)
         take = partial(self.group.queue.take, total=len(self.requests) if end is None else end)
-        return self.tries.generate(RequestSource(self.requests, take, suspects, begin))
+        return self.tries.generate(RequestSource(self.requests, take, suspects), begin)

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Generation, Request, request_key
+from lopa_dist.engine.running_batch import Begin
 from lopa_dist.engine.work import Work
 from lopa_dist.jobs.run.answers import answer_of
 from lopa_dist.jobs.run.request_source import RequestSource
@@ -80,18 +81,22 @@ class Tries:
         sampling = generation.request.sampling or self.engine.sampling
         return wanted is None or generation.tries >= wanted.tries or not sampling.temperature
 
-    def generate(self, source: RequestSource) -> Iterator[Generation]:
-        """Yield finished requests as `Engine.generate` does; suspects come last.
+    def generate(self, source: RequestSource, begin: Begin) -> Iterator[Generation]:
+        """Yield finished requests as `Engine.generate` does; suspects come last. `begin` is called once per request.
 
         Answers that do not have their format are thrown away, and their cost is counted with the next try's. If the
         last try fails, too, its answer is yielded, with the reason.
         """
         tried: dict[int, Generation] = {}  # by index: the tries so far of a request that is tried again, joined
+
+        def begin_first(requests: Sequence[Request]) -> None:
+            begin([request for request in requests if request.index not in tried])
+
         with ExitStack() as ending:
             self.checks = Workers(SCHEMA_WORKER, CHECK_S)
             ending.callback(self.checks.end)
             while True:
-                for latest in self.engine.generate(source.requests, source):
+                for latest in self.engine.generate(source.requests, source, begin_first):
                     before = tried.pop(latest.request.index, None)
                     answer = latest if before is None else joined(before, latest)
                     failure = self.failure(latest)
