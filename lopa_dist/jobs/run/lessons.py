@@ -342,14 +342,11 @@ class Lessons:
             outcome.follow(slices)
             before = rates(slices[0].before)
             faster = gain(self.engine.lookahead, rates(slices[-1].after), before, self.mask_cost())
-            decision = TAKE if faster > PAYS and not slices[-1].left else LEAVE
-            stopped = self.group.asked_anywhere(f"slice {done} {number}")
-            if stopped:
-                decision = KEEP if decision == TAKE else LEAVE
-            elif self.auto and spent + seconds <= limit:
+            stopped, more = self.group.asked_anywhere(f"slice {done} {number}"), False
+            if self.auto and not stopped and spent + seconds <= limit:
                 hoped = gain(self.engine.lookahead, hoped_for(slices), before, self.mask_cost())
-                if remaining / max(faster, 1.0) - remaining / hoped >= seconds:
-                    decision = MORE
+                more = remaining / max(faster, 1.0) - remaining / hoped >= seconds
+            decision = after_slice(faster > PAYS and not slices[-1].left, more, stopped)
             # times differ from rank to rank: rank 0 decides
             said = self.group.store.broadcast(f"decision {done} {number}", f"{decision} {faster}").split()
             decision, faster = said[0], float(said[1])
@@ -359,16 +356,13 @@ class Lessons:
         if taken:
             self.take()
         outcome.taken, outcome.adopted = taken, self.adopted
-        outcome.problem = {KEEP: KEPT, LEAVE: STOPPED if stopped else ""}.get(decision, "")
+        outcome.problem = KEPT if decision == KEEP else STOPPED if stopped else ""
         if decision in (TAKE, KEEP) and self.group.world.rank == 0:
             self.save(outcome)
         self.tell(outcome)
-        if decision == KEEP:
-            if outcome.problem == KEPT:
-                self.say("%.0f s: %s", spent, KEPT)
-            return
         if stopped:
-            self.say("%.0f s: %s", spent, STOPPED)
+            if outcome.problem in (KEPT, STOPPED):  # else it could not be saved, which `save` has said
+                self.say("%.0f s: %s", spent, outcome.problem)
             return
         self.say(
             "%.0f s: of a chain of drafts, %.2f would be accepted instead of %.2f (held-out answers); %s",
@@ -483,6 +477,19 @@ class Lessons:
     def report(self) -> list[dict[str, Any]]:
         """Return the outcomes of all lessons, on rank 0 also of earlier attempts."""
         return self.earlier + [asdict(outcome) for outcome in self.outcomes]
+
+
+def after_slice(pays: bool, more: bool, stopped: bool) -> str:
+    """Return what follows a slice: MORE, TAKE the adapter, KEEP it for a later attempt, or LEAVE things as they are.
+
+    Args:
+        pays: whether the job would go on enough faster with the adapter as it is.
+        more: whether a further slice is expected to save more time than it takes.
+        stopped: whether the job was asked to stop.
+    """
+    if stopped:
+        return KEEP if pays else LEAVE
+    return MORE if more else TAKE if pays else LEAVE
 
 
 def rates(reached: Reached) -> Rates:

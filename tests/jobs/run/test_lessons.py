@@ -337,6 +337,17 @@ def test_a_later_slice_that_a_stop_breaks_off_does_not_hide_what_is_known(
     assert (tmp_path / "run" / "drafts").exists() == kept
 
 
+@pytest.mark.parametrize(
+    ("pays", "more", "stopped", "then"),
+    [
+        (True, True, False, lessons.MORE), (True, False, False, lessons.TAKE), (False, False, False, lessons.LEAVE),
+        (False, True, False, lessons.MORE), (True, False, True, lessons.KEEP), (False, False, True, lessons.LEAVE),
+    ],
+)  # fmt: skip
+def test_what_follows_a_slice(pays: bool, more: bool, stopped: bool, then: str) -> None:
+    assert lessons.after_slice(pays, more, stopped) == then
+
+
 def replace_counts(found: Reached, accepted: int) -> Reached:
     """A measurement in which so many drafts of a chain are accepted."""
     return Reached(np.full(4, 10.0), np.array([10.0 * accepted, 0, 0, 0]), 10.0)
