@@ -306,9 +306,11 @@ class WandbConfig:
     """Weights & Biases."""
 
     mode: str = option(
-        "auto", "auto: online when a key is set, else offline", ("auto", "online", "offline", "disabled")
+        "auto",
+        "auto: as WANDB_MODE or WANDB_DISABLED says, or else online when WANDB_API_KEY is set, offline without",
+        ("auto", "online", "offline", "disabled"),
     )
-    project: str = option("lopa_dist", "the project's name")
+    project: str | None = option(None, "the project's name; null: that of WANDB_PROJECT, or else lopa_dist")
     entity: str | None = option(None, "user or team; null: the account's default")
     group: str | None = option(None, "the group of the run")
     tags: list[str] = field(default_factory=list, metadata={"meaning": "tags of the run"})

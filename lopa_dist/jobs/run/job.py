@@ -50,7 +50,7 @@ from lopa_dist.jobs.show.metrics import build_report, failures
 from lopa_dist.jobs.show.report import read_report, write_report
 from lopa_dist.jobs.show.run_page import NAME as RUN_PAGE
 from lopa_dist.jobs.show.run_page import write_run_page
-from lopa_dist.jobs.show.wandb_log import WandbLog
+from lopa_dist.jobs.show.wandb_log import WandbLog, chosen_mode
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.overrides import typed
 from lopa_dist.own_code import SOURCE_OF, is_own
@@ -176,7 +176,7 @@ class Job:
         if group.is_leader:  # so that from here on, a signal finds a journal to write to
             self.writer = Writer(self.folder, self.attempt.number, group.data_rank)
             group.failures.last_acts.append(self.writer.close)
-        logs = (self.is_rank_0 or config.logging.wandb.ranks) and config.logging.wandb.mode != "disabled"
+        logs = (self.is_rank_0 or config.logging.wandb.ranks) and chosen_mode(config) != "disabled"
         wandb_log = WandbLog(config, self.folder, group.world.rank) if logs else None
         session = Session(config, self.builder, group, self.input.items, self.requests, self.masks or None)
         self.hook_up(session.engine, wandb_log)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("lopa_dist")
 INIT_TIMEOUT_S = 30.0  # a compute node may have no network
+PROJECT = "lopa_dist"
 LIMIT_S = 30.0  # seconds for an entry to be logged
 FINISH_LIMIT_S = 120.0  # seconds for the results to be written, or sent
 STOP_LIMIT_S = 10.0  # the same where the job was asked to stop
@@ -99,7 +100,7 @@ class WandbLog:
         return wandb.init(
             id=self.id,
             resume="allow" if mode == "online" else None,
-            project=options.project,
+            project=options.project or os.environ.get("WANDB_PROJECT") or PROJECT,
             entity=options.entity,
             group=options.group or (folder.name if options.ranks else None),
             name=f"{folder.name}-rank{rank}" if rank else None,
@@ -252,9 +253,16 @@ def remember(place: Path, name: str, steps: int) -> None:
 
 
 def chosen_mode(config: Config) -> str:
-    """Return the mode of W&B; ``auto`` is online where WANDB_API_KEY is set, else offline."""
+    """Return the mode of W&B; ``auto`` is what its environment variables say, or online with a key, else offline."""
     mode = config.logging.wandb.mode
-    return mode if mode != "auto" else "online" if os.environ.get("WANDB_API_KEY") else "offline"
+    if mode != "auto":
+        return mode
+    asked, off = (os.environ.get(name, "").lower() for name in ("WANDB_MODE", "WANDB_DISABLED"))
+    if asked == "disabled" or off in ("true", "1", "yes", "on"):
+        return "disabled"
+    if asked in ("online", "run") or (not asked and os.environ.get("WANDB_API_KEY")):
+        return "online"
+    return "offline"
 
 
 def abandon_service() -> None:

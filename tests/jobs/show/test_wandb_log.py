@@ -1,0 +1,71 @@
+"""What goes to W&B, as the settings or W&B's own environment variables say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import wandb
+
+from lopa_dist.config import TaskConfig
+from lopa_dist.jobs.run.job import run
+from lopa_dist.jobs.show.wandb_log import chosen_mode
+from lopa_dist.parallel.launcher import World
+from tests.jobs.run.test_job import config
+
+KEY = {"WANDB_API_KEY": "0" * 40}
+
+
+@pytest.fixture(autouse=True)
+def unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_DISABLED", "WANDB_PROJECT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("environment", "mode"),
+    [
+        ({}, "offline"),
+        (KEY, "online"),
+        (KEY | {"WANDB_MODE": "disabled"}, "disabled"),
+        (KEY | {"WANDB_MODE": "offline"}, "offline"),
+        (KEY | {"WANDB_MODE": "dryrun"}, "offline"),
+        (KEY | {"WANDB_DISABLED": "true"}, "disabled"),
+        (KEY | {"WANDB_DISABLED": "false"}, "online"),
+        ({"WANDB_MODE": "online"}, "online"),
+    ],
+)
+def test_what_a_user_asks_wandb_for_comes_before_a_key(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], mode: str
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert chosen_mode(config(TaskConfig(limit=1), "auto")) == mode
+    assert chosen_mode(config(TaskConfig(limit=1), "offline")) == "offline"
+
+
+def test_nothing_is_sent_where_wandb_is_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (KEY | {"WANDB_MODE": "disabled"}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(wandb, "init", lambda **_: pytest.fail("W&B was asked"))
+    run(config(TaskConfig(limit=1), "auto"), tmp_path, World("python"))
+    assert not (tmp_path / "wandb").exists()
+
+
+@pytest.mark.parametrize(("given", "called"), [(None, "lopa_dist"), ("theirs", "theirs")])
+def test_the_project_is_that_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str | None, called: str
+) -> None:
+    found = []
+
+    def init(**options: Any) -> Any:
+        found.append(options["project"])
+        raise wandb.errors.CommError("enough")
+
+    monkeypatch.setattr(wandb, "init", init)
+    if given:
+        monkeypatch.setenv("WANDB_PROJECT", given)
+    with pytest.raises(ValueError, match="could not begin a run"):
+        run(config(TaskConfig(limit=1), "offline"), tmp_path, World("python"))
+    assert found == [called]
