@@ -97,11 +97,13 @@ def in_turn(call: F) -> F:
                 "give a list instead"
             )
         with self.turn:
+            self.check_weights()
             try:
                 self.calling = get_ident()
                 with undisturbed(self.threads):
                     return call(self, *given, **named)
             finally:
+                self.weights = self.builder.addresses()
                 self.calling = None
 
     return cast("F", waiting)
@@ -145,6 +147,7 @@ class LLM:
         self.world = detect()
         self.warned: set[str] = set()  # warnings that were logged; once is enough
         self.engine: Engine | None = None  # of the last call that generated
+        self.weights: list[int] | None = None  # where the model's weights were after the last call
         device, self.threads = device_of(self.config, self.world), torch.get_num_threads()
         if device.type == "cpu":
             self.threads, why = threads(self.config, self.world)
@@ -161,6 +164,14 @@ class LLM:
 
     def __repr__(self) -> str:
         return f"LLM({', '.join(map(repr, self.named))})"
+
+    def check_weights(self) -> None:
+        """Raise a ValueError if other tensors are in place of the weights that the kernels know by their addresses."""
+        if self.weights is not None and self.weights != self.builder.addresses():
+            raise ValueError(
+                "the model's weights are other tensors than in the last call, as after load_state_dict(assign=True) or "
+                "`parameter.data = ...`. Write into those that there are (load_state_dict, copy_), or make a new LLM"
+            )
 
     @in_turn
     def generate(

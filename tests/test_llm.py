@@ -219,6 +219,24 @@ def test_the_model_is_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(calls) == 1
 
 
+@pytest.mark.parametrize("model", ["causal", "embedded"])
+def test_weights_are_written_in_place_or_refused(model: str) -> None:
+    """Kernels know the tensors by their addresses: others in their place were not seen, or ended the process."""
+    llm = LLM(model, "parallel.threads=1", "decode.max_new_tokens=16")
+    before = llm.generate(PROBLEMS[:2])
+    assert llm.builder.model is not None
+    weights = {name: weight.clone() for name, weight in llm.builder.model.state_dict().items()}
+    zeros = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+    llm.builder.model.load_state_dict(zeros)
+    assert [one.text for one in llm.generate(PROBLEMS[:2])] != [one.text for one in before]
+    llm.builder.model.load_state_dict(weights)
+    assert [one.text for one in llm.generate(PROBLEMS[:2])] == [one.text for one in before]
+    llm.builder.model.load_state_dict(weights, assign=True)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="the model's weights are other tensors than in the last call"):
+            llm.generate(PROBLEMS[:2])
+
+
 def test_a_call_goes_on_from_what_the_calls_before_have_made_and_written() -> None:
     """Drafts come from earlier answers, and no text changes: also where other options or a score came between."""
     causal = LLM("causal", "parallel.threads=1", "decode.draft_from=text", "decode.drafts=8")

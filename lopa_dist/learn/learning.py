@@ -19,6 +19,7 @@ from lopa_dist.learn.trainer import MASKS, OTHER_RANK, LearningFailed, Lesson, T
 from lopa_dist.models.adapter import finite, load_adapter, save_adapter
 from lopa_dist.models.checkpoint import attaching
 from lopa_dist.models.families import checkpoint_name
+from lopa_dist.models.files import same_revision
 from lopa_dist.models.quantize import QuantizedLinear
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
@@ -224,7 +225,7 @@ class Learning:
         if not (folder / "adapter_model.safetensors").exists():
             return False
         saved = load_adapter(folder, "masks")
-        if saved.base_revision != revision:
+        if not same_revision(saved.base_revision, revision):
             raise ValueError(f"{folder} is of another checkpoint")
         family = self.model.config.family
         own = self.adapter.pairs()

@@ -46,9 +46,10 @@ def load_model(
     An adapter that acts on rows of masks only is not merged but attached. The model is built on the meta device; its
     tensors are then loaded one after the other.
 
-    Names and shapes are compared before any weight is read. On a CPU, weights that need no conversion stay mapped to
-    their file, so that ranks of one machine share them. With a `tensor` group, a rank reads and keeps only its part of
-    the weights. Adapted weights are read and merged in full first, so that every rank has the same bits.
+    Names and shapes are compared before any weight is read. The weights are copies: if they stayed mapped to their
+    file, a trainer that overwrites it would change them while the model runs. With a `tensor` group, a rank reads and
+    keeps only its part of the weights. Adapted weights are read and merged in full first, so that every rank has the
+    same bits.
 
     Raises:
         ValueError: the model's sizes cannot be split over the tensor group, or the device does not support this
@@ -153,7 +154,8 @@ def assign(
                 loaded[parameter][place.part] = part
         else:
             if own not in later:
-                weight = weight.to(torch.float32 if own.endswith("expert_bias") else dtype)
+                kept = torch.float32 if own.endswith("expert_bias") else dtype
+                weight = weight.to(kept, copy=weight.device.type == "cpu")
             loaded[place.parameter] = weight
     model.load_state_dict(loaded, strict=False, assign=True)
 
@@ -241,9 +243,7 @@ def with_mask_row(model: Transformer) -> torch.Tensor:
     config, weight = model.config, model.model.embed_tokens.weight.data
     if len(weight) == config.mask_id:
         return torch.cat([weight, weight[:1]])
-    if config.tied or weight.device.type == "cpu":  # it is also the head's, or mapped to the checkpoint's file
-        return weight.clone()
-    return weight
+    return weight.clone() if config.tied else weight  # the head's, too
 
 
 def check_adapter(adapter: Adapter, config: ModelConfig, projections: list[str]) -> None:

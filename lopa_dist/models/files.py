@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from safetensors import SafetensorError, safe_open
 
@@ -19,6 +19,8 @@ SHIPPED = ("embedded", "lists", "causal", "causal_lists")
 """The checkpoints in the package, by the names of their folders."""
 EMBEDDED = ASSETS / "embedded"
 PROBES, PROBE_BYTES = 64, 65_536
+TENSOR_PROBE_BYTES = 4096  # of a large tensor; a mixture of experts has tens of thousands
+MOST_HEADER_BYTES = 100_000_000  # as in the safetensors library
 
 
 class CheckpointError(ValueError):
@@ -154,11 +156,14 @@ def opened(file: Path) -> Iterator[Any]:
 
 
 def revision(folder: Path) -> str:
-    """Return a hash of a checkpoint's content: JSON and text files whole, weights by size and evenly spread probes.
+    """Return a hash of a checkpoint's content: JSON and text files whole, large weights by probes.
 
-    It has 16 hex digits. It is the same for a copy elsewhere, and differs after training, merging or converting.
+    It has 16 hex digits, of all files, of large ones their size and evenly spread probes; and, if there are large
+    ones, 8 more after a hyphen, of the beginning of each tensor in them. It is the same for a copy elsewhere, and
+    differs after training, merging or converting, also if only norms or biases were trained.
     """
-    digest = hashlib.sha256()
+    digest, of_tensors = hashlib.sha256(), hashlib.sha256()
+    large = False
     for file in sorted(p for p in folder.iterdir() if p.suffix in (".json", ".txt", ".jinja", ".safetensors")):
         size = file.stat().st_size
         digest.update(f"{file.name} {size}\n".encode())
@@ -166,7 +171,36 @@ def revision(folder: Path) -> str:
             if file.suffix != ".safetensors" or size <= PROBES * PROBE_BYTES:
                 digest.update(content.read())
                 continue
+            large = True
             for i in range(PROBES):
                 content.seek((size - PROBE_BYTES) * i // (PROBES - 1))
                 digest.update(content.read(PROBE_BYTES))
-    return digest.hexdigest()[:16]
+            for first, last in tensors_in(content):
+                content.seek(first)
+                of_tensors.update(content.read(last - first if last - first <= PROBE_BYTES else TENSOR_PROBE_BYTES))
+    return digest.hexdigest()[:16] + f"-{of_tensors.hexdigest()[:8]}" * large
+
+
+def tensors_in(content: BinaryIO) -> list[tuple[int, int]]:
+    """Return where each tensor of a safetensors file begins and ends, in bytes; empty if the file is damaged."""
+    content.seek(0)
+    length = int.from_bytes(content.read(8), "little")
+    try:
+        header = json.loads(content.read(length)) if length <= MOST_HEADER_BYTES else {}
+        places = [tensor["data_offsets"] for name, tensor in header.items() if name != "__metadata__"]
+        return sorted((8 + length + first, 8 + length + last) for first, last in places)
+    except (ValueError, TypeError, KeyError, AttributeError):  # loading says more of it
+        return []
+
+
+def same_revision(one: str | None, other: str | None) -> bool:
+    """Return whether two revisions may be of the same content; those of earlier versions have no part of tensors.
+
+    They may also be of a checkpoint and an adapter that was merged into it, joined by a plus.
+    """
+    if one is None or other is None:
+        return one is other
+    parts = [tuple(part.partition("-") for part in text.split("+")) for text in (one, other)]
+    return len(parts[0]) == len(parts[1]) and all(
+        a[0] == b[0] and (a[2] == b[2] or not (a[2] and b[2])) for a, b in zip(*parts, strict=True)
+    )

@@ -82,6 +82,18 @@ def test_every_tensor_arrives(shards: int, tied: bool, tmp_path: Path) -> None:
     assert not model.training
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_file_that_is_overwritten_changes_no_loaded_weight(tied: bool, tmp_path: Path) -> None:
+    """A trainer may save into the folder of the model that a job runs, in place."""
+    config = config_of(tied)
+    model = load_model(write(tmp_path, config, weights_of(config)), torch.float32, CPU)
+    file = tmp_path / "model.safetensors"
+    with file.open("r+b") as content:
+        content.write(bytes(file.stat().st_size))
+    loaded = model.state_dict()
+    assert all(torch.equal(loaded[name], weight) for name, weight in weights_of(config).items())
+
+
 def test_tensors_are_cast_to_what_is_asked_for(folder: Path) -> None:
     model = load_model(folder, torch.bfloat16, CPU)
     weights = weights_of(config_of())

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
-from lopa_dist.models.files import EMBEDDED, PROBE_BYTES, PROBES, revision
+from lopa_dist.models.files import EMBEDDED, PROBE_BYTES, PROBES, revision, same_revision
 
 
 def test_a_copy_has_the_same_and_a_change_another(tmp_path: Path) -> None:
@@ -19,6 +22,35 @@ def test_a_copy_has_the_same_and_a_change_another(tmp_path: Path) -> None:
     config = copy / "config.json"
     config.write_text(config.read_text().replace('"rope_theta": 10000', '"rope_theta": 10001'))
     assert revision(copy) != revision(EMBEDDED)
+
+
+def test_each_tensor_of_large_weights_counts(tmp_path: Path) -> None:
+    """Training may change norms or biases alone, which stand between the evenly spread probes."""
+    size = PROBES * PROBE_BYTES // 4
+    names = [f"{place}.{kind}" for place in range(8) for kind in ("bias", "weight")]  # as they are sorted in the file
+    tensors = {name: torch.zeros(size // 8 if name.endswith("weight") else 8) for name in names}
+    found = set()
+    for changed in [None, *names]:
+        now = {name: tensor + (name == changed) for name, tensor in tensors.items()}
+        save_file(now, tmp_path / "model.safetensors")
+        found.add(revision(tmp_path))
+    assert (tmp_path / "model.safetensors").stat().st_size > PROBES * PROBE_BYTES
+    assert len(found) == 1 + len(names)
+    assert all(re.fullmatch(r"[0-9a-f]{16}-[0-9a-f]{8}", one) for one in found)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("a", "a", True), ("a", "b", False), ("a-1", "a-1", True), ("a-1", "a-2", False), ("a-1", "a", True),
+        ("a", "a-1", True), ("a-1", "b", False), ("a+l", "a", False), ("a-1+l", "a+l", True), ("a-1+l", "a-1+m", False),
+        (None, None, True), (None, "a", False),
+    ],
+)  # fmt: skip
+def test_a_revision_of_an_earlier_version_has_no_part_of_tensors(
+    one: str | None, other: str | None, same: bool
+) -> None:
+    assert same_revision(one, other) == same_revision(other, one) == same
 
 
 @pytest.mark.parametrize("where", [0, 1, 2])

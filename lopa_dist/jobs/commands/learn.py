@@ -28,7 +28,7 @@ from lopa_dist.jobs.run.prompts import Encoder
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.setup.device import choose_device
 from lopa_dist.jobs.show.page import bars, write_page
-from lopa_dist.jobs.show.report import config_of, why_no_results
+from lopa_dist.jobs.show.report import config_of, read_report, why_no_results
 from lopa_dist.jobs.show.where_it_began import report_where_it_began
 from lopa_dist.learn.learning import HELD_OUT, Answers, Learning, answers_of, check_learnable, is_held_out, with_end
 from lopa_dist.learn.trainer import LearningFailed, Lesson
@@ -77,6 +77,8 @@ def learn(folder: Path, settings: Sequence[str]) -> dict[str, Any]:
             "takes one adapter, so drafts cannot be learned beside it. Merge it into a checkpoint of its own (PEFT's "
             "merge_and_unload), and learn from a run of that"
         )
+    if changed := builder.changed_since(read_report(folder / "report.json").get("weights", {})):
+        raise ValueError(f"{folder}: {changed}: its answers are another model's. Learn from a run of these weights")
     try:
         check_writable(folder / FOLDER)
     except OSError as error:

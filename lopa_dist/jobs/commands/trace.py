@@ -203,6 +203,8 @@ def trace(folder: Path, which: str) -> Trace:
     same, verdict = text == line["text"], verdict_of(line)
     if not same and has_changed(report):
         raise ValueError(changed)
+    if not same and (others := builder.changed_since(report.get("weights", {}))):
+        raise ValueError(f"{line['custom_id']}: {others}; put back what wrote it")
     edited = [
         source for source, found in own_sources(config).items() if report.get("own_code", {}).get(source) != found
     ]

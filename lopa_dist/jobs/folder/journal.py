@@ -28,11 +28,13 @@ from lopa_dist.jobs.folder.open_files import mapped_files
 from lopa_dist.jobs.folder.own_parts import carry_over
 from lopa_dist.jobs.folder.packed import Columns, RequestIds
 from lopa_dist.jobs.folder.results import ERRORS, FIGURES, Prompts
+from lopa_dist.models.files import same_revision
 from lopa_dist.parallel.launcher import Start
 
 RESULTS = ("report.json", "report.html", "results.jsonl", ERRORS, FIGURES, NAME, LINES)
 FORMAT = 2  # of the entries; a journal in another format lacks figures, and is not continued
 ANEW = "give job.resume=new to start over (what there is is set aside)"
+REVISIONS = "revision", "lora"  # settings that an earlier version may have written otherwise (`same_revision`)
 MAY_CHANGE = ("model.dtype was ", "model.quantization was ")  # if failed requests are run again
 # these change no text: if they change, answers are judged again
 JUDGED_AGAIN = "the attempt that judged all again"
@@ -401,7 +403,7 @@ def difference(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> li
         was, now = old.get(key), new.get(key)
         if isinstance(was, dict) and isinstance(now, dict):
             changes += difference(was, now, f"{prefix}{key}.")
-        elif was != now:
+        elif was != now and not (key in REVISIONS and same_revision(was, now)):
             changes.append(f"{prefix}{key} was {was!r}, is {now!r}")
     return changes
 

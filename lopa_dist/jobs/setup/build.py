@@ -6,8 +6,9 @@ Jobs, traces, profiles, benchmarks and `lopa_dist.LLM` all build their engines h
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 import torch
 
@@ -22,7 +23,7 @@ from lopa_dist.models.adapter import load_adapter
 from lopa_dist.models.checkpoint import DTYPES, load_model
 from lopa_dist.models.config_file import read_config
 from lopa_dist.models.families import training_pattern
-from lopa_dist.models.files import CheckpointError, find, revision
+from lopa_dist.models.files import CheckpointError, find, revision, same_revision
 from lopa_dist.models.tokenizer import load_tokenizer, text_of
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Relay, Solo
@@ -80,6 +81,21 @@ class EngineBuilder:
         merged = self.adapter_revision if self.options.lora_rows == "all" else None
         return self.revision if merged is None else f"{self.revision}+{merged}"
 
+    def addresses(self) -> list[int]:
+        """Return where the weights are in memory; empty before they are loaded."""
+        return [weight.data_ptr() for weight in self.model.parameters()] if self.model is not None else []
+
+    def changed_since(self, weights: Mapping[str, Any]) -> str:
+        """Return in words which weights are others than a report says (`weights`); empty if all are the same."""
+        merged = self.adapter_revision if self.options.lora_rows == "all" else None
+        checkpoint, adapter = f"the checkpoint {self.options.path}", f"model.lora={self.options.lora}"
+        found = (checkpoint, "revision", self.revision), (adapter, "lora", merged)
+        return " and ".join(
+            f"{name} has changed since the run (revision {weights[key]}, now {now})"
+            for name, key, now in found
+            if key in weights and not same_revision(weights[key], now)
+        )
+
     def load(self, warn: bool = True, tensor: Communicator | None = None) -> Transformer:
         """Return the model, adapted, split and quantised as the options say.
 
@@ -104,10 +120,11 @@ class EngineBuilder:
         adapter = (
             load_adapter(find(options.lora, "model.lora"), options.lora_rows) if options.lora is not None else None
         )
-        if adapter and adapter.base_revision not in (None, self.revision):
+        known = adapter.base_revision if adapter else None
+        if known is not None and not same_revision(known, self.revision):
             raise CheckpointError(
                 f"model.lora={options.lora}: its drafts were learned on another checkpoint than the one at "
-                f"{options.path} (revision {adapter.base_revision}, not {self.revision}); leave it out, or learn anew"
+                f"{options.path} (revision {known}, not {self.revision}); leave it out, or learn anew"
             )
         if warn and adapter and (message := adapter.mismatch(options.path)):
             log.warning("WARNING: %s", message)

@@ -139,6 +139,15 @@ def test_a_run_with_branches_is_learned_from(folder: Path, tmp_path: Path, monke
     assert (tmp_path / "run" / "drafts" / "learn.json").exists()
 
 
+def test_answers_of_other_weights_are_not_learned_from(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "run")
+    file = tmp_path / "run" / "report.json"
+    report = json.loads(file.read_text())
+    file.write_text(json.dumps(report | {"weights": report["weights"] | {"revision": "0" * 16}}))
+    with pytest.raises(ValueError, match=r"causal has changed .* \(revision 0{16}, now [\w-]+\): its answers"):
+        perform("learn", [str(tmp_path / "run"), *QUICK])
+
+
 def test_a_run_with_a_merged_adapter_is_refused(folder: Path, tmp_path: Path) -> None:
     """A job takes one adapter: what was learned beside a merged one could not be used."""
     drafts, other = tmp_path / "lora", tmp_path / "run"

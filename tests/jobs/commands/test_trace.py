@@ -229,6 +229,20 @@ def test_an_input_of_the_same_name_elsewhere_is_reported(folder: Path, tmp_path:
         trace(tmp_path / "run", "one")
 
 
+def test_weights_that_have_changed_are_named(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "run")
+    file, results = tmp_path / "run" / "report.json", tmp_path / "run" / "results.jsonl"
+    report = json.loads(file.read_text())
+    file.write_text(json.dumps(report | {"weights": report["weights"] | {"revision": "0" * 16}}))
+    assert trace(tmp_path / "run", "one").same, "the same text needs no explanation"
+    first, *others = results.read_text().splitlines()
+    results.write_text("\n".join([json.dumps(json.loads(first) | {"text": "Ann has 9 ."}), *others, ""]))
+    with pytest.raises(
+        ValueError, match=r"one: the checkpoint .* has changed since the run \(revision 0{16}, now [\w-]+\)"
+    ):
+        trace(tmp_path / "run", "one")
+
+
 def test_standard_input_is_not_waited_for(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "run")
     file = tmp_path / "run" / "report.json"

@@ -66,6 +66,7 @@ def test_a_job_goes_on_with_other_lookahead_and_says_so(tmp_path: Path) -> None:
     file = folder / "journal" / "settings.json"
     settings = json.loads(file.read_text())
     settings["decode"] |= {"drafts": 0, "branches": 0}
+    settings["model"]["revision"] = settings["model"]["revision"].partition("-")[0]
     file.write_text(json.dumps(settings))
     run(config(tmp_path, QUESTIONS[:8], branches=2), folder, one)
     report = run(config(tmp_path, QUESTIONS, drafts="auto"), folder, one)
