@@ -27,7 +27,7 @@ from lopa_dist.config import CONF, Config, check_files, check_keys
 from lopa_dist.imports import no_garbage
 from lopa_dist.jobs.folder.one_job import own_folder
 from lopa_dist.overrides import as_hydra_reads, hydra_message, keys_in, omegaconf_message, typed
-from lopa_dist.own_code import own_line
+from lopa_dist.own_code import forget_changed, own_line
 from lopa_dist.parallel.launcher import LaunchError, RankError, detect, die, into_log, tell
 from lopa_dist.parallel.stop import INTERRUPTED, STOPPED, Stop, Stopped, answered, bounded_end, leave_at_signals
 from lopa_dist.sweep import check_points, say_how_to_compare
@@ -83,6 +83,7 @@ def job(raw: DictConfig) -> Any:
     """
     world = detect()
     submitted = "SUBMITIT_EXECUTOR" in os.environ  # a job of a sweep, which may have many ranks
+    forget_changed()  # since an earlier job of the same sweep
     with mistakes():
         config = OmegaConf.to_object(raw)
         assert isinstance(config, Config)

@@ -32,6 +32,7 @@ from lopa_dist.jobs.setup.device import device_of, threads, unexpected
 from lopa_dist.jobs.setup.resolve import check_decided, resolve, resolve_decode
 from lopa_dist.jobs.show.progress import ProgressDisplay
 from lopa_dist.overrides import quoted
+from lopa_dist.own_code import forget_changed
 from lopa_dist.parallel.calls import Calls
 from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import detect
@@ -373,6 +374,7 @@ class LLM:
 
     def configured(self, decode: str | DecodeConfig | None, overrides: Mapping[str, Any]) -> Config:
         """Return this object's settings with the decode options of a call."""
+        forget_changed()
         if decode is not None and not isinstance(decode, str | DecodeConfig):
             kind = type(decode).__name__
             what = "sampling=SamplingParams(...)" if kind == "SamplingParams" else "single options as drafts=4"

@@ -20,6 +20,7 @@ from typing import Any
 
 SOURCE_OF = "the source of "  # followed by a setting: the name of a hash of the user's own code
 LIBRARIES = {"site-packages", "dist-packages"}  # folders of installed libraries, wherever they are
+EXECUTED: dict[Path, str] = {}  # files of the user's own that were executed, and hashes of what they were then
 ARGUMENTS = {"decode.fill": ("probability", "confidence", "masked"), "task.score": ("text", "fields")}
 """By setting: the positional arguments with which the function that it names is called."""
 
@@ -81,16 +82,44 @@ def module_of(text: str, key: str) -> ModuleType:
     if not source or not function.isidentifier():
         raise ValueError(f"{key}={text}: write FILE.py:FUNCTION, or MODULE:FUNCTION")
     try:
-        if not source.endswith(".py"):
-            return importlib.import_module(source)
-        path = Path(source).expanduser()
-        if not path.is_file():
-            raise ValueError(f"{key}={text}: no such file: {path.resolve()}")
-        return executed(path)
+        if source.endswith(".py"):
+            path = Path(source).expanduser()
+            if not path.is_file():
+                raise ValueError(f"{key}={text}: no such file: {path.resolve()}")
+            module = executed(path)
+        else:
+            module = importlib.import_module(source)
     except ValueError:
         raise
     except (Exception, SystemExit) as error:  # of the user's code
         raise ValueError(f"{key}={text}: {source} cannot be imported: {type(error).__name__}: {error}") from error
+    EXECUTED.update({file: hashed(file) for file in files_of(module)})
+    return module
+
+
+def forget_changed() -> None:
+    """Forget all code of the user's own if a file of it has changed since it was executed.
+
+    It is executed anew when it is next named. Each job of a sweep, and each call of an `LLM`, begins with this; what
+    runs keeps its code.
+    """
+    if all(hashed(file) == known for file, known in EXECUTED.items()):
+        return
+    for name, module in list(sys.modules.items()):
+        if name != "__main__" and Path(str(getattr(module, "__file__", None) or "")).resolve() in EXECUTED:
+            del sys.modules[name]
+    importlib.invalidate_caches()
+    EXECUTED.clear()
+    for cached in (load, module_of, digest):
+        cached.cache_clear()
+
+
+def hashed(file: Path) -> str:
+    """Return a hash of a file's content; empty if it cannot be read."""
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError:
+        return ""
 
 
 def executed(path: Path) -> ModuleType:
@@ -108,16 +137,22 @@ def executed(path: Path) -> ModuleType:
     return module
 
 
+@cache
 def digest(text: str, key: str) -> str:
     """Return a hash of the file that has what `text` names, so that results of different versions are not mixed.
 
     Other files of the user's own that it imports count, too, and what these import.
     """
-    file = inspect.getsourcefile(module_of(text, key))
     found = hashlib.sha256()
-    for source in own_files(Path(file)) if file else ():
+    for source in files_of(module_of(text, key)):
         found.update(source.read_bytes())
     return found.hexdigest()[:16]
+
+
+def files_of(module: ModuleType) -> list[Path]:
+    """Return the files of a module of the user's own and of what it imports; none if it has no source."""
+    file = inspect.getsourcefile(module)
+    return own_files(Path(file)) if file else []
 
 
 def own_files(file: Path) -> list[Path]:

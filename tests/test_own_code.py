@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from lopa_dist import cli
+from lopa_dist import LLM, cli
 from lopa_dist.checks import UserError
 from lopa_dist.config import Config, JobConfig, TaskConfig, check_files, composed
 from lopa_dist.decode import DecodeConfig
@@ -21,7 +21,7 @@ from lopa_dist.engine.scoring import ScoringEngine
 from lopa_dist.jobs.run.job import run
 from lopa_dist.jobs.show.compare import compare
 from lopa_dist.overrides import as_hydra_reads
-from lopa_dist.own_code import digest, load, module_of, own_files
+from lopa_dist.own_code import digest, forget_changed, load, module_of, own_files
 from lopa_dist.parallel.launcher import World
 from lopa_dist.tasks.batch import Batch
 from lopa_dist.tasks.embedded import Arithmetic
@@ -75,6 +75,38 @@ def job(folder: Path, name: str, score: str | None = None, **decode: Any) -> tup
     return report, [line["text"] for line in lines(folder / name)]
 
 
+def test_code_that_has_changed_is_executed_anew(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what it imports; while it is as it was, so is what it defines."""
+    monkeypatch.chdir(files)
+    (files / "own_level.py").write_text("LEVEL = 1\n")
+    (files / "leveled.py").write_text("import own_level\ndef level(): return own_level.LEVEL\n")
+    named = (f"{files}/leveled.py:level", "leveled:level")
+    first = [load(text, "x") for text in named]
+    hashes = {digest(text, "x") for text in named}
+    forget_changed()
+    assert [load(text, "x") for text in named] == first
+    (files / "own_level.py").write_text("LEVEL = 20\n")  # as long as before, Python might take its compiled copy
+    assert {digest(text, "x") for text in named} == hashes, "what runs is what was executed"
+    forget_changed()
+    assert [load(text, "x")() for text in named] == [20, 20]
+    assert hashes.isdisjoint(digest(text, "x") for text in named)
+    (files / "leveled.py").unlink()
+    forget_changed()
+    with pytest.raises(ValueError, match="no such file"):
+        load(named[0], "x")
+
+
+def test_a_rule_that_is_edited_between_two_calls_counts(files: Path) -> None:
+    llm = LLM("embedded", "parallel.threads=1", "decode.max_new_tokens=32")
+    rule = files / "edited.py"
+    forwards = []
+    for level in (0.5, 2.0, 0.5):
+        rule.write_text(f"def rule(probability, confidence, masked):\n    return probability > {level}\n")
+        [found] = llm.generate(["Ann has 3 books ."], decode="embedded_plain", fill=f"{rule}:rule", progress=False)
+        forwards.append(found.forwards)
+    assert forwards[0] == forwards[2] < forwards[1]
+
+
 def test_a_rule_of_one_s_own_fills(files: Path) -> None:
     """That of `tau_conf` writes its texts, another one others, in fewer forwards."""
     usual, texts = job(files, "usual", branches=0, tau_conf=0.9)
@@ -83,7 +115,7 @@ def test_a_rule_of_one_s_own_fills(files: Path) -> None:
     faster, _ = job(files, "faster", branches=0, fill=f"{files}/rules.py:half")
     assert faster["forwards"] < usual["forwards"]
     (files / "rules.py").write_text(RULES.replace("0.9", "0.8"))
-    load.cache_clear()
+    forget_changed()
     with pytest.raises(ValueError, match=r"the source of decode\.fill was"):
         job(files, "same", branches=0, fill=f"{files}/rules.py:surest")
 
@@ -124,8 +156,7 @@ def test_finished_answers_are_judged_anew_and_not_generated(files: Path, monkeyp
 
     def again(rule: str | None, source: str = SCORE) -> dict[str, Any]:
         (files / "score.py").write_text(source)
-        load.cache_clear()
-        module_of.cache_clear()
+        forget_changed()
         report, found = job(files, "later", score=rule)
         assert found == texts
         return report
@@ -220,8 +251,7 @@ number = 8
 
 def own_task(folder: Path, name: str, right: bool = True, **options: Any) -> Config:
     (folder / "task.py").write_text(TASK.replace("RIGHT", str(right)))
-    for cached in (load, module_of):
-        cached.cache_clear()
+    forget_changed()
     return config(TaskConfig(f"{folder}/task.py:{name}", **{"limit": None} | options), branches=0)
 
 
@@ -345,8 +375,7 @@ def test_items_that_fail_say_where(tmp_path: Path, items: str) -> None:
     task = task_of_one(tmp_path, "Item('a', 'x')", "None")
     file = tmp_path / "task.py"
     file.write_text(file.read_text().replace("yield Item('a', 'x')", f"return {items}"))
-    for cached in (load, module_of):
-        cached.cache_clear()
+    forget_changed()
     where = re.escape(f"{file}, line 5: ZeroDivisionError") if "/" in items else "TypeError"
     with pytest.raises(ValueError, match=rf"task\.py:Mine: items\(\) failed: {where}"):
         list(make_task(task).items())
@@ -420,8 +449,7 @@ def test_the_page_of_a_run_that_began_elsewhere_has_its_prompts(
     prompt = next(iter(make_task(own.task).items())).prompt
     assert prompt is not None
     monkeypatch.chdir(tmp_path)
-    for cached in (load, module_of):
-        cached.cache_clear()
+    forget_changed()
     compare(tmp_path / "run")
     assert prompt in page.read_text()
     assert "no prompts" not in capsys.readouterr().out
@@ -553,7 +581,7 @@ def test_a_hash_is_also_of_the_files_that_one_imports(tmp_path: Path, monkeypatc
         for name, text in (files | changed).items():
             (tmp_path / f"{name}.py").write_text(text)
             monkeypatch.delitem(sys.modules, name, raising=False)
-        module_of.cache_clear()
+        forget_changed()
         return digest(f"{tmp_path / 'judge_of_mine.py'}:judge", "task.score")
 
     first = hashed()
