@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import hydra
+import yaml
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
@@ -23,11 +24,12 @@ from lopa_dist import __version__
 from lopa_dist.atomic import no_room
 from lopa_dist.checks import UserError, did_you_mean
 from lopa_dist.commands import COMMANDS, perform
-from lopa_dist.config import CONF, Config, check_files, check_keys
+from lopa_dist.config import CONF, Config, check_files, check_keys, what_hydra_says
 from lopa_dist.imports import no_garbage
 from lopa_dist.jobs.folder.one_job import own_folder
-from lopa_dist.overrides import as_hydra_reads, hydra_message, keys_in, omegaconf_message, typed
+from lopa_dist.overrides import as_hydra_reads, keys_in, omegaconf_message, typed
 from lopa_dist.own_code import forget_changed, own_line
+from lopa_dist.own_presets import as_overrides, joined, named, undecodable
 from lopa_dist.parallel.launcher import LaunchError, RankError, detect, die, into_log, tell
 from lopa_dist.parallel.stop import INTERRUPTED, STOPPED, Stop, Stopped, answered, bounded_end, leave_at_signals
 from lopa_dist.sweep import check_points, say_how_to_compare
@@ -36,7 +38,7 @@ log = logging.getLogger("lopa_dist")
 SWEEP = "-m", "--multirun"
 FLAGS = {  # ours, and Hydra's
     "--help", "--dry-run", "--multirun", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run",
-    "--info", "--shell-completion", "--config-path", "--config-name", "--config-dir", "--experimental-rerun",
+    "--info", "--shell-completion", "--config-path", "--config-name", "--config-dir",
 }  # fmt: skip
 MOST_KINDS = 5  # of errors that the end of a job names
 
@@ -86,7 +88,11 @@ def job(raw: DictConfig) -> Any:
     forget_changed()  # since an earlier job of the same sweep
     with mistakes():
         config = OmegaConf.to_object(raw)
-        assert isinstance(config, Config)
+        if not isinstance(config, Config):
+            raise UserError(
+                "the configuration that --config-name names is not of lopa_dist: let it begin with the line "
+                "`defaults: [config, _self_]`"
+            )
         check_files(config)
     if world.rank:
         logging.getLogger().setLevel(logging.WARNING)
@@ -226,17 +232,28 @@ def check_command(arguments: list[str]) -> None:
         raise UserError(f"{word}: no such command{did_you_mean(word, COMMANDS)} {commands}")
 
 
+def check_name(arguments: list[str]) -> None:
+    """Raise a UserError if `--config-name` means a file of the user's own, but names one of the package, too."""
+    name, folder = named("--config-name", arguments), named("--config-dir", arguments)
+    if name and folder and (CONF / f"{name}.yaml").exists() and (Path(folder).expanduser() / f"{name}.yaml").exists():
+        raise UserError(
+            f"--config-name={name}: the package has a file of this name, which would be taken instead of {folder}/"
+            f"{name}.yaml; give that another name, and let it begin with the line `defaults: [config, _self_]`"
+        )
+
+
 def main() -> None:
     """Run the command line of `lopa-dist` and `python -m lopa_dist` (`__main__.py`)."""
     arguments = sorted(sys.argv[1:], key=lambda argument: argument not in SWEEP)  # Hydra wants them first
     try:
+        arguments = joined(arguments)
         if arguments == ["--version"]:
             return print(f"lopa-dist {__version__}")
         if arguments[:1] and arguments[0] in COMMANDS:
             for number in answered():
                 signal.signal(number, signal.SIG_DFL)  # a signal ends them: only a job can be resumed
             with mistakes("give the same command again"):
-                return perform(arguments[0], arguments[1:])
+                return perform(arguments[0], as_overrides(arguments[1:]))
         check_command(arguments)
         if unknown := next((a for a in arguments if a.startswith("--") and a.split("=")[0] not in FLAGS), None):
             raise UserError(f"{unknown}: no such flag; settings are KEY=VALUE, such as task=batch (--help)")
@@ -245,6 +262,7 @@ def main() -> None:
         if "--dry-run" in arguments:
             raise UserError("--dry-run is for launch/*.sh; `lopa-dist doctor KEY=VALUE ...` checks a job here")
         check_keys([a for a in arguments if not a.startswith("-")])
+        check_name(arguments)
         sys.argv[1:] = as_hydra_reads(arguments)
         if {*SWEEP} & {*arguments}:
             if (world := detect()).size > 1:
@@ -270,12 +288,16 @@ def main() -> None:
     except (RankError, UserError, LaunchError) as error:
         end(error)
     except HydraException as error:
-        sys.exit(f"lopa-dist: {hydra_message(error)}")
+        sys.exit(f"lopa-dist: {what_hydra_says(error)}")
+    except yaml.YAMLError as error:
+        sys.exit(f"lopa-dist: a preset cannot be read: {' '.join(str(error).split())}")
     except (OSError, ValueError) as error:  # logging.config turns the log file's OSError into a ValueError
         cause = error if isinstance(error, OSError) else error.__cause__
         if isinstance(cause, BrokenPipeError):  # `| head` has read enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python complains when it flushes at its end
             sys.exit(1)
+        if isinstance(error, UnicodeDecodeError) and (file := undecodable(arguments)):
+            sys.exit(f"lopa-dist: {file}: is no UTF-8 ({error}); save it as UTF-8")
         if isinstance(cause, OSError) and (full := no_room(cause, "start it again")):
             sys.exit(f"lopa-dist: {full}")
         if not isinstance(cause, OSError) or cause.filename is None:

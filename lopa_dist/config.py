@@ -32,7 +32,7 @@ from lopa_dist.engine.config import EngineConfig
 from lopa_dist.learn.config import LearnConfig
 from lopa_dist.models.config import QUANTIZATIONS
 from lopa_dist.models.families import PATTERNS
-from lopa_dist.overrides import hydra_message, is_setting
+from lopa_dist.overrides import hydra_message, is_setting, key_in
 from lopa_dist.own_code import is_own, load
 from lopa_dist.remote import exists, is_remote
 from lopa_dist.tasks.prompt_template import template_of
@@ -419,9 +419,21 @@ def composed(overrides: list[str]) -> Config:
     try:
         config = OmegaConf.to_object(composition(overrides))
     except HydraException as error:
-        raise UserError(hydra_message(error)) from error
+        raise UserError(what_hydra_says(error)) from error
     assert isinstance(config, Config)
     return config
+
+
+def what_hydra_says(error: HydraException) -> str:
+    """Return what Hydra says of a command line that it cannot compose, and what was probably meant."""
+    message = hydra_message(error)
+    if (key := key_in(str(error))) is None:
+        return message
+    where = message.split(":")[0]  # In 'experiment/mine'
+    if key in groups():
+        return f"{where}: {key}: no such key; let the file begin with the line `# @package _global_`"
+    near = nearest(key, [known for known, *_ in keys_of()])
+    return f"{where}: {key}: no such key" + (f"; did you mean {', '.join(near)}?" if near else "")
 
 
 def composition(overrides: list[str]) -> DictConfig:

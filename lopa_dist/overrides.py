@@ -88,7 +88,13 @@ def hydra_message(error: HydraException) -> str:
             return f"model={path}: not a preset; a checkpoint's folder or hub id is given as model.path={path}"
         hint = did_you_mean(name, error.options)
         return f"{group}={name}: no such preset{hint} There are {', '.join(error.options)}"
-    return str(error).strip()
+    return str(error).strip().split("\n    ")[0]  # what follows names OmegaConf's types
+
+
+def key_in(message: str) -> str | None:
+    """Return the key of which a message of Hydra's says that it does not exist; None if it says something else."""
+    found = re.search(r"Key '[^']*' not in .*?full_key: (\S+)", message, re.DOTALL)
+    return found[1] if found else None
 
 
 def omegaconf_message(error: OmegaConfBaseException) -> str:

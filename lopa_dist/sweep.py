@@ -26,6 +26,7 @@ from lopa_dist.models.families import training_pattern
 from lopa_dist.models.files import local
 from lopa_dist.models.files import why_not_there as model_not_there
 from lopa_dist.overrides import as_hydra_reads, keys_in, omegaconf_message
+from lopa_dist.own_presets import joined, search_override
 from lopa_dist.parallel.launcher import LaunchError
 from lopa_dist.parallel.mesh import choose_mesh
 from lopa_dist.tasks.hub_data import data_sets, why_not_there
@@ -79,8 +80,9 @@ def main(ranks: int, arguments: Sequence[str]) -> None:
     """Exit with a message if the job would not begin; this is the `--dry-run` of the launch scripts."""
     try:
         check_keys([a for a in arguments if not a.startswith("-")])
-        own = [a for a in as_hydra_reads(list(arguments)) if not a.startswith(("hydra", "-"))]
-        config = checked_job(own, ranks)
+        arguments = joined(arguments)
+        own = [a for a in as_hydra_reads(arguments) if not a.startswith(("hydra", "-"))]
+        config = checked_job([*own, *search_override(arguments)], ranks)
         folders = [a.partition("=")[2] for a in arguments if a.lstrip("+").startswith("hydra.run.dir=")]
         folder = folders[-1] if folders else ""
         try:
@@ -99,19 +101,22 @@ def check_points(arguments: Sequence[str]) -> None:
     """Raise a UserError that names the points of a sweep that cannot run.
 
     Args:
-        arguments: of the command line. Hydra's own (launchers, folders) are ignored. If another sweeper chooses the
-            points, they are not known yet, and nothing is checked.
+        arguments: of the command line, with flags `joined`. Hydra's own (launchers, folders) are ignored. If another
+            sweeper chooses the points, they are not known yet, and nothing is checked; nor if the configuration is
+            the user's own.
     """
     own = [a for a in arguments if not a.startswith("-") and not a.startswith(("hydra", "launcher="))]
-    if any(a.startswith("hydra/sweeper") for a in arguments):
+    of_others = "hydra/sweeper", "--config-name=", "--config-path="
+    if any(a.startswith(of_others) for a in arguments):
         return
+    presets = search_override(arguments)
     overrides = OverridesParser.create().parse_overrides(own)
     points = points_of(overrides)
     swept = {o.get_key_element() for o in overrides if o.is_sweep_override()}
     refused = []
     for point in points:
         try:
-            config = checked_job(point)
+            config = checked_job([*point, *presets])
             if config.task.input == "-" and len(points) > 1:
                 raise ValueError("task.input=-: only one point can read standard input; write a file")
             if "seed" in swept:

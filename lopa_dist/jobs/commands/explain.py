@@ -23,21 +23,22 @@ from lopa_dist.models.config_file import read_config
 from lopa_dist.models.families import PATTERNS
 from lopa_dist.models.files import find, in_cache, local
 from lopa_dist.overrides import as_hydra_reads
+from lopa_dist.own_presets import folders
 from lopa_dist.parallel.launcher import World
 
 
 def sources(overrides: list[str]) -> dict[str, str]:
-    """Return what set each key last, a file of `conf` or the command line; keys that neither sets are left out."""
+    """Return what set each key last, a preset's file or the command line; keys that neither sets are left out."""
     with reading_conf():
         loader = GlobalHydra.instance().config_loader()
         chosen = loader.compute_defaults_list("config", overrides, RunMode.RUN)
     origins: dict[str, str] = {}
     for entry in chosen.defaults:
-        file = CONF / f"{entry.config_path}.yaml"
-        if file.exists():
+        files = [folder / f"{entry.config_path}.yaml" for folder in (CONF, *folders(overrides))]
+        if (file := next(filter(Path.exists, files), None)) is not None:
             below = "" if entry.package in (None, "", "_global_") else f"{entry.package}."
             keys = keys_in(yaml.safe_load(file.read_text(encoding="utf-8")) or {}, below)
-            origins |= dict.fromkeys(keys, f"conf/{entry.config_path}.yaml")
+            origins |= dict.fromkeys(keys, f"conf/{entry.config_path}.yaml" if file == files[0] else str(file))
     return origins | dict.fromkeys((entry.key_or_group for entry in chosen.config_overrides), "the command line")
 
 

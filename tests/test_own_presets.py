@@ -1,0 +1,111 @@
+"""Presets in folders of the user's own, for jobs, sweeps, dry runs and `explain`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lopa_dist import cli, sweep
+from lopa_dist.checks import UserError
+from lopa_dist.jobs.commands.explain import explain
+from lopa_dist.own_presets import as_overrides, joined, search_path, undecodable
+from lopa_dist.sweep import check_points
+
+MINE = """# @package _global_
+defaults:
+  - override /decode: mine
+  - override /model: causal
+task:
+  limit: 4
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("experiment", "decode"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(MINE)
+    (tmp_path / "decode" / "mine.yaml").write_text("defaults: [causal]\ndrafts: 3\n")
+    return tmp_path
+
+
+def test_flags_and_their_values_are_one_word() -> None:
+    assert joined(["-m", "--config-dir", "a b", "-cn", "x", "task.limit=2", "--cfg=job"]) == [
+        "-m", "--config-dir=a b", "--config-name=x", "task.limit=2", "--cfg=job",
+    ]  # fmt: skip
+    with pytest.raises(UserError, match="--config-dir: needs a value"):
+        joined(["task.limit=2", "--config-dir"])
+
+
+def test_folders_of_a_flag_and_of_a_setting_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = ["--config-dir=mine", "hydra.searchpath=[file:///other,pkg://some.package]", "task.limit=2"]
+    places = ["file:///other", "pkg://some.package", f"file://{tmp_path}/mine"]
+    assert search_path(given) == places
+    assert search_path(as_overrides(given)) == places
+    assert as_overrides(["task.limit=2"]) == ["task.limit=2"]
+
+
+@pytest.mark.parametrize("way", ["--config-dir={}", "hydra.searchpath=[file://{}]"])
+def test_sweeps_dry_runs_and_explain_know_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], way: str
+) -> None:
+    where = way.format(folder)
+    check_points(["-m", where, "experiment=mine", "decode.drafts=2,4"])
+    with pytest.raises(UserError, match=r"experiment=theirs: experiment=theirs: no such preset"):
+        check_points(["-m", where, "experiment=mine,theirs"])
+    sweep.main(1, [*where.split("=", 1)] if where.startswith("--") else [where])
+    sweep.main(1, [where, "experiment=mine"])
+    with pytest.raises(SystemExit, match="experiment=theirs: no such preset"):
+        sweep.main(1, [where, "experiment=theirs"])
+    told = explain(as_overrides(["decode.drafts", "task.limit", "seed", where, "experiment=mine"]))
+    assert "decode.drafts=3\n" in told
+    assert f"from: {folder}/decode/mine.yaml" in told
+    assert f"from: {folder}/experiment/mine.yaml" in told
+    monkeypatch.setattr("sys.argv", ["lopa-dist", "explain", "decode.drafts", *where.split("=", 1), "experiment=mine"])
+    if where.startswith("--"):
+        cli.main()
+        assert "decode.drafts=3" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("decode:\n\tdrafts: 2\n", r"a preset cannot be read: .*experiment/mine\.yaml\", line 4"),
+        ("decode: [\n", r"a preset cannot be read: .*experiment/mine\.yaml"),
+        ("decode:\n  draftz: 2\n", r"In 'experiment/mine': decode\.draftz: no such key; did you mean decode\.drafts\?"),
+        ("zzz: 2\n", r"In 'experiment/mine': zzz: no such key$"),
+        ("# \udce9\n", r"experiment/mine\.yaml: is no UTF-8 .*; save it as UTF-8"),
+    ],
+    ids=["tab", "open", "misspelt", "unknown", "latin-1"],
+)
+def test_what_is_wrong_in_a_file_is_one_message(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, content: str, said: str
+) -> None:
+    file = folder / "experiment" / "mine.yaml"
+    file.write_bytes(f"# @package _global_\n\n{content}".encode(errors="surrogateescape"))
+    monkeypatch.setattr("sys.argv", ["lopa-dist", "--config-dir", str(folder), "experiment=mine", "--cfg", "job"])
+    with pytest.raises(SystemExit, match=said):
+        cli.main()
+
+
+def test_a_file_without_its_package_is_told_what_is_missing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "experiment" / "mine.yaml").write_text("decode:\n  drafts: 2\n")
+    monkeypatch.setattr("sys.argv", ["lopa-dist", f"--config-dir={folder}", "experiment=mine", "--cfg", "job"])
+    with pytest.raises(SystemExit, match="let the file begin with the line `# @package _global_`"):
+        cli.main()
+
+
+def test_a_saved_configuration_is_not_mistaken_for_the_package_s(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`.hydra/config.yaml` of a run has the name of the package's own configuration, which comes first."""
+    (folder / "config.yaml").write_text("task: {limit: 3}\n")
+    monkeypatch.setattr("sys.argv", ["lopa-dist", "--config-dir", str(folder), "--config-name", "config"])
+    with pytest.raises(SystemExit, match=r"the package has a file of this name, .* `defaults: \[config, _self_\]`"):
+        cli.main()
+
+
+def test_files_that_are_no_utf_8_are_found(folder: Path) -> None:
+    assert undecodable([f"--config-dir={folder}"]) is None
+    (folder / "decode" / "mine.yaml").write_bytes(b"# \xe9")
+    assert undecodable([f"--config-dir={folder}"]) == folder / "decode" / "mine.yaml"
