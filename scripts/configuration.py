@@ -18,10 +18,11 @@ INTRO = """# Configuration
 Every setting, as `key=value` on the command line. `lopa-dist explain KEY ...` explains single settings, and shows their
 values in a job with given presets and overrides: `lopa-dist explain decode.context model=dream_instruct`.
 
-A preset is a file in `conf/`, or in a folder of yours that has the same subfolders (`lopa-dist --config-dir my experiment=mine` reads
-`my/experiment/mine.yaml`, which begins with the line `# @package _global_`); `decode=verified` chooses one. A setting that neither the command line nor a preset gives
-has its default from the tables below. `decode` options set to `auto` follow how the model was trained, according to its
-family or `model.pattern`."""
+A preset is a file in `conf/`; `decode=verified` chooses one. Presets of your own are in a folder of yours with the same
+subfolders: `lopa-dist --config-dir FOLDER experiment=mine` reads FOLDER/experiment/mine.yaml, which begins with
+the line `# @package _global_`. A setting that neither the command line nor a preset gives has its default from the
+tables below. `decode` options set to `auto` follow how the model was trained, according to its family or
+`model.pattern`."""
 GROUPS = {
     "model": "Models",
     "decode": "Ways of decoding",
