@@ -79,6 +79,7 @@ class Output:
 SAMPLING_ONLY = {entry.name for entry in fields(SamplingParams)} - {entry.name for entry in fields(DecodeConfig)}
 
 
+SAID: set[str] = set()  # warnings about this process's threads, which hold for every LLM in it
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -152,7 +153,8 @@ class LLM:
         device, self.threads = device_of(self.config, self.world), torch.get_num_threads()
         if device.type == "cpu":
             self.threads, why = threads(self.config, self.world)
-            if self.world.rank == 0 and unexpected(why):
+            if self.world.rank == 0 and unexpected(why) and why not in SAID:
+                SAID.add(why)
                 log.warning(why)
         with undisturbed(self.threads):
             self.builder = EngineBuilder(self.config.model, device)

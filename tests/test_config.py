@@ -226,7 +226,7 @@ def test_auto_follows_the_model() -> None:
     chosen = composed("decode=lopa", "decode.context=vanilla", "decode.block_size=8").decode
     blocks = resolve_decode(chosen, PATTERNS["block_diffusion"])
     assert (blocks.context, blocks.block_size, blocks.max_active_blocks) == ("vanilla", 8, None)
-    with pytest.raises(ValueError, match=r"decode\.context=vanilla: the model is causal; leave it at auto"):
+    with pytest.raises(ValueError, match=r"decode\.context=vanilla: the model is causal; set it to auto"):
         resolve_decode(chosen, PATTERNS["causal"])
 
 

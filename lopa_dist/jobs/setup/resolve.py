@@ -57,7 +57,7 @@ def resolve_decode(
     scope = CONTEXTS[context]
     if scope.causal != pattern.scope.causal:
         kind = "causal" if pattern.scope.causal else "not causal"
-        raise ValueError(f"decode.context={context}: the model is {kind}; leave it at auto")
+        raise ValueError(f"decode.context={context}: the model is {kind}; set it to auto")
     trained = vars(pattern) | {"context": context, "max_active_blocks": scope.max_active_blocks}
     if not scope.from_prompt:
         trained["sub_block_size"] = None

@@ -7,7 +7,10 @@ from collections.abc import Sequence
 
 MOST_ROWS = 40  # of a table, which must fit on a page
 TEXT_WIDTH, LETTER, COLUMN = 345, 4.5, 12  # points: of an article's text, of a letter, of the space around a column
-SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+SPECIAL = {
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
+}  # fmt: skip
 
 
 def latex(
@@ -54,9 +57,14 @@ def one_line(text: str) -> str:
     return " ".join(text.splitlines())
 
 
+def plain(text: str) -> str:
+    """Return a text as one line that Markdown does not take for HTML."""
+    return one_line(text).replace("<", "&lt;")
+
+
 def escaped(text: str) -> str:
     """Return a text escaped for LaTeX."""
-    return re.sub(r"[&%$#_{}\\~^]", lambda found: SPECIAL.get(found[0], f"\\{found[0]}"), text)
+    return re.sub(r"[&%$#_{}\\~^<>|]", lambda found: SPECIAL.get(found[0], f"\\{found[0]}"), text)
 
 
 def figure(text: str) -> str:
@@ -71,8 +79,8 @@ def markdown(
     title: str, head: Sequence[str], rows: Sequence[Sequence[str]], methods: str = "", notes: Sequence[str] = ()
 ) -> str:
     """Return a Markdown table below its title, followed by how the figures are worked out (`methods`) and `notes`."""
-    lines = ["| " + " | ".join(one_line(cell).replace("|", r"\|") for cell in row) + " |" for row in (head, *rows)]
+    lines = ["| " + " | ".join(plain(cell).replace("|", r"\|") for cell in row) + " |" for row in (head, *rows)]
     return "\n".join(
-        [f"**{title}**", "", lines[0], "|---|" + "---:|" * (len(head) - 1), *lines[1:], ""]
+        [f"**{plain(title)}**", "", lines[0], "|---|" + "---:|" * (len(head) - 1), *lines[1:], ""]
         + [f"{note}\n" for note in (methods, *notes) if note]
     )

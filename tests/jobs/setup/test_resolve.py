@@ -126,7 +126,7 @@ def test_causal_models_are_not_decoded_as_masked_ones() -> None:
     for name in ("qwen3_8b", "qwen2_5_7b", "llama_3_1_8b"):
         asked = resolve(config(f"model={name}"), shape, CPU).decode
         assert (asked.causal, asked.drafts) == (True, "auto")
-    with pytest.raises(ValueError, match=r"decode\.context=vanilla: the model is causal; leave it at auto"):
+    with pytest.raises(ValueError, match=r"decode\.context=vanilla: the model is causal; set it to auto"):
         by_model(config("model=local", "model.path=x", "decode=vanilla"), shape, CPU)
     with pytest.raises(ValueError, match=r"decode\.draft_from=masks needs a mask token"):
         by_model(config("decode=verified", "decode.context=causal", "decode.draft_from=masks"), shape, CPU)

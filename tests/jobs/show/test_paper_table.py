@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lopa_dist.jobs.show.paper_table import latex
+from lopa_dist.jobs.show.paper_table import latex, markdown
 
 
 def test_names_keep_their_hyphens() -> None:
@@ -11,6 +11,17 @@ def test_names_keep_their_hyphens() -> None:
     assert r"\caption{gsm8k with Qwen/Qwen2.5-7B}" in made
     assert r"2026-11-28 a\_b & 82.4 (59.0--93.8) \\" in made
     assert r"x & $-$1.5 \\" in made
+
+
+def test_names_with_signs_are_printed_as_they_are() -> None:
+    """LaTeX's usual fonts have other characters in the places of these, and Markdown takes HTML for what it is."""
+    title, rows = "a <b> | c", [["x<i>|", "1"]]
+    made = latex(title, ["run", "n"], rows)
+    assert r"\caption{a \textless{}b\textgreater{} \textbar{} c}" in made
+    assert r"x\textless{}i\textgreater{}\textbar{} & 1 \\" in made
+    made = markdown(title, ["run", "n"], rows)
+    assert "**a &lt;b> | c**" in made
+    assert r"| x&lt;i>\| | 1 |" in made
 
 
 def test_names_are_no_options_of_line_breaks() -> None:

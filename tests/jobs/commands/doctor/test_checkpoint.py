@@ -61,7 +61,7 @@ def test_tokens_that_the_model_lacks(tmp_path: Path, template: str, state: State
 def test_settings_that_do_not_go_together_are_broken() -> None:
     config = composed(["decode.context=causal", *CPU_ONLY])
     [found] = [finding for name, finding in examine(Machine(config)) if name == "model"]
-    assert found == Finding(State.BROKEN, "decode.context=causal: the model is not causal; leave it at auto")
+    assert found == Finding(State.BROKEN, "decode.context=causal: the model is not causal; set it to auto")
 
 
 def test_memory_is_held_against_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
