@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.engine.outcomes import Outcomes
-from lopa_dist.engine.step_times import Kind, TimesByKind
+from lopa_dist.engine.step_times import StepKind, TimesByKind
 from lopa_dist.rows.lookahead import Lookahead
 from lopa_dist.rows.share import ALONE, Share
 
@@ -51,9 +51,9 @@ class Forecast:
         self.times = TimesByKind()
         self.mask_cost = 1.0  # how many times as long a row of masks takes as `times` say
 
-    def kind_of(self, masks: float, text: int) -> Kind:
+    def kind_of(self, masks: float, text: int) -> StepKind:
         """Return the kind of a step with `masks` masks, in which text drafts if `text` is 1."""
-        return Kind(self.adapted and masks > 0, bool(text and self.text))
+        return StepKind(self.adapted and masks > 0, bool(text and self.text))
 
     def choices(self) -> list[Choice]:
         """Return all choices: no masks, one group of masks, two, or groups for a quarter, half or all of the depths."""

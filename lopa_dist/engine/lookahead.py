@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.state import HostState
 from lopa_dist.engine.forecast import LEAST_WORTH, MOST_WORTH, Choice, Forecast
-from lopa_dist.engine.step_times import Kind
+from lopa_dist.engine.step_times import StepKind
 from lopa_dist.ragged import Ints
 from lopa_dist.rows.lookahead import Lookahead
 from lopa_dist.rows.share import ALONE, Share
@@ -69,7 +69,7 @@ class LookaheadPolicy:
         self.speed: dict[Choice, float] = {}  # expected tokens per second of each choice
         self.began: float | None = None  # when the last step began
         self.rows = 0  # of that step
-        self.kind = Kind()
+        self.kind = StepKind()
         self.sequences = 1  # how many the last ranking was for
         self.chosen: dict[int, int] = {}  # steps by the masks of their groups
 

@@ -13,7 +13,7 @@ REMEMBERED = 9  # last steps of a size class whose median time counts
 SPAN = 2.0  # least ratio between the rows of steps from which other sizes are judged
 
 
-class Kind(NamedTuple):
+class StepKind(NamedTuple):
     """What makes a step take longer than another with as many rows."""
 
     adapter: bool = False  # whether there are masks that run through an adapter of their own
@@ -82,10 +82,10 @@ class TimesByKind:
 
     def __init__(self) -> None:
         self.all = StepTimes()
-        self.times: dict[Kind, StepTimes] = {}
-        self.asked: dict[Kind, StepTimes] = {}  # what `of` returned since the last `fit`
+        self.times: dict[StepKind, StepTimes] = {}
+        self.asked: dict[StepKind, StepTimes] = {}  # what `of` returned since the last `fit`
 
-    def measured(self, rows: int, seconds: float, kind: Kind) -> None:
+    def measured(self, rows: int, seconds: float, kind: StepKind) -> None:
         """Add the measured time of a step."""
         for times in (self.all, self.times.setdefault(kind, StepTimes())):
             times.measured(rows, seconds)
@@ -96,7 +96,7 @@ class TimesByKind:
         for times in (self.all, *self.times.values()):
             times.fit()
 
-    def of(self, kind: Kind) -> StepTimes:
+    def of(self, kind: StepKind) -> StepTimes:
         """Return the times of a kind of step.
 
         While all of its measured steps had about as many rows, which says little about other sizes, they are those of
@@ -106,7 +106,7 @@ class TimesByKind:
             self.asked[kind] = self.most_similar(kind)
         return self.asked[kind]
 
-    def most_similar(self, kind: Kind) -> StepTimes:
+    def most_similar(self, kind: StepKind) -> StepTimes:
         """Return the times of the kind that is most similar to `kind`, among those whose steps had enough sizes."""
         known = [other for other, times in self.times.items() if times.span >= SPAN]
         if not known:

@@ -9,7 +9,7 @@ import pytest
 
 from lopa_dist.engine.gain import Rates, gain
 from lopa_dist.engine.lookahead import LookaheadPolicy
-from lopa_dist.engine.step_times import Kind, TimesByKind
+from lopa_dist.engine.step_times import StepKind, TimesByKind
 from tests.engine.test_acceptance import accepted
 from tests.engine.test_causal import causal
 
@@ -24,14 +24,14 @@ def test_what_other_masks_would_bring() -> None:
     auto.outcomes.helped = accepted(0.01)
     assert gain(auto, Rates([0.9] * 4, 1000)) > 1.5  # no step was measured yet: forwards count
     for rows in (1, 64, 512, 4096):
-        auto.forecast.times.measured(rows, float(rows), Kind())
+        auto.forecast.times.measured(rows, float(rows), StepKind())
     auto.forecast.times.fit()
     assert gain(auto, Rates([0.3] * 4, 1000)) == pytest.approx(
         1.0, abs=0.02
     )  # where rows cost, such drafts bring nothing
     auto.forecast.times = TimesByKind()
     for rows in (1, 64, 512, 4096):
-        auto.forecast.times.measured(rows, 1.0, Kind())
+        auto.forecast.times.measured(rows, 1.0, StepKind())
     auto.forecast.times.fit()
     assert gain(auto, Rates([0.9] * 16, 1000)) > 2
 
@@ -42,7 +42,7 @@ def test_masks_that_are_accepted_as_before_bring_nothing(drafts: int | str) -> N
     policy = LookaheadPolicy(causal(drafts=drafts, draft_from="masks"))
     policy.outcomes.helped = accepted(0.3)
     for rows in (1, 64):
-        policy.forecast.times.measured(rows, 8.0 + rows, Kind())
+        policy.forecast.times.measured(rows, 8.0 + rows, StepKind())
     policy.forecast.times.fit()
     before = Rates([0.9, 0.85, 0.8], 500)
     assert gain(policy, before, before) == 1.0
@@ -52,7 +52,7 @@ def test_masks_that_are_accepted_as_before_bring_nothing(drafts: int | str) -> N
     noisy.forecast = copy(policy.forecast)
     noisy.forecast.times = TimesByKind()
     for rows in (1, 64):
-        noisy.forecast.times.measured(rows, 80.0 - rows, Kind())  # on a machine that was busy
+        noisy.forecast.times.measured(rows, 80.0 - rows, StepKind())  # on a machine that was busy
     noisy.forecast.times.fit()
     assert gain(noisy, before, before, 1.5) <= 1.0
     assert gain(policy, before, Rates([], 0)) > 1.1, "without a measurement before, the job's own rates count"

@@ -14,7 +14,7 @@ from lopa_dist.engine.drafter import drafter_for
 from lopa_dist.engine.forecast import Choice
 from lopa_dist.engine.lookahead import BURST, BURSTS, EXPLORE, FAR, SELDOM, LookaheadPolicy
 from lopa_dist.engine.loop import Engine
-from lopa_dist.engine.step_times import Kind
+from lopa_dist.engine.step_times import StepKind
 from lopa_dist.engine.work import Work
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Solo
@@ -41,7 +41,7 @@ def test_masks_that_take_longer_must_bring_more() -> None:
     alike, adapted = (LookaheadPolicy(causal(drafts="auto"), adapted=adapted) for adapted in (False, True))
     for policy in (alike, adapted):
         policy.outcomes.helped, policy.outcomes.bare = accepted(0.8), accepted(0.6)
-    slow, fast = Kind(adapter=True, text=True), Kind(text=True)
+    slow, fast = StepKind(adapter=True, text=True), StepKind(text=True)
     for rows in (1, 64):
         adapted.forecast.times.measured(rows, 3.0, slow)
     adapted.rank(1)
@@ -60,11 +60,11 @@ def test_drafting_from_text_must_bring_more_than_it_takes_the_host() -> None:
     policy = LookaheadPolicy(causal(drafts="auto", draft_from="text"))
     policy.outcomes.bare = accepted(0.05)
     for rows in (1, 64):
-        policy.forecast.times.measured(rows, 1.0, Kind(text=True))
+        policy.forecast.times.measured(rows, 1.0, StepKind(text=True))
     policy.rank(1)
     assert policy.ranked[0].text == 1
     for rows in (1, 64):
-        policy.forecast.times.measured(rows, 0.9, Kind())
+        policy.forecast.times.measured(rows, 0.9, StepKind())
     policy.rank(1)
     assert policy.ranked[0].text == 0
 
@@ -80,8 +80,8 @@ def test_steps_of_other_kinds_are_timed_apart() -> None:
             policy.rows = rows
         counted = {kind: {rows for last in times.last.values() for rows, _ in last}
                    for kind, times in policy.forecast.times.times.items()}  # fmt: skip
-        apart = {Kind(True, True): {10}, Kind(False, True): {20}}
-        assert counted == (apart if adapted else {Kind(False, True): {10, 20}}) | {Kind(): {30}}
+        apart = {StepKind(True, True): {10}, StepKind(False, True): {20}}
+        assert counted == (apart if adapted else {StepKind(False, True): {10, 20}}) | {StepKind(): {30}}
 
 
 def test_other_kinds_of_steps_are_tried_for_a_few_steps() -> None:

@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from lopa_dist.config import Config
+from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.families import training_pattern
 from lopa_dist.tasks.response_format import TRIES
+from lopa_dist.tasks.task import Item
 
 
 @dataclass
@@ -37,6 +39,20 @@ class PromptNotes:
     greedy_samples: int = 0  # further answers to a prompt, which will equal the first one
     greedy_filters: int = 0  # requests with a top_p or top_k that draw no token
     sharpened: int = 0  # requests of a masked model whose sampling changes the probabilities that fill tokens
+
+    def note_sampling(self, item: Item, sampling: Sampling | None) -> None:
+        """Count what follows from how an item's tokens are drawn; None: as for the whole job."""
+        decode, wanted = self.config.decode, item.response_format
+        way = sampling or decode
+        self.draws |= way.temperature > 0
+        own_thresholds = not decode.causal and decode.fill is None and decode.rule is None
+        if own_thresholds and way.temperature and (way.temperature != 1 or way.top_p < 1 or way.top_k):
+            self.sharpened += 1
+        self.formats += wanted is not None
+        if not way.temperature:
+            self.greedy_filters += sampling is not None and (sampling.top_p < 1 or sampling.top_k > 0)
+            self.greedy_samples += bool(item.origin and item.origin.sample)
+            self.greedy_formats += wanted is not None and wanted.tries > 1
 
     def warnings(self) -> list[str]:
         """Return warnings about the model and the requests so far, such as unknown words or cut prompts."""

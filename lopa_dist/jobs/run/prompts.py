@@ -311,16 +311,7 @@ class Encoder:
         sampling = self.sampling(item)
         if self.bytes and not self.bytes.isdisjoint(ids):
             self.note_strange(ids)
-        way = sampling or decode
-        self.notes.draws |= way.temperature > 0
-        own_thresholds = not decode.causal and decode.fill is None and decode.rule is None
-        if own_thresholds and way.temperature and (way.temperature != 1 or way.top_p < 1 or way.top_k):
-            self.notes.sharpened += 1
-        self.notes.formats += item.response_format is not None
-        if not way.temperature:
-            self.notes.greedy_filters += sampling is not None and (sampling.top_p < 1 or sampling.top_k > 0)
-            self.notes.greedy_samples += bool(item.origin and item.origin.sample)
-            self.notes.greedy_formats += item.response_format is not None and item.response_format.tries > 1
+        self.notes.note_sampling(item, sampling)
         return Request(
             index,
             array("i", ids),  # 4 bytes per token; a list takes 8, and its numbers more: a job may have a million
