@@ -106,9 +106,12 @@ class Encoder:
                 if item.continuations:
                     requests[index] = self.scored(index, item, own, tokens)
                     continue
+                whole = own
                 if self.config.task.truncate:
-                    item, own = self.truncated(index, item, own, tokens)
+                    item, own = self.truncated(item, own, tokens)
                 request = self.request(index, item, own, tokens)
+                if own is not whole:
+                    self.notes.cut.add(index)
                 if self.beginnings:
                     cut = self.beginnings.cut(request.prompt, request.prefix, copies[own[0]])
                     request = replace(request, prefix=cut)
@@ -152,9 +155,7 @@ class Encoder:
             tokens.update(zip(alike, (encoding.ids for encoding in encodings), strict=True))
         return tokens
 
-    def truncated(
-        self, index: int, item: Item, texts: list[Text], tokens: dict[Text, list[int]]
-    ) -> tuple[Item, list[Text]]:
+    def truncated(self, item: Item, texts: list[Text], tokens: dict[Text, list[int]]) -> tuple[Item, list[Text]]:
         """Return the item, its prompt or last message cut until it fits the model, and its text, added to `tokens`.
 
         The rest of a text may have more tokens by itself than within the whole, so it may be cut again.
@@ -179,8 +180,6 @@ class Encoder:
                 item = replace(item, prompt=kept)
             texts = [self.render(item)]
             tokens.update(self.tokenized(texts))
-        if gone:
-            self.notes.cut.add(index)
         return item, texts
 
     def scored(self, index: int, item: Item, texts: Sequence[Text], tokens: Mapping[Text, list[int]]) -> Request:
