@@ -79,8 +79,8 @@ def check_seed(config: Config) -> None:
 def main(ranks: int, arguments: Sequence[str]) -> None:
     """Exit with a message if the job would not begin; this is the `--dry-run` of the launch scripts."""
     try:
-        check_keys([a for a in arguments if not a.startswith("-")])
         arguments = joined(arguments)
+        check_keys([a for a in arguments if not a.startswith("-")])
         own = [a for a in as_hydra_reads(arguments) if not a.startswith(("hydra", "-"))]
         config = checked_job([*own, *search_override(arguments)], ranks)
         folders = [a.partition("=")[2] for a in arguments if a.lstrip("+").startswith("hydra.run.dir=")]

@@ -63,7 +63,8 @@ def group_batches(
     Args:
         answers: with at least two tokens each; shorter ones have nothing to draft.
         masks: masks per group.
-        rows: masks per batch, padding included. A long answer alone has no more, at randomly chosen positions.
+        rows: masks per batch, padding included. If one answer would need more, it gets groups at only as many random
+            positions as fit.
         rng: makes the random choices.
         pad_id: pads the rows of `GroupBatch.tokens`.
         share: the share of each answer's positions that have a group.

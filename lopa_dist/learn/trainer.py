@@ -150,7 +150,7 @@ class Trainer:
         longest = max((len(one.prompt) + len(one.tokens) for one in usable), default=1)
         rows = self.rows_of_step(longest)
         most = text_tokens(rows, longest)
-        return group_batches(usable, self.masks, rows, rng, self.model.config.pad_id, tokens=most)
+        return group_batches(usable, self.masks, rows, rng, self.model.config.eos_ids[0], tokens=most)
 
     def rows_of_step(self, longest: int) -> int:
         """Return how many masks this rank has per step, for texts of at most `longest` tokens."""

@@ -19,8 +19,8 @@ from lopa_dist.models.files import CheckpointError, opened, read_json, unsupport
 
 PREFIX = "base_model.model."
 LORA = re.compile(r"(?P<module>.+)\.lora_(?P<part>A|B)\.weight")
-UNCHANGED = ("lm_head.base_layer.weight", "embed_tokens.weight")  # how names end of base weights that PEFT keeps
-TOKENS = "token_adapter.trainable_tokens_delta"  # how the name of trained tokens' embeddings ends
+UNCHANGED = ("lm_head.base_layer.weight", "embed_tokens.weight")  # ends of names of base weights that PEFT stores, too
+TOKENS = "token_adapter.trainable_tokens_delta"  # end of the name of the trained tokens' embeddings
 BASE = "base_revision"  # metadata key, in files learned here, for the revision of their checkpoint
 ONLY: dict[str, Any] = {
     "peft_type": "LORA", "bias": "none", "lora_bias": False, "use_dora": False, "use_qalora": False,

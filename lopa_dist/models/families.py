@@ -40,8 +40,8 @@ PATTERNS = {
 }
 
 END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|role_end|>")
-"""These tokens, too, end an answer, besides the files' eos_token_id. In an autoregressive model they do so only if its
-chat template writes them: transformers and vLLM end at none that the files do not name."""
+"""Tokens that end an answer besides the files' eos_token_id; in an autoregressive model only if its chat template
+contains them. transformers and vLLM use eos_token_id alone, so texts may end earlier here."""
 
 HF_KEYS = {
     "vocab_size": "vocab_size",

@@ -158,9 +158,10 @@ def opened(file: Path) -> Iterator[Any]:
 def revision(folder: Path) -> str:
     """Return a hash of a checkpoint's content: JSON and text files whole, large weights by probes.
 
-    It has 16 hex digits, of all files, of large ones their size and evenly spread probes; and, if there are large
-    ones, 8 more after a hyphen, of the beginning of each tensor in them. It is the same for a copy elsewhere, and
-    differs after training, merging or converting, also if only norms or biases were trained.
+    The first 16 hex digits hash all files; of a safetensors file above 4 MiB, its size and 64 evenly spread probes. If
+    there is such a file, a hyphen and 8 more digits follow, which hash the beginning of each tensor in it. It is the
+    same for a copy elsewhere, and differs after training, merging or converting, also if only norms or biases were
+    trained.
     """
     digest, of_tensors = hashlib.sha256(), hashlib.sha256()
     large = False
@@ -194,9 +195,10 @@ def tensors_in(content: BinaryIO) -> list[tuple[int, int]]:
 
 
 def same_revision(one: str | None, other: str | None) -> bool:
-    """Return whether two revisions may be of the same content; those of earlier versions have no part of tensors.
+    """Return whether two revisions may be of the same content.
 
-    They may also be of a checkpoint and an adapter that was merged into it, joined by a plus.
+    Revisions that earlier versions wrote lack the part after the hyphen; then only the first parts are compared.
+    ``A+B`` is a checkpoint A with an adapter B that was merged into it.
     """
     if one is None or other is None:
         return one is other

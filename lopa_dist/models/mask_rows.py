@@ -54,8 +54,10 @@ class MaskRows:
         """Restrict adapters to some of the forward's rows within the context."""
         all_rows = self.rows[:, 0]
         self.begin(all_rows[rows])
-        yield
-        self.begin(all_rows)
+        try:
+            yield
+        finally:
+            self.begin(all_rows)
 
 
 class MaskRowAdapter:

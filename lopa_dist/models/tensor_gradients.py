@@ -1,4 +1,4 @@
-"""Gradients through a model that tensor ranks split: of tensors that they gather, and of those that all of them read.
+"""Backward passes for tensor parallelism: of an all-gather, and of an input that every rank reads.
 
 After a gather, all ranks compute the same, so each has the whole gradient of the gathered tensor, and keeps that of its
 own part. A projection that is split by columns reads its whole input, and each rank finds the part of the input's

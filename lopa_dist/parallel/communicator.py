@@ -166,9 +166,9 @@ class MpiCommunicator:
         return buffer
 
     def sum(self, values: Tensor) -> Tensor:
-        values = values.cpu().contiguous()
-        total = torch.empty_like(values)
-        self._wait(self.comm.Iallreduce(values.numpy(), total.numpy()))
+        own = values.cpu().contiguous()
+        total = torch.empty_like(own)
+        self._wait(self.comm.Iallreduce(own.numpy(), total.numpy()))
         return total.to(values.device)
 
     def _wait(self, request: Any) -> None:

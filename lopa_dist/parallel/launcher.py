@@ -73,7 +73,9 @@ def start_ticks(process: int) -> int | None:
 
 OTHER_MPI = "take that MPI's mpirun, or set MPI4PY_LIBMPI to the libmpi.so of this one"
 OF_OPEN_MPI, OF_MPICH = "OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS"  # variables that their mpirun always sets
-VARIABLES = {  # launcher: variable that it always sets; then of rank, size, local rank, local size
+# by launcher: a variable that it always sets, then those with the rank, the size, the local rank and the local size
+# (SLURM_GTIDS lists the node's ranks)
+VARIABLES = {
     "torchrun": ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     "mpirun": (
         OF_OPEN_MPI,
@@ -95,7 +97,7 @@ def detect(environment: Mapping[str, str] = os.environ) -> World:
         rank, size = int(environment[names[0]]), int(environment[names[1]])
         local_rank = int(environment.get(names[2], rank))
         here = environment.get(names[3], str(size))
-        local_size = len(here.split(",")) if launcher == "srun" else int(here)  # Slurm lists the node's ranks
+        local_size = len(here.split(",")) if launcher == "srun" else int(here)
         if size > 1 or launcher == "torchrun":
             return World(launcher.split()[0], rank, size, local_rank, local_size)
     return World("python")

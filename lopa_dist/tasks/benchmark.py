@@ -96,7 +96,7 @@ class FewshotBenchmark(Benchmark):
 
     options = (*Benchmark.options, "fewshot", "fewshot_input", "fewshot_as_multiturn")
     train: str  # where the examples are if the user names no other source
-    usual_fewshot = 4
+    usual_fewshot: int
     delimiter = " "  # between question and answer in plain text
 
     def __init__(

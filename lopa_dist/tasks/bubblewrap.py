@@ -56,7 +56,8 @@ def command(seccomp: int, disk_bytes: int) -> list[str]:
 def visible() -> list[str]:
     """Return the files and folders that the program may read; none is inside another."""
     wanted = [path for path in (*SYSTEM, *SETTINGS) if os.path.exists(path)]
-    wanted += [sys.prefix, sys.exec_prefix, sys.base_prefix, str(Path(sys.executable).resolve().parents[1])]
+    for prefix in {sys.prefix, sys.exec_prefix, sys.base_prefix, str(Path(sys.executable).resolve().parents[1])}:
+        wanted += of_python(Path(prefix))
     wanted += [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     wanted += [*site.getsitepackages(), *library_folders()]
     outermost: list[str] = []
@@ -64,6 +65,14 @@ def visible() -> list[str]:
         if not any(Path(path).is_relative_to(folder) for folder in outermost):
             outermost.append(path)
     return outermost
+
+
+def of_python(prefix: Path) -> list[str]:
+    """Return what a program needs of the folder in which a Python is installed: its parts if the home is in there."""
+    home = Path(os.path.expanduser("~"))  # Path.home() fails where there is none
+    if not home.resolve().is_relative_to(prefix.resolve()):
+        return [str(prefix)]
+    return [str(prefix / part) for part in ("bin", "lib", "lib64") if (prefix / part).is_dir()]
 
 
 def library_folders() -> list[str]:

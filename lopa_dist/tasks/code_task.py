@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import logging
 import math
 import re
+import warnings
 from textwrap import dedent
 from threading import Event
 from typing import Any, ClassVar
@@ -24,7 +26,7 @@ class CodeTask:
     was judged.
 
     Raises:
-        ValueError: `allow_code_execution` is None, or programs cannot be run here in this way.
+        ValueError: `allow_code_execution` is None.
     """
 
     name: str
@@ -46,11 +48,14 @@ class CodeTask:
                 "sandbox (see lopa_dist/tasks/sandbox.py for what it keeps them from), false generates without judging"
             )
         self.confined = self.allow != "unconfined"
+        super().__init__(*benchmark, **named)
+
+    def check_judging(self) -> None:
+        """See `tasks.registry.check_judging`: try the sandbox, and warn where there is none."""
         if self.allow:
             check(self.confined)
         if not self.confined:
             log.warning("WARNING: the model's programs run unconfined: they can do whatever you can, within limits")
-        super().__init__(*benchmark, **named)
 
     def run(self, solution: str, tests: str, extracted: str) -> Score | None:
         """Return whether the tests pass, which takes up to the time limit; None if running is not allowed."""
@@ -64,28 +69,40 @@ class CodeTask:
         self.cancelled.set()
 
 
-BLOCK = re.compile(
-    r"^[ \t]*(?P<fence>```+|~~~+)[ \t]*(?P<language>[\w+#.-]*)([ \t]+\w+=[^`\n]*)?[ \t]*\n"
-    r"(?P<code>.*?)(?P<end>(?P=fence)[ \t]*$|\Z)",
-    re.MULTILINE | re.DOTALL,
-)
+OPENING = re.compile(r"(?P<fence>```+|~~~+)[ \t]*(?P<language>[\w+#.-]*)([ \t]+\w+=[^`\n]*)?[ \t]*\n")
 DEFINED = re.compile(r"^[ \t]*(def|class|import|from)\b", re.MULTILINE)
+LANGUAGE = re.compile(r"\A(python3?|py)\b[ \t]*")  # at the beginning of a block within a line
 
 
 def first_block(text: str) -> str:
     """Return the first fenced code block if there is one, else the text as it is.
 
-    Fences are Markdown's, at the beginnings of lines. A block that does not end is the rest of the text, and code with
-    no fence but one after it is what comes before that. A block within a line counts if there is no other.
+    Models write fences with less care than Markdown asks for: also behind other words, at the end of a line of code, or
+    only after the code. So of several places where a block may end, the first counts at which it is a program. If none
+    is, the block ends at the first fence, or where the text does. If the text begins with code and has only a closing
+    fence, the block is what is before that.
     """
-    block = BLOCK.search(text)
-    if block is None:
+    lines = text.replace("\r\n", "\n") + "\n"  # a fence may be the last thing in the text
+    opening = OPENING.search(lines)
+    if opening is None or lines[: opening.start()].count("```") % 2:  # that one closes a block within lines
         parts = text.split("```")
-        return text if len(parts) < 2 else parts[1]
-    before, code = text[: block.start()], block["code"]
-    if not block["language"] and not block["end"] and DEFINED.search(before):
+        return text if len(parts) < 2 else LANGUAGE.sub("", parts[1])
+    before, after = lines[: opening.start()], lines[opening.end() :]
+    ends = [found.start() for found in re.finditer(opening["fence"], after)]
+    if not opening["language"] and DEFINED.search(before) and (not ends or is_program(before)):
         return before
-    return dedent(code)
+    blocks = [dedent(after[:end]) for end in ends] or [dedent(after[:-1])]
+    return next(filter(is_program, blocks), blocks[0])
+
+
+def is_program(text: str) -> bool:
+    """Return whether a text is a program in Python, and not empty."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return bool(ast.parse(text).body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
 
 
 def refuse_release_form(row: dict[str, Any]) -> None:

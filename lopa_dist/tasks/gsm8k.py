@@ -1,4 +1,7 @@
-"""GSM8K: grade-school word problems (Cobbe et al. 2021), prompted and read as lm-evaluation-harness's `gsm8k` does."""
+"""GSM8K: grade-school word problems (Cobbe et al. 2021), asked and read as in lm-evaluation-harness's `gsm8k`.
+
+The examples are the first four, as in the LoPA paper's tables; the harness takes five, drawn anew for each problem.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ class GSM8K(FewshotBenchmark):
     name = "gsm8k"
     test = "hf://openai/gsm8k:main:test"
     train = "hf://openai/gsm8k:main:train"
+    usual_fewshot = 4
 
     def example(self, row: dict[str, Any]) -> Example:
         """Return a worked example from a row of the original files, whose `answer` ends in ``#### N``."""

@@ -2,7 +2,8 @@
 
 Prompt, examples and stop string come from lm-evaluation-harness's `mbpp` and `mbpp_plus`, in chat form, too. Unlike
 there, a problem's `test_imports` and `test_setup_code` run before its assertions, MBPP+ is judged by its own tests and
-not by the three in the prompt, and in chat form only the first fenced block of the answer, if there is one, is run.
+not by the three in the prompt, all assertions of a problem count instead of three, a program has 10 seconds instead of
+3, and in chat form only the first fenced block of the answer, if there is one, is run.
 """
 
 from __future__ import annotations

@@ -33,14 +33,18 @@ class MinervaMath(FewshotBenchmark):
     """
 
     name = "math"
+    usual_fewshot = 4
     test = f"hf://EleutherAI/hendrycks_math:{','.join(SUBJECTS)}:test"
     train = str(Path(__file__).parent / "data" / "minerva_examples.jsonl")
 
     def __init__(self, *options: Any, **named: Any) -> None:
-        if find_spec("math_verify") is None:
-            raise ValueError("task=math needs math-verify: pip install 'lopa_dist[eval]'")
         self.workers = Workers("lopa_dist.tasks.minerva_math", WITHIN_S)
         super().__init__(*options, **named)
+
+    def check_judging(self) -> None:
+        """See `tasks.registry.check_judging`: the library that compares answers must be there."""
+        if find_spec("math_verify") is None:
+            raise ValueError("task=math needs math-verify: pip install 'lopa_dist[eval]'")
 
     def example(self, row: dict[str, Any]) -> Example:
         """Return a worked example from a row of MATH, with `problem` and `solution`."""

@@ -71,6 +71,16 @@ def make_task(options: Any) -> Task:
     return task
 
 
+def check_judging(task: Task) -> None:
+    """Raise a ValueError if a task could not judge answers on this machine, before any is generated.
+
+    Showing what was judged elsewhere needs none of this.
+    """
+    check = getattr(task, "check_judging", None)
+    if check is not None:
+        check()
+
+
 def task_class(name: str) -> Any:
     """Return the class of a task, or the user's own class that ``FILE.py:CLASS`` names.
 

@@ -122,7 +122,7 @@ class Workers:
 
 def serve(answer: Callable[[Any], Any]) -> None:
     """Answer the parent's questions in the child, until the parent ends, however it does, or closes the connection."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # they are for the job, which ends its workers itself
     with Connection(int(sys.argv[1])) as parent, contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:

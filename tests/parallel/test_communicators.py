@@ -7,13 +7,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from lopa_dist.parallel.communicator import Solo, TorchCommunicator
+from lopa_dist.parallel.communicator import MpiCommunicator, Solo, TorchCommunicator
 from tests.engine.ranks import on_ranks
 from tests.parallel.contract import check
 
@@ -55,6 +57,21 @@ def test_processes(launcher: list[str], backend: str) -> None:
     for rank in range(3 if backend == "gloo" else 2):
         assert f"rank {rank} kept the contract" in printed, printed[-3000:]
     assert done.returncode == 0, printed[-3000:]
+
+
+def test_a_sum_through_mpi_is_where_its_parts_were() -> None:
+    """MPI adds up on the host what a GPU computed."""
+
+    class Elsewhere:
+        device = torch.device("meta")
+
+        def cpu(self) -> torch.Tensor:
+            return torch.ones(3)
+
+    alone = SimpleNamespace(Get_rank=lambda: 0, Get_size=lambda: 1)
+    alone.Iallreduce = lambda own, total: SimpleNamespace(Test=lambda: True)
+    communicator = MpiCommunicator(alone, 1.0)
+    assert communicator.sum(cast(torch.Tensor, Elsewhere())).device.type == "meta"
 
 
 class OnGpu(torch.Tensor):

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from lopa_dist.tasks import code_task
 from lopa_dist.tasks.code_task import first_block
 from lopa_dist.tasks.humaneval import HumanEval, HumanEvalPlus
 from lopa_dist.tasks.mbpp import MBPP, MBPPPlus
+from lopa_dist.tasks.registry import check_judging
 from lopa_dist.tasks.rows import rows
 from lopa_dist.tasks.task import Item, Score
 from tests.tasks.data import real
@@ -168,6 +170,19 @@ def test_running_code_must_be_decided(tmp_path: Path) -> None:
     assert [task.score(item, "") for item in task.items()] == [None]
 
 
+def test_showing_a_run_needs_no_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(confined: bool) -> None:
+        raise ValueError("no bwrap")
+
+    monkeypatch.setattr(code_task, "check", missing)
+    source = write(tmp_path / "x.jsonl", [ADD | {"test": "def check(f): 1 / 0"}])
+    task = HumanEval(source, allow_code_execution=True)
+    assert [item.error for item in task.items()] == [None]
+    with pytest.raises(ValueError, match="no bwrap"):
+        check_judging(task)
+    check_judging(HumanEval(source, allow_code_execution=False))
+
+
 def test_rows_of_another_benchmark_are_distinguished(tmp_path: Path) -> None:
     source = write(tmp_path / "x.jsonl", [{"question": "?", "answer": "#### 1"}, {"task_id": 12, "text": "x"}])
     off = {"allow_code_execution": False}
@@ -195,6 +210,15 @@ def test_rows_of_another_benchmark_are_distinguished(tmp_path: Path) -> None:
         ("~~~\nx = 1\n~~~", "x = 1\n"),
         ("The function ```f```:\n```python\nx = 1\n```", "x = 1\n"),
         ("```f``` is what it is called", "f"),
+        ("def f(x):\n    return x\n```", "def f(x):\n    return x\n"),
+        ("def f(x):\n    return x\n```\nFor example:\n```python\nf(1)\n```", "def f(x):\n    return x\n"),
+        ("Here: ```python\ndef f(x):\n    return x\n```\nThat is all.", "def f(x):\n    return x\n"),
+        ("Here: ```python\ndef f(x):\n    return x\n```", "def f(x):\n    return x\n"),
+        ("```python def f(x): return x```", "def f(x): return x"),
+        ("```python\r\nx = 1\r\n```\r\n", "x = 1\n"),
+        ('```python\ndef f(x):\n    """>>> f(1)  # ```\n    """\n```', 'def f(x):\n    """>>> f(1)  # ```\n    """\n'),
+        ("```python\nx = 1``` does it, or\n```python\ny = 2\n```", "x = 1"),
+        ("```python\nreturn x +\n```\nand\n```\ny\n```", "return x +\n"),
     ],
 )
 def test_first_block(text: str, code: str) -> None:

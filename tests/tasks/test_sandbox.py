@@ -293,6 +293,16 @@ def test_only_libraries_are_visible() -> None:
     assert run_tests(program, "", Limits()).passed
 
 
+def test_a_python_in_the_home_does_not_show_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On clusters, Python is often built with --prefix=$HOME."""
+    for part in ("bin", "lib", ".ssh", "python/bin"):
+        (tmp_path / part).mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert bubblewrap.of_python(tmp_path) == [str(tmp_path / "bin"), str(tmp_path / "lib")]
+    assert bubblewrap.of_python(tmp_path.parent) == []
+    assert bubblewrap.of_python(tmp_path / "python") == [str(tmp_path / "python")]
+
+
 def test_the_working_folder_is_empty_where_a_library_is_in_the_temporary_folder(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

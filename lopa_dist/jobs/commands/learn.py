@@ -33,7 +33,7 @@ from lopa_dist.jobs.show.where_it_began import report_where_it_began
 from lopa_dist.learn.learning import HELD_OUT, Answers, Learning, answers_of, check_learnable, is_held_out, with_end
 from lopa_dist.learn.trainer import LearningFailed, Lesson
 from lopa_dist.models.families import FAMILIES
-from lopa_dist.overrides import typed
+from lopa_dist.overrides import as_hydra_reads, typed
 from lopa_dist.parallel import store_keys as keys
 from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import Start, detect
@@ -119,7 +119,7 @@ def settings_of(folder: Path, settings: Sequence[str]) -> Config:
     for setting in settings:
         if not setting.split("=")[0].startswith(SECTIONS):
             raise ValueError(f"{setting}: has no effect here; learn takes {', '.join(SECTIONS)}")
-    given = composed(list(settings))
+    given = composed(as_hydra_reads(list(settings)))
     named = {setting.split("=")[0] for setting in settings}
     model = replace(config.model, **{k: getattr(given.model, k) for k in ("device", "path") if f"model.{k}" in named})
     task = replace(config.task, input=given.task.input) if "task.input" in named else config.task

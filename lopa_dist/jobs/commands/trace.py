@@ -38,8 +38,8 @@ from lopa_dist.tasks.registry import make_task
 from lopa_dist.tasks.task import Item
 
 LOOKAHEAD, BONUS, RECORD, EDIT = "lookahead", "bonus", "record", "edit"
-"""How a token came to be written: LOOKAHEAD as a guess or an accepted draft of the winning branch; BONUS where its
-first rejected draft was; RECORD in any other way at a mask, and EDIT in any other way in place of another token."""
+"""How a token came to be written. LOOKAHEAD: a token that the winning branch tried, or an accepted draft. BONUS: what
+replaced its first rejected draft. RECORD: any other token at a mask. EDIT: any other token in place of another."""
 COLOURS = {LOOKAHEAD: "green", BONUS: "cyan", RECORD: "yellow", EDIT: "magenta"}
 OTHER = (
     "This is not the text of the run: another version, machine or device made it, or a rule of your own looks at the "

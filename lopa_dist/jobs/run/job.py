@@ -60,7 +60,7 @@ from lopa_dist.parallel.launcher import Start, World
 from lopa_dist.parallel.mesh import choose_mesh
 from lopa_dist.parallel.stop import Stop, Stopped
 from lopa_dist.tasks.hashed_items import HashedItems
-from lopa_dist.tasks.registry import make_task
+from lopa_dist.tasks.registry import check_judging, make_task
 from lopa_dist.tasks.task import Task, TotallingTask
 
 log = logging.getLogger("lopa_dist")
@@ -89,6 +89,7 @@ def run(
             )
         check_apart(config.task, folder)
         task = make_task(config.task)
+        check_judging(task)
         whole_input = HashedItems(task.items())
         items = islice(whole_input, config.task.shard, None, config.task.shards)
         # for the mesh, the number of items matters only if they are few

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import comb, sqrt
+from math import sqrt
 from pathlib import Path
 from statistics import fmean, pstdev
 
@@ -38,6 +38,14 @@ def verdicts(folders: Sequence[Path]) -> Verdicts:
     return {problem: fmean(values) for problem, values in judged.items()}
 
 
+def least_splits(count: int, most: int) -> int:
+    """Return in how many ways up to `most` of `count` problems can be chosen."""
+    total, ways = 0, 1  # ways to choose `number` of them
+    for number in range(most + 1):
+        total, ways = total + ways, ways * (count - number) // (number + 1)
+    return total
+
+
 def compared(run: Verdicts, baseline: Verdicts) -> Paired | None:
     """Return how `run` compares with `baseline`; None where they have no problem in common.
 
@@ -48,7 +56,7 @@ def compared(run: Verdicts, baseline: Verdicts) -> Paired | None:
     if not differences:
         return None
     better, worse = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
-    tail = sum(comb(better + worse, i) for i in range(min(better, worse) + 1)) / 2 ** (better + worse)
+    tail = least_splits(better + worse, min(better, worse)) / 2 ** (better + worse)
     count = len(differences)
     # half a problem more in each of the four cells: two problems, whose squared differences sum to 1
     added = [1 / sqrt(2), -1 / sqrt(2), *differences]

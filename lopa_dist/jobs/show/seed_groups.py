@@ -160,8 +160,8 @@ def grouped(folder: Path, named: Sequence[tuple[str, dict[str, Any]]]) -> list[S
 def without_repeats(runs: list[tuple[str, dict[str, Any]]]) -> list[tuple[str, dict[str, Any]]]:
     """Return the named reports of one setting without those that repeat another, with the same seeds and results.
 
-    Nothing is left out if all have the same seeds, for example to measure the time again, or if the results differ.
-    Both what is left out and what cannot be pooled is said.
+    If all have the same seeds, they measure the time again, and all are kept. If repeats have other results, all are
+    kept, too, with a warning. A run that is left out is logged.
     """
     first: dict[tuple[Any, ...], tuple[str, dict[str, Any]]] = {}
     repeats = [
@@ -202,7 +202,9 @@ def pooled_report(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
         tokens, forwards, rows = (
             sum(report.get(key) or 0 for report in reports) for key in ("completion_tokens", "forwards", "rows")
         )
-        pooled |= {"tpf": tokens / forwards, "rows_per_token": rows / tokens}
+        pooled |= {"tpf": tokens / forwards}
+        if all("rows" in report for report in reports):  # an earlier version did not count them
+            pooled |= {"rows_per_token": rows / tokens}
     pooled |= {key: sum(runs[0][key] for runs in streams.values()) for key in ("requests", "errors") if key in first}
     pooled["prompts"] = sum(prompts(runs[0]) for runs in streams.values())
     if all(report.get("cut") is not None for report in reports):

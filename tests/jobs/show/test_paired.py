@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 from itertools import product
+from math import comb
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lopa_dist.jobs.show.paired import compared, verdicts
+from lopa_dist.jobs.show.paired import compared, least_splits, verdicts
 from lopa_dist.jobs.show.seed_groups import SeedGroup, differences
+
+
+def test_many_differences_are_counted_exactly_and_at_once() -> None:
+    for most in (0, 1, 20):
+        assert least_splits(40, most) == sum(comb(40, i) for i in range(most + 1))
+    assert 2 * least_splits(20_001, 10_000) == 2**20_001
 
 
 @settings(deadline=None)

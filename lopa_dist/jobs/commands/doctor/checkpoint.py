@@ -76,7 +76,8 @@ def memory_needed(machine: Machine) -> Finding:
     # auto depends on the job's ranks; a rank needs the most memory where it has all branches and all weights
     branch, tensor = (1 if axis == "auto" else int(axis) for axis in (config.parallel.branch, config.parallel.tensor))
     given = allotted_memory()
-    free = memory.free_bytes(device) or own_share(min(available_memory(), given))
+    on_gpu = memory.free_bytes(device)
+    free = own_share(min(available_memory(), given)) if on_gpu is None else on_gpu
     element = DTYPES[choose_dtype(config.model, device)].itemsize
     weights = weight_bytes(machine.shape, config.model.quantization, element, tensor)
     what = f"{max(free, 0) / GIB:.1f} GiB free, {weights / GIB:.1f} for weights"
