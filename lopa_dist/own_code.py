@@ -10,17 +10,20 @@ import inspect
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
-from importlib.machinery import SourceFileLoader
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
+from threading import RLock
 from types import CodeType, ModuleType
 from typing import Any
 
 SOURCE_OF = "the source of "  # followed by a setting: the name of a hash of the user's own code
 LIBRARIES = {"site-packages", "dist-packages"}  # folders of installed libraries, wherever they are
-EXECUTED: dict[Path, str] = {}  # files of the user's own that were executed, and hashes of what they were then
+LOADED: dict[str, tuple[Path, bytes]] = {}  # by module: the files that were executed here, and their text at that time
+LOADING = RLock()
 ARGUMENTS = {"decode.fill": ("probability", "confidence", "masked"), "task.score": ("text", "fields")}
 """By setting: the positional arguments with which the function that it names is called."""
 
@@ -66,7 +69,22 @@ class Uncached(SourceFileLoader):
 
     def get_code(self, fullname: str) -> CodeType:
         """Return the source as it is now, compiled."""
-        return self.source_to_code(self.get_data(self.path), self.path)
+        source = self.get_data(self.path)
+        LOADED[fullname] = Path(self.path).resolve(), source
+        return self.source_to_code(source, self.path)
+
+
+class OwnFiles(MetaPathFinder):
+    """Finds what is not installed, while code of the user's own is executed that imports it, for `Uncached`."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
+        """Return where a module is; None if it is for other finders."""
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is None or type(spec.loader) is not SourceFileLoader or is_installed(Path(spec.loader.path).resolve()):
+            return None
+        spec.loader = Uncached(name, spec.loader.path)
+        return spec
 
 
 @cache
@@ -82,44 +100,54 @@ def module_of(text: str, key: str) -> ModuleType:
     if not source or not function.isidentifier():
         raise ValueError(f"{key}={text}: write FILE.py:FUNCTION, or MODULE:FUNCTION")
     try:
-        if source.endswith(".py"):
-            path = Path(source).expanduser()
-            if not path.is_file():
-                raise ValueError(f"{key}={text}: no such file: {path.resolve()}")
-            module = executed(path)
-        else:
-            module = importlib.import_module(source)
+        with LOADING:
+            sys.meta_path.insert(0, OwnFiles())
+            try:
+                if not source.endswith(".py"):
+                    return importlib.import_module(source)
+                path = Path(source).expanduser()
+                if not path.is_file():
+                    raise ValueError(f"{key}={text}: no such file: {path.resolve()}")
+                return executed(path)
+            finally:
+                sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, OwnFiles)]
     except ValueError:
         raise
     except (Exception, SystemExit) as error:  # of the user's code
         raise ValueError(f"{key}={text}: {source} cannot be imported: {type(error).__name__}: {error}") from error
-    EXECUTED.update({file: hashed(file) for file in files_of(module)})
-    return module
 
 
 def forget_changed() -> None:
-    """Forget all code of the user's own if a file of it has changed since it was executed.
+    """Forget all code of the user's own that was executed here, if a file of it has changed since.
 
-    It is executed anew when it is next named. Each job of a sweep, and each call of an `LLM`, begins with this; what
-    runs keeps its code.
+    It is executed anew when it is next named. Each job of a sweep, and each call of an `LLM`, begins with this. Modules
+    that the program has imported itself stay: they are the program's to reload.
     """
-    if all(hashed(file) == known for file, known in EXECUTED.items()):
-        return
-    for name, module in list(sys.modules.items()):
-        if name != "__main__" and Path(str(getattr(module, "__file__", None) or "")).resolve() in EXECUTED:
-            del sys.modules[name]
-    importlib.invalidate_caches()
-    EXECUTED.clear()
-    for cached in (load, module_of, digest):
-        cached.cache_clear()
+    with LOADING:
+        if all(text_now(file) == text for file, text in LOADED.values()):
+            return
+        for name in LOADED:
+            module = sys.modules.pop(name, None)
+            package, _, child = name.rpartition(".")
+            if module is not None and getattr(sys.modules.get(package), child, None) is module:
+                delattr(sys.modules[package], child)  # where `from package import child` would find it
+        LOADED.clear()
+        importlib.invalidate_caches()
+        for cached in (load, module_of, digest):
+            cached.cache_clear()
 
 
-def hashed(file: Path) -> str:
-    """Return a hash of a file's content; empty if it cannot be read."""
+def text_now(file: Path) -> bytes:
+    """Return a file's content; empty if it cannot be read."""
     try:
-        return hashlib.sha256(file.read_bytes()).hexdigest()
+        return file.read_bytes()
     except OSError:
-        return ""
+        return b""
+
+
+def text_of(file: Path) -> bytes:
+    """Return a file's content as it was executed here, or as it is now."""
+    return next((text for loaded, text in list(LOADED.values()) if loaded == file), None) or text_now(file)
 
 
 def executed(path: Path) -> ModuleType:
@@ -143,16 +171,14 @@ def digest(text: str, key: str) -> str:
 
     Other files of the user's own that it imports count, too, and what these import.
     """
-    found = hashlib.sha256()
-    for source in files_of(module_of(text, key)):
-        found.update(source.read_bytes())
+    module, found = module_of(text, key), hashlib.sha256()
+    try:
+        file = inspect.getsourcefile(module)
+    except TypeError:  # it is built in
+        file = None
+    for source in own_files(Path(file)) if file else ():
+        found.update(text_of(source))
     return found.hexdigest()[:16]
-
-
-def files_of(module: ModuleType) -> list[Path]:
-    """Return the files of a module of the user's own and of what it imports; none if it has no source."""
-    file = inspect.getsourcefile(module)
-    return own_files(Path(file)) if file else []
 
 
 def own_files(file: Path) -> list[Path]:
@@ -199,7 +225,7 @@ def package_of(source: Path) -> str:
 def imported(source: Path, package: str = "") -> list[str]:
     """Return the names of modules that a file of a package may import, by its text, in that order."""
     names: list[str] = []
-    for node in ast.walk(ast.parse(source.read_bytes())):
+    for node in ast.walk(ast.parse(text_of(source))):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -85,15 +87,66 @@ def test_code_that_has_changed_is_executed_anew(files: Path, monkeypatch: pytest
     hashes = {digest(text, "x") for text in named}
     forget_changed()
     assert [load(text, "x") for text in named] == first
-    (files / "own_level.py").write_text("LEVEL = 20\n")  # as long as before, Python might take its compiled copy
+    (files / "own_level.py").write_text("LEVEL = 2\n")  # as long as before: Python would take its compiled copy
     assert {digest(text, "x") for text in named} == hashes, "what runs is what was executed"
     forget_changed()
-    assert [load(text, "x")() for text in named] == [20, 20]
+    assert [load(text, "x")() for text in named] == [2, 2]
     assert hashes.isdisjoint(digest(text, "x") for text in named)
     (files / "leveled.py").unlink()
     forget_changed()
     with pytest.raises(ValueError, match="no such file"):
         load(named[0], "x")
+
+
+def test_what_is_in_folders_counts_too_but_not_what_the_program_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder without `__init__.py` is a package, which keeps its modules as attributes."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("own_package", "own_package.helper", "own_of_program"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    (tmp_path / "own_package").mkdir()
+    helper, mine = tmp_path / "own_package" / "helper.py", tmp_path / "own_of_program.py"
+    mine.write_text("LEVEL = 1\n")
+    program = importlib.import_module("own_of_program")
+    rule = tmp_path / "rule_of_folders.py"
+    rule.write_text(
+        "import own_of_program\nfrom own_package import helper\n"
+        "def level(): return helper.LEVEL, own_of_program.LEVEL\n"
+    )
+    for level in (1, 2, 3):
+        helper.write_text(f"LEVEL = {level}\n")
+        mine.write_text(f"LEVEL = {level}\n")
+        forget_changed()
+        assert load(f"{rule}:level", "x")() == (level, 1)
+        assert sys.modules["own_of_program"] is program
+
+
+def test_a_half_saved_helper_is_said_and_what_is_built_in_has_a_hash(
+    files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(files)
+    (files / "own_half.py").write_text("LEVEL = (\n")
+    (files / "of_half.py").write_text("import own_half\ndef level(): return 1\n")
+    with pytest.raises(ValueError, match=r"of_half\.py cannot be imported: SyntaxError"):
+        load(f"{files}/of_half.py:level", "x")
+    (files / "own_half.py").write_text("LEVEL = 1\n")
+    forget_changed()
+    assert load(f"{files}/of_half.py:level", "x")() == 1
+    assert digest("builtins:len", "x")
+
+
+def test_threads_load_and_forget_at_once(files: Path) -> None:
+    def again(number: int) -> int:
+        file = files / f"of_thread_{number}.py"
+        for level in range(20):
+            file.write_text(f"def level(): return {level}\n")
+            forget_changed()
+            load(f"{file}:level", "x")
+        return number
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(again, range(4))) == [0, 1, 2, 3]
 
 
 def test_a_rule_that_is_edited_between_two_calls_counts(files: Path) -> None:
