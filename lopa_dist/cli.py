@@ -29,7 +29,7 @@ from lopa_dist.imports import no_garbage
 from lopa_dist.jobs.folder.one_job import own_folder
 from lopa_dist.overrides import as_hydra_reads, keys_in, omegaconf_message, typed
 from lopa_dist.own_code import forget_changed, own_line
-from lopa_dist.own_presets import as_overrides, joined, named, undecodable
+from lopa_dist.own_presets import as_overrides, joined, named, unreadable
 from lopa_dist.parallel.launcher import LaunchError, RankError, detect, die, into_log, tell
 from lopa_dist.parallel.stop import INTERRUPTED, STOPPED, Stop, Stopped, answered, bounded_end, leave_at_signals
 from lopa_dist.sweep import check_points, say_how_to_compare
@@ -90,7 +90,7 @@ def job(raw: DictConfig) -> Any:
         config = OmegaConf.to_object(raw)
         if not isinstance(config, Config):
             raise UserError(
-                "the configuration that --config-name names is not of lopa_dist: let it begin with the line "
+                "the configuration that was read is not of lopa_dist: let it begin with the line "
                 "`defaults: [config, _self_]`"
             )
         check_files(config)
@@ -233,12 +233,13 @@ def check_command(arguments: list[str]) -> None:
 
 
 def check_name(arguments: list[str]) -> None:
-    """Raise a UserError if `--config-name` means a file of the user's own, but names one of the package, too."""
-    name, folder = named("--config-name", arguments), named("--config-dir", arguments)
-    if name and folder and (CONF / f"{name}.yaml").exists() and (Path(folder).expanduser() / f"{name}.yaml").exists():
+    """Raise a UserError if the configuration seems to be a file of the user's own, but one of the package is taken."""
+    file = f"{(named('--config-name', arguments) or 'config').removesuffix('.yaml')}.yaml"
+    folder = named("--config-dir", arguments)
+    if folder and (CONF / file).exists() and (Path(folder).expanduser() / file).exists():
         raise UserError(
-            f"--config-name={name}: the package has a file of this name, which would be taken instead of {folder}/"
-            f"{name}.yaml; give that another name, and let it begin with the line `defaults: [config, _self_]`"
+            f"{folder}/{file}: the package has a file of this name, which would be taken instead. Give yours another "
+            "name, let it begin with the line `defaults: [config, _self_]`, and name it by --config-name"
         )
 
 
@@ -263,7 +264,7 @@ def main() -> None:
             raise UserError("--dry-run is for launch/*.sh; `lopa-dist doctor KEY=VALUE ...` checks a job here")
         check_keys([a for a in arguments if not a.startswith("-")])
         check_name(arguments)
-        sys.argv[1:] = as_hydra_reads(arguments)
+        sys.argv[1:] = as_hydra_reads(as_overrides(arguments))
         if {*SWEEP} & {*arguments}:
             if (world := detect()).size > 1:
                 start = "start it from one process, launcher=local or slurm"
@@ -275,7 +276,7 @@ def main() -> None:
         if detect().rank:  # only rank 0 has a run folder
             sys.argv += ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=stdout"]
             sys.argv.append("~hydra.job_logging.handlers.file")
-        elif not any(a.startswith(("-", "hydra.run.dir=")) for a in arguments):
+        elif not any(a.startswith(("-", "hydra.run.dir=")) and not a.startswith("--config-") for a in arguments):
             sys.argv.append(f"hydra.run.dir={own_folder(f'outputs/{datetime.now():%Y-%m-%d/%H-%M-%S}')}")
         try:
             app()
@@ -289,15 +290,13 @@ def main() -> None:
         end(error)
     except HydraException as error:
         sys.exit(f"lopa-dist: {what_hydra_says(error)}")
-    except yaml.YAMLError as error:
-        sys.exit(f"lopa-dist: a preset cannot be read: {' '.join(str(error).split())}")
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        sys.exit(f"lopa-dist: {unreadable(error, arguments)}")
     except (OSError, ValueError) as error:  # logging.config turns the log file's OSError into a ValueError
         cause = error if isinstance(error, OSError) else error.__cause__
         if isinstance(cause, BrokenPipeError):  # `| head` has read enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python complains when it flushes at its end
             sys.exit(1)
-        if isinstance(error, UnicodeDecodeError) and (file := undecodable(arguments)):
-            sys.exit(f"lopa-dist: {file}: is no UTF-8 ({error}); save it as UTF-8")
         if isinstance(cause, OSError) and (full := no_room(cause, "start it again")):
             sys.exit(f"lopa-dist: {full}")
         if not isinstance(cause, OSError) or cause.filename is None:

@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from threading import RLock
 from typing import Any
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
@@ -34,6 +35,7 @@ from lopa_dist.models.config import QUANTIZATIONS
 from lopa_dist.models.families import PATTERNS
 from lopa_dist.overrides import hydra_message, is_setting, key_in
 from lopa_dist.own_code import is_own, load
+from lopa_dist.own_presets import unreadable
 from lopa_dist.remote import exists, is_remote
 from lopa_dist.tasks.prompt_template import template_of
 from lopa_dist.tasks.registry import TASKS, options_of, task_class
@@ -420,6 +422,8 @@ def composed(overrides: list[str]) -> Config:
         config = OmegaConf.to_object(composition(overrides))
     except HydraException as error:
         raise UserError(what_hydra_says(error)) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(unreadable(error, overrides)) from error
     assert isinstance(config, Config)
     return config
 
@@ -431,8 +435,13 @@ def what_hydra_says(error: HydraException) -> str:
         return message
     where = message.split(":")[0]  # In 'experiment/mine'
     if key in groups():
-        return f"{where}: {key}: no such key; let the file begin with the line `# @package _global_`"
-    near = nearest(key, [known for known, *_ in keys_of()])
+        begin = "let the file begin with the line `# @package _global_`, without a byte order mark"
+        return f"{where}: {key}: no such key; {begin}"
+    known = [one for one, *_ in keys_of()]
+    if key in known:
+        section, _, name = key.rpartition(".")
+        return f"{where}: {key}: write it as two lines, `{section}:` and `  {name}: ...`"
+    near = nearest(key, known)
     return f"{where}: {key}: no such key" + (f"; did you mean {', '.join(near)}?" if near else "")
 
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
@@ -99,7 +100,8 @@ def in_turn(call: F) -> F:
                 "give a list instead"
             )
         with self.turn:
-            self.check_weights()
+            with self.calls.refusing():
+                self.check_weights()
             try:
                 self.calling = get_ident()
                 with undisturbed(self.threads):
@@ -153,8 +155,8 @@ class LLM:
         device, self.threads = device_of(self.config, self.world), torch.get_num_threads()
         if device.type == "cpu":
             self.threads, why = threads(self.config, self.world)
-            if self.world.rank == 0 and unexpected(why) and why not in SAID:
-                SAID.add(why)
+            if self.world.rank == 0 and unexpected(why) and (kind := re.sub(r"\d+", "", why)) not in SAID:
+                SAID.add(kind)
                 log.warning(why)
         with undisturbed(self.threads):
             self.builder = EngineBuilder(self.config.model, device)

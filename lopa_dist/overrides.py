@@ -24,7 +24,9 @@ def as_hydra_reads(arguments: list[str]) -> list[str]:
     one in the home directory, though shells leave it as it is after a ``=``.
     """
     arguments = [
-        f"{key}={quoted(os.path.expanduser(value))}" if value.startswith("~/") and "," not in value else a
+        f"{key}={quoted(os.path.expanduser(value))}"
+        if value.startswith("~/") and "," not in value and not a.startswith("-")
+        else a
         for a in arguments
         for key, _, value in [a.partition("=")]
     ]
@@ -88,7 +90,10 @@ def hydra_message(error: HydraException) -> str:
             return f"model={path}: not a preset; a checkpoint's folder or hub id is given as model.path={path}"
         hint = did_you_mean(name, error.options)
         return f"{group}={name}: no such preset{hint} There are {', '.join(error.options)}"
-    return str(error).strip().split("\n    ")[0]  # what follows names OmegaConf's types
+    first, *others = str(error).strip().splitlines()
+    if (named := re.search(r"full_key: (\S+)", str(error))) and "raised while composing config" in first:
+        return f"{first.split(':')[0]}: {named[1]}: {others[0]}"  # of a preset's file
+    return str(error).strip()
 
 
 def key_in(message: str) -> str | None:

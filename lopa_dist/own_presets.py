@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 
 from lopa_dist.checks import UserError
-from lopa_dist.overrides import quoted
+from lopa_dist.overrides import hydra_message, quoted
 
 SEARCH_PATH = "hydra.searchpath"
 OF_FILES = "file://"
 LONG = {"-cd": "--config-dir", "-cn": "--config-name", "-cp": "--config-path", "-p": "--package", "-c": "--cfg"}
-WITH_VALUE = {*LONG.values(), "--info"}
+WITH_VALUE = {*LONG.values()}
 
 
 def joined(arguments: Sequence[str]) -> list[str]:
@@ -21,13 +23,14 @@ def joined(arguments: Sequence[str]) -> list[str]:
     found: list[str] = []
     words = iter(arguments)
     for word in words:
-        flag = LONG.get(word, word)
-        if flag in WITH_VALUE:
-            value = next(words, None)
-            if value is None:
-                raise UserError(f"{word}: needs a value")
-            flag = f"{flag}={value}"
-        found.append(flag)
+        flag, equals, value = word.partition("=")
+        flag = LONG.get(flag, flag)
+        if flag not in WITH_VALUE:
+            found.append(word)
+            continue
+        if not equals and (value := next(words, "")) == "":
+            raise UserError(f"{word}: needs a value")
+        found.append(f"{flag}={value}")
     return found
 
 
@@ -38,12 +41,23 @@ def named(flag: str, arguments: Iterable[str]) -> str | None:
 
 
 def search_path(arguments: Sequence[str]) -> list[str]:
-    """Return where a command line, whose flags are `joined`, has Hydra look for presets, besides the package's own."""
+    """Return where a command line, whose flags are `joined`, has Hydra look for presets, after the package's own.
+
+    Raises:
+        UserError: the folder of `--config-dir` does not exist, or `hydra.searchpath` cannot be read.
+    """
     asked = [word for word in arguments if word.lstrip("+").startswith(f"{SEARCH_PATH}=")]
-    value = OverridesParser.create().parse_override(asked[-1]).value() if asked else []
+    try:
+        value = OverridesParser.create().parse_overrides(asked[-1:])[0].value() if asked else []
+    except HydraException as error:
+        raise UserError(hydra_message(error)) from error
     places = [str(getattr(one, "text", one)) for one in (value if isinstance(value, list) else [value])]
-    folder = named("--config-dir", arguments)
-    return [*places, *([OF_FILES + str(Path(folder).expanduser().absolute())] if folder else [])]
+    if (folder := named("--config-dir", arguments)) is None:
+        return places
+    own = Path(folder).expanduser().absolute()
+    if not own.is_dir():
+        raise UserError(f"--config-dir={folder}: no such folder")
+    return [f"{OF_FILES}{own}", *places]
 
 
 def folders(arguments: Sequence[str]) -> list[Path]:
@@ -59,12 +73,25 @@ def search_override(arguments: Sequence[str]) -> list[str]:
 
 
 def as_overrides(arguments: Sequence[str]) -> list[str]:
-    """Return a command line with `--config-dir` as an override (`search_override`)."""
+    """Return a command line with `--config-dir` as an override, so that all that reads it finds the same presets.
+
+    Hydra itself needs the flag where the whole configuration is the user's own.
+    """
+    if named("--config-name", arguments) or named("--config-path", arguments):
+        return list(arguments)
     others = [
         word for word in arguments
         if not word.startswith("--config-dir=") and not word.lstrip("+").startswith(f"{SEARCH_PATH}=")
     ]  # fmt: skip
-    return [*others, *search_override(arguments)]
+    settings = next((number for number, word in enumerate(others) if not word.startswith("-")), len(others))
+    return [*others[:settings], *search_override(arguments), *others[settings:]]  # Hydra wants settings side by side
+
+
+def unreadable(error: yaml.YAMLError | UnicodeDecodeError, arguments: Sequence[str]) -> str:
+    """Return which preset of a command line cannot be read, and why."""
+    if isinstance(error, yaml.YAMLError):
+        return f"a preset cannot be read: {' '.join(str(error).split())}"
+    return f"{undecodable(arguments) or 'a preset'}: is no UTF-8 ({error}); save it as UTF-8"
 
 
 def undecodable(arguments: Sequence[str]) -> Path | None:

@@ -80,6 +80,9 @@ def main(ranks: int, arguments: Sequence[str]) -> None:
     """Exit with a message if the job would not begin; this is the `--dry-run` of the launch scripts."""
     try:
         arguments = joined(arguments)
+        if flag := next((a for a in arguments if a.startswith(("--config-name=", "--config-path="))), None):
+            print(f"lopa-dist: {flag}: not checked before the job starts", file=sys.stderr)
+            return
         check_keys([a for a in arguments if not a.startswith("-")])
         own = [a for a in as_hydra_reads(arguments) if not a.startswith(("hydra", "-"))]
         config = checked_job([*own, *search_override(arguments)], ranks)

@@ -35,6 +35,8 @@ torch.set_num_threads(1)
 other_programs.MUCH = math.inf  # jobs in this process never find other programs too busy
 with mock.patch.object(other_programs, "busy_now", return_value=0):
     other_programs.busy_cores()  # it is cached
+for name in ("WANDB_MODE", "WANDB_DISABLED", "WANDB_API_KEY", "WANDB_PROJECT"):  # of the developer
+    os.environ.pop(name, None)
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes would each compile the package
 GPU = "--gpu" in sys.argv
 if not GPU:  # hidden, and kernels are interpreted: Triton reads that when one is imported, which other conftests do

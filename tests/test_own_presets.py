@@ -9,6 +9,7 @@ import pytest
 from lopa_dist import cli, sweep
 from lopa_dist.checks import UserError
 from lopa_dist.jobs.commands.explain import explain
+from lopa_dist.jobs.show.report import typed_settings, typed_words
 from lopa_dist.own_presets import as_overrides, joined, search_path, undecodable
 from lopa_dist.sweep import check_points
 
@@ -31,8 +32,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_flags_and_their_values_are_one_word() -> None:
-    assert joined(["-m", "--config-dir", "a b", "-cn", "x", "task.limit=2", "--cfg=job"]) == [
-        "-m", "--config-dir=a b", "--config-name=x", "task.limit=2", "--cfg=job",
+    assert joined(["-m", "--config-dir", "a b", "-cn", "x", "-cp=y", "task.limit=2", "--cfg=job", "--info"]) == [
+        "-m", "--config-dir=a b", "--config-name=x", "--config-path=y", "task.limit=2", "--cfg=job", "--info",
     ]  # fmt: skip
     with pytest.raises(UserError, match="--config-dir: needs a value"):
         joined(["task.limit=2", "--config-dir"])
@@ -41,7 +42,8 @@ def test_flags_and_their_values_are_one_word() -> None:
 def test_folders_of_a_flag_and_of_a_setting_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     given = ["--config-dir=mine", "hydra.searchpath=[file:///other,pkg://some.package]", "task.limit=2"]
-    places = ["file:///other", "pkg://some.package", f"file://{tmp_path}/mine"]
+    (tmp_path / "mine").mkdir()
+    places = [f"file://{tmp_path}/mine", "file:///other", "pkg://some.package"]
     assert search_path(given) == places
     assert search_path(as_overrides(given)) == places
     assert as_overrides(["task.limit=2"]) == ["task.limit=2"]
@@ -76,9 +78,11 @@ def test_sweeps_dry_runs_and_explain_know_them(
         ("decode: [\n", r"a preset cannot be read: .*experiment/mine\.yaml"),
         ("decode:\n  draftz: 2\n", r"In 'experiment/mine': decode\.draftz: no such key; did you mean decode\.drafts\?"),
         ("zzz: 2\n", r"In 'experiment/mine': zzz: no such key$"),
+        ("seed: x\n", r"In 'experiment/mine': seed: Value 'x' of type 'str' could not be converted to Integer"),
+        ("task.limit: 1\n", r"In 'experiment/mine': task\.limit: write it as two lines, `task:` and `  limit: \.\.\.`"),
         ("# \udce9\n", r"experiment/mine\.yaml: is no UTF-8 .*; save it as UTF-8"),
     ],
-    ids=["tab", "open", "misspelt", "unknown", "latin-1"],
+    ids=["tab", "open", "misspelt", "unknown", "kind", "dotted", "latin-1"],
 )
 def test_what_is_wrong_in_a_file_is_one_message(
     folder: Path, monkeypatch: pytest.MonkeyPatch, content: str, said: str
@@ -88,6 +92,24 @@ def test_what_is_wrong_in_a_file_is_one_message(
     monkeypatch.setattr("sys.argv", ["lopa-dist", "--config-dir", str(folder), "experiment=mine", "--cfg", "job"])
     with pytest.raises(SystemExit, match=said):
         cli.main()
+    with pytest.raises(SystemExit, match=said):
+        sweep.main(1, ["--config-dir", str(folder), "experiment=mine"])
+    with pytest.raises(UserError, match=said):
+        check_points(["-m", f"--config-dir={folder}", "experiment=mine", "seed=1"])
+
+
+def test_what_goes_on_names_the_folder_of_its_presets(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    given = ["experiment=mine", "parallel.threads=1", "logging.wandb.mode=disabled", "logging.progress=never"]
+    monkeypatch.setattr("sys.argv", ["lopa-dist", "--config-dir", str(folder), *given])
+    cli.main()
+    [run] = (folder / "outputs").glob("*/*")
+    assert typed_words(run) == [f"hydra.searchpath=[file://{folder}]", *given]
+    assert "hydra.searchpath" not in typed_settings(run)
+    for flag in ("--config-dir=nowhere", "hydra.searchpath=["):
+        monkeypatch.setattr("sys.argv", ["lopa-dist", flag, "experiment=mine"])
+        with pytest.raises(SystemExit, match=r"=nowhere: no such folder|hydra\.searchpath=\["):
+            cli.main()
 
 
 def test_a_file_without_its_package_is_told_what_is_missing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,9 +122,10 @@ def test_a_file_without_its_package_is_told_what_is_missing(folder: Path, monkey
 def test_a_saved_configuration_is_not_mistaken_for_the_package_s(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`.hydra/config.yaml` of a run has the name of the package's own configuration, which comes first."""
     (folder / "config.yaml").write_text("task: {limit: 3}\n")
-    monkeypatch.setattr("sys.argv", ["lopa-dist", "--config-dir", str(folder), "--config-name", "config"])
-    with pytest.raises(SystemExit, match=r"the package has a file of this name, .* `defaults: \[config, _self_\]`"):
-        cli.main()
+    for named in (["--config-name", "config"], ["--config-name=config.yaml"], []):
+        monkeypatch.setattr("sys.argv", ["lopa-dist", "--config-dir", str(folder), *named])
+        with pytest.raises(SystemExit, match=r"the package has a file of this name, .* `defaults: \[config, _self_\]`"):
+            cli.main()
 
 
 def test_files_that_are_no_utf_8_are_found(folder: Path) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from lopa_dist.decode.config import DecodeConfig
-from lopa_dist.engine.outcomes import Outcomes
+from lopa_dist.engine.outcomes import LEAST_SHARE, Outcomes
 from lopa_dist.engine.step_times import StepKind, TimesByKind
 from lopa_dist.rows.lookahead import Lookahead
 from lopa_dist.rows.share import ALONE, Share
 
 GROUP_SIZES = (0, 1, 2, 3, 4, 6, 8, 12, 16)  # sizes of a group of masks that auto may choose
-LEAST_WORTH, MOST_WORTH = 20, 900  # bounds of `Choice.worth`
+LEAST_WORTH, MOST_WORTH = round(1000 * LEAST_SHARE), 900  # bounds of `Choice.worth`
 
 
 class Choice(NamedTuple):

@@ -127,7 +127,7 @@ class LookaheadPolicy:
         if ahead.masks:
             running = host.branches > 0
             groups = running if ahead.has_group is None else ahead.has_group[running]
-            self.outcomes.mask_rows += ahead.masks * int(groups.sum())
+            self.outcomes.ran(ahead.masks * int(groups.sum()))
         if self.auto:
             now = self.clock()
             if self.began is not None and not chunk:

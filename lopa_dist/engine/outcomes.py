@@ -13,7 +13,7 @@ from lopa_dist.engine.drafter import MASKS
 from lopa_dist.ragged import Ints
 
 FEWEST_ROWS = 1024  # rows of masks that are run before masks may be found useless
-LEAST_SHARE = 0.02  # of masks' rows: with fewer accepted drafts than this, masks are useless
+LEAST_SHARE = 0.02  # tokens that a row must bring: masks of whose rows fewer are accepted are useless
 
 
 class Outcomes:
@@ -55,6 +55,10 @@ class Outcomes:
     def accepted(self, accepted_from: Mapping[int, int]) -> None:
         """Count the accepted drafts of a step, which are given by source."""
         self.from_masks += accepted_from.get(MASKS, 0)
+
+    def ran(self, masks: int) -> None:
+        """Count the rows of masks of a step that begins."""
+        self.mask_rows += masks
 
     def stepped(self, before: HostState, after: HostState, masks: Ints | None, accepted_with: Ints | None) -> None:
         """Count the accepted drafts of a step, what its branches won, and the answers that it ended.

@@ -33,9 +33,10 @@ from lopa_dist.rows.lookahead import Lookahead
 from lopa_dist.rows.row_maker import Structures
 
 NextRequests = Callable[[int], list[Request]]
-Begin = Callable[[Sequence[Request]], None]
 """Takes a limit and returns the next requests, at most that many; empty when there are no more. All branch ranks get
 the same."""
+Begin = Callable[[Sequence[Request]], None]
+"""Is called with requests that begin."""
 
 
 @dataclass

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -19,7 +21,8 @@ SHIPPED = ("embedded", "lists", "causal", "causal_lists")
 """The checkpoints in the package, by the names of their folders."""
 EMBEDDED = ASSETS / "embedded"
 PROBES, PROBE_BYTES = 64, 65_536
-TENSOR_PROBE_BYTES = 4096  # of a large tensor; a mixture of experts has tens of thousands
+TENSOR_PROBE_BYTES, MOST_PROBED = 4096, 512  # of a large tensor; and of how many of them in a file
+REVISION = re.compile(r"[0-9a-f]{16}(-[0-9a-f]{8})?(\+[0-9a-f]{16}(-[0-9a-f]{8})?)?")
 MOST_HEADER_BYTES = 100_000_000  # as in the safetensors library
 
 
@@ -176,10 +179,21 @@ def revision(folder: Path) -> str:
             for i in range(PROBES):
                 content.seek((size - PROBE_BYTES) * i // (PROBES - 1))
                 digest.update(content.read(PROBE_BYTES))
-            for first, last in tensors_in(content):
+            for first, count in tensor_probes(tensors_in(content)):
                 content.seek(first)
-                of_tensors.update(content.read(last - first if last - first <= PROBE_BYTES else TENSOR_PROBE_BYTES))
+                of_tensors.update(content.read(count))
     return digest.hexdigest()[:16] + f"-{of_tensors.hexdigest()[:8]}" * large
+
+
+def tensor_probes(tensors: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return where to read, and how many bytes: small tensors whole, and the beginnings of large ones.
+
+    Of very many large ones, as in mixtures of experts, evenly spread ones are read.
+    """
+    small = [(first, last - first) for first, last in tensors if last - first <= PROBE_BYTES]
+    large = [first for first, last in tensors if last - first > PROBE_BYTES]
+    spread = large[:: -(-len(large) // MOST_PROBED)] if large else []
+    return sorted([*small, *((first, TENSOR_PROBE_BYTES) for first in spread)])
 
 
 def tensors_in(content: BinaryIO) -> list[tuple[int, int]]:
@@ -189,7 +203,10 @@ def tensors_in(content: BinaryIO) -> list[tuple[int, int]]:
     try:
         header = json.loads(content.read(length)) if length <= MOST_HEADER_BYTES else {}
         places = [tensor["data_offsets"] for name, tensor in header.items() if name != "__metadata__"]
-        return sorted((8 + length + first, 8 + length + last) for first, last in places)
+        begin = 8 + length
+        size = content.seek(0, os.SEEK_END)
+        found = sorted((begin + int(first), begin + int(last)) for first, last in places)
+        return found if all(begin <= first <= last <= size for first, last in found) else []
     except (ValueError, TypeError, KeyError, AttributeError):  # loading says more of it
         return []
 
@@ -202,6 +219,8 @@ def same_revision(one: str | None, other: str | None) -> bool:
     """
     if one is None or other is None:
         return one is other
+    if not (REVISION.fullmatch(one) and REVISION.fullmatch(other)):
+        return one == other
     parts = [tuple(part.partition("-") for part in text.split("+")) for text in (one, other)]
     return len(parts[0]) == len(parts[1]) and all(
         a[0] == b[0] and (a[2] == b[2] or not (a[2] and b[2])) for a, b in zip(*parts, strict=True)

@@ -282,7 +282,7 @@ def read_request(request: dict[str, Any], column: str = "prompt") -> dict[str, A
     if prompt is not None and messages is not None:
         raise BadLine("give either prompt or messages, not both")
     if prompt is not None and not isinstance(prompt, str):
-        remedy = "write one line for each prompt" if isinstance(prompt, list) else "write it as one, in quotes"
+        remedy = "write one line for each prompt" if isinstance(prompt, list) else "put it in quotes"
         raise BadLine(f"{column} must be a text; {remedy}")
     if is_blank(prompt):
         raise BadLine(f"{column} has nothing but white space; give it a text, or leave the line out")

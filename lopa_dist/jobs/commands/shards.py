@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 
 from lopa_dist.atomic import write_lines
-from lopa_dist.checks import written
-from lopa_dist.decode.config import LOOKAHEAD
 from lopa_dist.jobs.commands.status import changes_between, settings, shards_in_words
 from lopa_dist.jobs.folder.batch_output import Line, read_batch_lines, write_batch_output
 from lopa_dist.jobs.folder.journal import Merged
+from lopa_dist.jobs.folder.lookahead import drafted_otherwise, lookahead_of
 from lopa_dist.jobs.folder.part_names import in_parts, is_missing
 from lopa_dist.jobs.folder.results import AGAIN, FIGURES, Prompts, result_lines, results, write_errors
 from lopa_dist.jobs.folder.shard_figures import read_figures
@@ -142,17 +141,6 @@ def not_at_once(reports: list[dict[str, Any]]) -> str:
     )
 
 
-def drafted_otherwise(reports: list[dict[str, Any]]) -> str:
-    """Return a warning that shards had different settings of lookahead, which change no text; else empty."""
-    used = {key: dict.fromkeys(written(one["decode"].get(key)) for one in reports) for key in sorted(LOOKAHEAD)}
-    if not (changed := [f"decode.{key}: {', '.join(values)}" for key, values in used.items() if len(values) > 1]):
-        return ""
-    return (
-        f"the shards drafted with different settings ({'; '.join(changed)}). That changes no text, but tokens per "
-        "forward, rows and acceptance are those of all shards together"
-    )
-
-
 def warning_of(said: list[tuple[str, int]]) -> str:
     """Return in one line a warning of several shards; if its numbers differ, it is quoted from the first shard."""
     shards = "shard " + ", ".join(str(shard) for _, shard in said[:MOST_NAMED])
@@ -184,7 +172,7 @@ def report_of(reports: list[dict[str, Any]], merged: Merged, errors: int) -> dic
     codes = {one["made"].get("code", "") for one in reports if "made" in one}
     changed = len(codes) > 1
     others = "the shards were made by different code of lopa_dist: its files changed between them"
-    drafted = drafted_otherwise(reports)
+    drafted = drafted_otherwise("the shards", [lookahead_of(one["decode"], one["model"]) for one in reports])
     if said or together or changed or drafted:
         kept["warnings"] = [others] * changed + [one for one in (drafted, together) if one] + of_shards
     if all("made" in one for one in reports):

@@ -176,6 +176,8 @@ def changes_between(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
     one, other = settings(first), settings(second)
     for of in (one, other):
         of["decode"] = text_settings(of["decode"])
+        if of["model"].get("lora_rows") == "masks":  # its adapter changes drafts, and no text
+            of["model"] = of["model"] | {"lora": None, "lora_rows": "all"}
     for key in one:
         if isinstance(one[key], dict) and isinstance(other[key], dict):
             common = one[key].keys() & other[key].keys()

@@ -14,6 +14,7 @@ from hydra.core.hydra_config import HydraConfig
 
 from lopa_dist.atomic import write_lines
 from lopa_dist.code_hash import code_hash
+from lopa_dist.own_presets import SEARCH_PATH
 from lopa_dist.parallel.launcher import World
 
 NAME = re.compile(r"(\d+)\.json")
@@ -97,7 +98,7 @@ class AttemptRecord:
         alone = world.launcher == "python" and submission is not None and "SLURM_STEP_NUM_TASKS" in os.environ
         launcher = "srun" if alone else world.launcher
         # not from .hydra/, which the next job in the folder overwrites, even one that is refused
-        words = [*HydraConfig.get().overrides.task] if HydraConfig.initialized() else None
+        words = typed_words()
         counts = number, expected, rejected, done, errors
         return cls(*counts, launcher, world.size, folder, submission, words, invalid, code_hash(), lookahead)
 
@@ -126,6 +127,21 @@ class AttemptRecord:
             return cls(**record, submission=Submission(**submission) if submission else None)
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return None
+
+
+def typed_words() -> list[str] | None:
+    """Return the command line of this process without Hydra's own settings; None if Hydra did not start it.
+
+    Where presets and the configuration are the user's own, it says where they are.
+    """
+    if not HydraConfig.initialized():
+        return None
+    hydra = HydraConfig.get()
+    flags = [f"--config-dir={one.path}" for one in hydra.runtime.config_sources if one.provider == "command-line"]
+    if hydra.job.config_name != "config":
+        flags.append(f"--config-name={hydra.job.config_name}")
+    places = [word for word in hydra.overrides.hydra if word.startswith(f"{SEARCH_PATH}=")]
+    return [*flags, *places, *hydra.overrides.task]
 
 
 def records_in(journal: Path) -> list[Path]:

@@ -14,13 +14,13 @@ import os
 import re
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from itertools import count, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from lopa_dist.atomic import naming, write_lines
-from lopa_dist.decode.config import text_settings
+from lopa_dist.decode.config import DecodeConfig, text_settings
 from lopa_dist.encodable import json_line
 from lopa_dist.engine.work import Work
 from lopa_dist.jobs.folder.batch_output import LINES, NAME
@@ -107,7 +107,7 @@ class Journal:
         self.folder.mkdir(parents=True, exist_ok=True)
         if (self.folder / "settings.json").exists():
             changes, earlier = self.differs(settings), self.first_settings().get("decode", {})
-            if gone := sorted(earlier.keys() - settings.get("decode", {}).keys()):
+            if gone := sorted(earlier.keys() - {entry.name for entry in fields(DecodeConfig)}):
                 raise ValueError(
                     f"{self.folder.parent} has results of a version of lopa_dist that had the settings decode."
                     f"{', decode.'.join(gone)}. Finish it with that version, or give job.resume=new to start over (the "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from contextlib import suppress
 from pathlib import Path
 
@@ -54,4 +55,4 @@ def carry_over(old: Path, journal: Path) -> None:
     """
     if (old / NAME).exists():
         journal.mkdir()
-        write_lines(journal / NAME, [(old / NAME).read_text(encoding="utf-8")])
+        shutil.copyfile(old / NAME, journal / NAME)

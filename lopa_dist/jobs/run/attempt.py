@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from lopa_dist.checks import written
 from lopa_dist.code_hash import code_hash
 from lopa_dist.config import Config, TaskConfig
 from lopa_dist.decode.config import text_settings
 from lopa_dist.jobs.folder.attempt_record import AttemptRecord
 from lopa_dist.jobs.folder.journal import FORMAT, JUDGED_AGAIN, VERDICT_SETTINGS, Journal, Writer, attempt_of
+from lopa_dist.jobs.folder.lookahead import drafted_otherwise, lookahead_of
 from lopa_dist.jobs.run.crashes import crashes, too_often
 from lopa_dist.jobs.run.job_input import JobInput
 from lopa_dist.jobs.run.rejudge import rejudge
@@ -119,8 +119,10 @@ def open_attempt(
     )
     crashed = crashes(journal.folder, job_input.ids, done, since) if config.job.crashes is not None else bytearray()
     rejected = sum(job_input.rejected) + int(too_often(crashed, config.job.crashes).sum())
-    drafted, left = lookahead_of(config), len(job_input) - rejected - sum(done)
-    if others := drafted_otherwise(journal, [drafted] * bool(left)):
+    drafted, left = lookahead_of(asdict(config.decode), asdict(config.model)), len(job_input) - rejected - sum(done)
+    wrote = {attempt_of(part) for part in journal.parts() if part.stat().st_size}
+    each = [one.lookahead for one in AttemptRecord.all(journal.folder) if one.number in wrote]
+    if others := drafted_otherwise("the attempts at this job", [*each, *([drafted] if left else [])]):
         job_input.warnings.append(others)
         log.warning(others)
     if strangers:
@@ -139,35 +141,6 @@ def open_attempt(
         )  # fmt: skip
     AttemptRecord.of(number, len(job_input), rejected, sum(done), errors, invalid, world, drafted).write(journal.folder)
     return Attempt(journal, settings, number, done, crashed, changes, rejudged, errors, invalid)
-
-
-def lookahead_of(config: Config) -> dict[str, Any]:
-    """Return, by name, the settings of lookahead with which attempts may differ, because they change no text."""
-    decode = asdict(config.decode)
-    found = {f"decode.{key}": decode[key] for key in decode.keys() - text_settings(decode).keys()}
-    return found | {"model.lora": config.model.lora if config.model.lora_rows == "masks" else None}
-
-
-def drafted_otherwise(journal: Journal, lookahead: list[dict[str, Any]]) -> str:
-    """Return a warning if not all attempts have the same settings of lookahead; empty if they do.
-
-    Args:
-        journal: of the earlier attempts; those that wrote nothing do not count.
-        lookahead: the settings of the attempt that begins; none if nothing is left to do.
-    """
-    wrote = {attempt_of(part) for part in journal.parts() if part.stat().st_size}
-    earlier = [one.lookahead for one in AttemptRecord.all(journal.folder) if one.number in wrote and one.lookahead]
-    used: dict[str, dict[str, None]] = {}  # by setting: its values, in the order of their first use
-    for settings in [*earlier, *lookahead]:
-        for key, value in settings.items():
-            used.setdefault(key, {})[written(value)] = None
-    changed = [f"{key}: {', then '.join(values)}" for key, values in sorted(used.items()) if len(values) > 1]
-    if not changed:
-        return ""
-    return (
-        f"the attempts at this job drafted with different settings ({'; '.join(changed)}). That changes no text, but "
-        "tokens per forward, rows and acceptance are those of all attempts together"
-    )
 
 
 def tries_of(job_input: JobInput, index: int) -> int:

@@ -87,6 +87,7 @@ def run(
             raise ValueError(
                 f"task.input=- with {world.size} ranks: standard input reaches one rank only; write a file"
             )
+        chosen_mode(config)
         check_apart(config.task, folder)
         task = make_task(config.task)
         check_judging(task)
@@ -177,7 +178,7 @@ class Job:
         if group.is_leader:  # so that from here on, a signal finds a journal to write to
             self.writer = Writer(self.folder, self.attempt.number, group.data_rank)
             group.failures.last_acts.append(self.writer.close)
-        logs = (self.is_rank_0 or config.logging.wandb.ranks) and chosen_mode(config) != "disabled"
+        logs = (self.is_rank_0 or config.logging.wandb.ranks) and chosen_mode(config)[0] != "disabled"
         wandb_log = WandbLog(config, self.folder, group.world.rank) if logs else None
         session = Session(config, self.builder, group, self.input.items, self.requests, self.masks or None)
         self.hook_up(session.engine, wandb_log)

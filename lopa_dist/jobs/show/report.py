@@ -67,7 +67,7 @@ def check_results(folder: Path) -> None:
 
 def typed_settings(folder: Path) -> dict[str, str]:
     """Return the settings among the words that were typed for a run, by their keys."""
-    return dict(word.partition("=")[::2] for word in typed_words(folder))
+    return dict(word.partition("=")[::2] for word in typed_words(folder) if not word.startswith(("-", "hydra.")))
 
 
 def typed_words(folder: Path) -> list[str]:

@@ -139,8 +139,11 @@ def grouped(folder: Path, named: Sequence[tuple[str, dict[str, Any]]]) -> list[S
     """
     points: dict[str, list[tuple[str, dict[str, Any]]]] = {}
     inputs: dict[str, Any] = {}  # by settings and stream of problems: the input of the first such run
+    short = {revision for _, report in named if "-" not in (revision := revision_of(report))}  # of earlier versions
     for name, report in named:
         of_files = {key: report.get(key) for key in ("weights", "own_code")}  # which may change under their names
+        if (revision := revision_of(report).partition("-")[0]) in short and of_files["weights"]:
+            of_files["weights"] = of_files["weights"] | {"revision": revision}  # see `same_revision`
         key = json.dumps(settings_by_name(report) | dict.fromkeys(SEEDS) | of_files, sort_keys=True)
         given = report.get("whole_input")
         if inputs.setdefault(f"{key} {report['task'].get('problem_seed')}", given) != given:
@@ -155,6 +158,11 @@ def grouped(folder: Path, named: Sequence[tuple[str, dict[str, Any]]]) -> list[S
         else:
             groups += [SeedGroup(name, report, [folder / name]) for name, report in runs]
     return sorted(groups, key=lambda point: point.report["tpf"])
+
+
+def revision_of(report: dict[str, Any]) -> str:
+    """Return the revision of a report's checkpoint; empty if it has none."""
+    return str((report.get("weights") or {}).get("revision") or "")
 
 
 def without_repeats(runs: list[tuple[str, dict[str, Any]]]) -> list[tuple[str, dict[str, Any]]]:

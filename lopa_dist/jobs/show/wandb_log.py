@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("lopa_dist")
 INIT_TIMEOUT_S = 30.0  # a compute node may have no network
 PROJECT = "lopa_dist"
+MODES = {"online": "online", "run": "online", "offline": "offline", "dryrun": "offline", "disabled": "disabled"}
 LIMIT_S = 30.0  # seconds for an entry to be logged
 FINISH_LIMIT_S = 120.0  # seconds for the results to be written, or sent
 STOP_LIMIT_S = 10.0  # the same where the job was asked to stop
@@ -51,7 +52,7 @@ class WandbLog:
     """Logs the steps since the last entry, every `every_s` seconds, and the report at the end."""
 
     def __init__(self, config: Config, folder: Path, rank: int) -> None:
-        mode = chosen_mode(config)
+        mode = chosen_mode(config)[0]
         self.every_s, self.folder, self.texts = config.logging.every_s, folder, config.logging.wandb.texts
         self.place = folder / "wandb" / f"run-{rank}.json"
         self.id, self.steps_before = run_of(self.place)
@@ -252,17 +253,27 @@ def remember(place: Path, name: str, steps: int) -> None:
         write_lines(place, [json.dumps({"id": name, "steps": steps})])
 
 
-def chosen_mode(config: Config) -> str:
-    """Return the mode of W&B; ``auto`` is what its environment variables say, or online with a key, else offline."""
+def chosen_mode(config: Config) -> tuple[str, str]:
+    """Return the mode of W&B, and what decides it.
+
+    With ``auto`` these are WANDB_DISABLED, else WANDB_MODE, else whether there is a key: online with it, else offline.
+
+    Raises:
+        ValueError: WANDB_MODE has a value that is not known here.
+    """
     mode = config.logging.wandb.mode
     if mode != "auto":
-        return mode
-    asked, off = (os.environ.get(name, "").lower() for name in ("WANDB_MODE", "WANDB_DISABLED"))
-    if asked == "disabled" or off in ("true", "1", "yes", "on"):
-        return "disabled"
-    if asked in ("online", "run") or (not asked and os.environ.get("WANDB_API_KEY")):
-        return "online"
-    return "offline"
+        return mode, f"logging.wandb.mode={mode}"
+    off, asked = os.environ.get("WANDB_DISABLED", ""), os.environ.get("WANDB_MODE", "")
+    if off.lower() in ("true", "1", "yes", "on"):
+        return "disabled", f"WANDB_DISABLED={off}"
+    if asked:
+        if asked.lower() not in MODES:
+            raise ValueError(f"WANDB_MODE={asked}: must be one of {', '.join(MODES)}; or set logging.wandb.mode")
+        return MODES[asked.lower()], f"WANDB_MODE={asked}"
+    if os.environ.get("WANDB_API_KEY"):
+        return "online", "WANDB_API_KEY is set"
+    return "offline", "WANDB_API_KEY is not set"
 
 
 def abandon_service() -> None:

@@ -41,8 +41,15 @@ def test_what_a_user_asks_wandb_for_comes_before_a_key(
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert chosen_mode(config(TaskConfig(limit=1), "auto")) == mode
-    assert chosen_mode(config(TaskConfig(limit=1), "offline")) == "offline"
+    assert chosen_mode(config(TaskConfig(limit=1), "auto"))[0] == mode
+    assert chosen_mode(config(TaskConfig(limit=1), "offline")) == ("offline", "logging.wandb.mode=offline")
+
+
+def test_a_mode_that_is_not_known_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It might be meant to send nothing."""
+    monkeypatch.setenv("WANDB_MODE", "offlin")
+    with pytest.raises(ValueError, match=r"WANDB_MODE=offlin: must be one of online, run, offline, dryrun, disabled"):
+        chosen_mode(config(TaskConfig(limit=1), "auto"))
 
 
 def test_nothing_is_sent_where_wandb_is_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

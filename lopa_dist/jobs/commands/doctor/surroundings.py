@@ -111,17 +111,15 @@ def files(machine: Machine) -> Finding:
 
 def wandb(machine: Machine) -> Finding:
     """Return whether figures of runs go to W&B, online or offline, and whether there is a key for that."""
-    mode, key = chosen_mode(machine.config), os.environ.get("WANDB_API_KEY")
-    asked = machine.config.logging.wandb.mode
-    why = f"logging.wandb.mode={asked}" if asked != "auto" else ""
-    if not why:
-        why = next((name for name in ("WANDB_DISABLED", "WANDB_MODE") if os.environ.get(name)), "")
-        why = f"{why}={os.environ[why]}" if why else "WANDB_API_KEY is not set"
+    try:
+        mode, why = chosen_mode(machine.config)
+    except ValueError as error:
+        return broken(str(error), "correct or unset it")
     if mode == "disabled":
         return fine(f"off ({why})")
     if mode == "offline":
         return fine(f"offline, into the run folder ({why}); wandb sync sends it")
-    if not key and not logged_in():
+    if not os.environ.get("WANDB_API_KEY") and not logged_in():
         return broken(f"online ({why}), but there is no key", "wandb login, or logging.wandb.mode=offline")
     return fine("online; whether this machine reaches it is seen when a job begins, which waits 30 s at most")
 
