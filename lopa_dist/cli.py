@@ -243,11 +243,43 @@ def check_name(arguments: list[str]) -> None:
         )
 
 
+def checked(arguments: list[str]) -> list[str]:
+    """Return the command line of a job or a sweep as Hydra reads it; raise a UserError if it cannot be one."""
+    check_command(arguments)
+    if unknown := next((a for a in arguments if a.startswith("--") and a.split("=")[0] not in FLAGS), None):
+        raise UserError(f"{unknown}: no such flag; settings are KEY=VALUE, such as task=batch (--help)")
+    if command := next((a for a in arguments if a in COMMANDS), None):
+        raise UserError(f"{command} is a command: it must be the first word, without -m")
+    if "--dry-run" in arguments:
+        raise UserError("--dry-run is for launch/*.sh; `lopa-dist doctor KEY=VALUE ...` checks a job here")
+    check_keys([a for a in arguments if not a.startswith("-")])
+    check_name(arguments)
+    found = as_hydra_reads(as_overrides(arguments))
+    if {*SWEEP} & {*arguments}:
+        if (world := detect()).size > 1:
+            start = "start it from one process, launcher=local or slurm"
+            raise UserError(f"a sweep cannot run inside {world.launcher}: {start}")
+        if own := next((a for a in arguments if a.startswith("hydra.run.dir=")), None):
+            raise UserError(f"{own}: is for a single job; hydra.sweep.dir= names the folder of a sweep")
+        check_points(found)
+    return found
+
+
+def folder_of(arguments: list[str]) -> list[str]:
+    """Return what is to be added to a command line so that this rank's files are where they should be."""
+    if detect().rank:  # only rank 0 has a run folder
+        nowhere = ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=stdout"]
+        return [*nowhere, "~hydra.job_logging.handlers.file"]
+    if any(a.startswith(("-", "hydra.run.dir=")) and not a.startswith("--config-") for a in arguments):
+        return []
+    return [f"hydra.run.dir={own_folder(f'outputs/{datetime.now():%Y-%m-%d/%H-%M-%S}')}"]
+
+
 def main() -> None:
     """Run the command line of `lopa-dist` and `python -m lopa_dist` (`__main__.py`)."""
-    arguments = sorted(sys.argv[1:], key=lambda argument: argument not in SWEEP)  # Hydra wants them first
-    try:
-        arguments = joined(arguments)
+    given = sorted(sys.argv[1:], key=lambda argument: argument not in SWEEP)  # Hydra wants them first
+    with leaving(given):
+        arguments = joined(given)
         if arguments == ["--version"]:
             return print(f"lopa-dist {__version__}")
         if arguments[:1] and arguments[0] in COMMANDS:
@@ -255,33 +287,20 @@ def main() -> None:
                 signal.signal(number, signal.SIG_DFL)  # a signal ends them: only a job can be resumed
             with mistakes("give the same command again"):
                 return perform(arguments[0], as_overrides(arguments[1:]))
-        check_command(arguments)
-        if unknown := next((a for a in arguments if a.startswith("--") and a.split("=")[0] not in FLAGS), None):
-            raise UserError(f"{unknown}: no such flag; settings are KEY=VALUE, such as task=batch (--help)")
-        if command := next((a for a in arguments if a in COMMANDS), None):
-            raise UserError(f"{command} is a command: it must be the first word, without -m")
-        if "--dry-run" in arguments:
-            raise UserError("--dry-run is for launch/*.sh; `lopa-dist doctor KEY=VALUE ...` checks a job here")
-        check_keys([a for a in arguments if not a.startswith("-")])
-        check_name(arguments)
-        sys.argv[1:] = as_hydra_reads(as_overrides(arguments))
-        if {*SWEEP} & {*arguments}:
-            if (world := detect()).size > 1:
-                start = "start it from one process, launcher=local or slurm"
-                raise UserError(f"a sweep cannot run inside {world.launcher}: {start}")
-            if own := next((a for a in arguments if a.startswith("hydra.run.dir=")), None):
-                raise UserError(f"{own}: is for a single job; hydra.sweep.dir= names the folder of a sweep")
-            check_points(sys.argv[1:])
+        found = checked(arguments)
         os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach us as they are; we shorten them below
-        if detect().rank:  # only rank 0 has a run folder
-            sys.argv += ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=stdout"]
-            sys.argv.append("~hydra.job_logging.handlers.file")
-        elif not any(a.startswith(("-", "hydra.run.dir=")) and not a.startswith("--config-") for a in arguments):
-            sys.argv.append(f"hydra.run.dir={own_folder(f'outputs/{datetime.now():%Y-%m-%d/%H-%M-%S}')}")
+        sys.argv[1:] = [*found, *folder_of(arguments)]
         try:
             app()
         finally:
             say_how_to_compare()
+
+
+@contextmanager
+def leaving(arguments: list[str]) -> Iterator[None]:
+    """End the process with a line about an error that `arguments` led to; other errors keep their traceback."""
+    try:
+        yield
     except Stopped as error:  # of `learn`; jobs have said how they go on
         if detect().rank == 0:
             tell(f"lopa-dist: {error}; the same command goes on")
@@ -291,7 +310,7 @@ def main() -> None:
     except HydraException as error:
         sys.exit(f"lopa-dist: {what_hydra_says(error)}")
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        sys.exit(f"lopa-dist: {unreadable(error, arguments)}")
+        sys.exit(f"lopa-dist: {unreadable(error, joined(arguments))}")
     except (OSError, ValueError) as error:  # logging.config turns the log file's OSError into a ValueError
         cause = error if isinstance(error, OSError) else error.__cause__
         if isinstance(cause, BrokenPipeError):  # `| head` has read enough

@@ -71,6 +71,17 @@ def make_task(options: Any) -> Task:
     return task
 
 
+def make_again(options: Any) -> Task:
+    """Return the task of a run that has ended, whose input is read once more.
+
+    Raises:
+        ValueError: it was standard input, or cannot be read.
+    """
+    if options.input == "-":
+        raise ValueError("standard input cannot be read again; run a file (task.input=FILE)")
+    return make_task(options)
+
+
 def check_judging(task: Task) -> None:
     """Raise a ValueError if a task could not judge answers on this machine, before any is generated.
 

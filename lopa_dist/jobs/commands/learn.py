@@ -39,7 +39,7 @@ from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import Start, detect
 from lopa_dist.parallel.mesh import choose_mesh
 from lopa_dist.parallel.stop import Stop, Stopped, bounded_end
-from lopa_dist.tasks.registry import make_task
+from lopa_dist.tasks.registry import make_again
 
 SECTIONS = ("learn", "parallel", "model.device", "model.path", "task.input")
 DRAFTS = (2, 4, 8, 16)  # numbers of drafts for which tokens per forward are measured
@@ -132,12 +132,10 @@ def answered_requests(folder: Path, config: Config, builder: EngineBuilder) -> I
     Where the run did not keep the answer's tokens (`logging.token_ids`), its text is tokenized. If the model wrote
     other tokens than these, drafting is learned a little worse, but no text changes.
     """
-    if config.task.input == "-":
-        raise ValueError(f"{folder}: standard input cannot be read again; learn from a run of a file")
     encoder = Encoder(config, builder.shape, builder.tokenizer)
     lines = {line["index"]: line for line in results(folder) if line["finish_reason"] in ("stop", "length")}
     changed = f"{folder}: the task's input has changed since the run, or task.input={config.task.input} is another file"
-    for index, item in enumerate(make_task(config.task).items()):
+    for index, item in enumerate(make_again(config.task).items()):
         if (line := lines.get(index)) is None or "text" not in line:
             continue
         if item.custom_id != line["custom_id"]:

@@ -34,7 +34,7 @@ from lopa_dist.jobs.show.report import OF_SOURCE, check_results, config_of
 from lopa_dist.jobs.show.run_page import has_changed, question
 from lopa_dist.jobs.show.where_it_began import report_where_it_began
 from lopa_dist.parallel.launcher import World
-from lopa_dist.tasks.registry import make_task
+from lopa_dist.tasks.registry import make_again
 from lopa_dist.tasks.task import Item
 
 LOOKAHEAD, BONUS, RECORD, EDIT = "lookahead", "bonus", "record", "edit"
@@ -171,11 +171,9 @@ def trace(folder: Path, which: str) -> Trace:
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
     line = result(folder, which)
-    if config.task.input == "-":
-        raise ValueError(f"{folder}: standard input cannot be read again; run a file (task.input=FILE) to trace it")
     if line["finish_reason"] == "error":
         raise ValueError(f"{line['custom_id']} has no answer to trace: {line['error']}")
-    item = next(islice(make_task(config.task).items(), line["index"], None), None)
+    item = next(islice(make_again(config.task).items(), line["index"], None), None)
     changed = (
         f"{line['custom_id']}: the task's input has changed since the run, or task.input={config.task.input} is "
         "another file here: a relative path is looked for in the folder that you are in first"

@@ -33,7 +33,7 @@ from lopa_dist.jobs.show.report import (
 )
 from lopa_dist.jobs.show.where_it_began import task_where_it_began
 from lopa_dist.tasks.hashed_items import HashedItems
-from lopa_dist.tasks.registry import make_task
+from lopa_dist.tasks.registry import make_again
 from lopa_dist.tasks.task import Item
 
 NAME = "report.html"
@@ -119,11 +119,9 @@ def has_changed(report: dict[str, Any]) -> bool | None:
         ValueError: the input cannot be read again.
         OSError: likewise.
     """
-    if report["task"]["input"] == "-":
-        raise ValueError("standard input cannot be read again")
     if report.get("versions", {}).get("lopa_dist") != __version__ or "whole_input" not in report:
         return None
-    items = HashedItems(make_task(config_of(report).task).items())
+    items = HashedItems(make_again(config_of(report).task).items())
     deque(items, maxlen=0)
     if items.digest() == report["whole_input"]:
         return False
@@ -138,10 +136,8 @@ def items_again(report: dict[str, Any]) -> Iterator[tuple[int, Item]]:
         OSError: likewise.
     """
     task = report["task"]
-    if task["input"] == "-":
-        raise ValueError("standard input cannot be read again")
     first, step = (task["shard"], task["shards"]) if "shard" in task else (0, 1)  # merged shards have no `shard`
-    return islice(enumerate(make_task(config_of(report).task).items()), first, None, step)
+    return islice(enumerate(make_again(config_of(report).task).items()), first, None, step)
 
 
 def short(text: str) -> str:
