@@ -25,7 +25,7 @@ TASKS: dict[str, Any] = {kind.name: kind for kind in KINDS}
 """The class of each task. Its arguments are `limit` and the keys of `task.*` that its `options` name.
 
 A class may also have `check`, which raises a ValueError for options that this task cannot have, before anything is
-read; `reads_stdin`, whether it takes ``task.input=-``; `of_lines`, whether every item has the line that it was made
+read; `check_judging`, which raises one if answers cannot be judged on this machine; `reads_stdin`, whether it takes ``task.input=-``; `of_lines`, whether every item has the line that it was made
 from (`Origin`), which may be answered in OpenAI's form; and `draws`, whether the seed may matter to a run whose
 temperature is 0. Unless a class says otherwise it may, because items may have temperatures of their own.
 """
