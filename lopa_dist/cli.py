@@ -29,7 +29,7 @@ from lopa_dist.imports import no_garbage
 from lopa_dist.jobs.folder.one_job import own_folder
 from lopa_dist.overrides import as_hydra_reads, keys_in, omegaconf_message, typed
 from lopa_dist.own_code import forget_changed, own_line
-from lopa_dist.own_presets import as_overrides, joined, named, unreadable
+from lopa_dist.own_presets import as_overrides, joined, named, own_configuration, unreadable
 from lopa_dist.parallel.launcher import LaunchError, RankError, detect, die, into_log, tell
 from lopa_dist.parallel.stop import INTERRUPTED, STOPPED, Stop, Stopped, answered, bounded_end, leave_at_signals
 from lopa_dist.sweep import check_points, say_how_to_compare
@@ -234,9 +234,10 @@ def check_command(arguments: list[str]) -> None:
 
 def check_name(arguments: list[str]) -> None:
     """Raise a UserError if the configuration seems to be a file of the user's own, but one of the package is taken."""
-    file = f"{(named('--config-name', arguments) or 'config').removesuffix('.yaml')}.yaml"
-    folder = named("--config-dir", arguments)
-    if folder and (CONF / file).exists() and (Path(folder).expanduser() / file).exists():
+    name, folder = named("--config-name", arguments), Path(named("--config-dir", arguments) or "")
+    file = f"{(name or 'config').removesuffix('.yaml')}.yaml"
+    of_a_run = (folder / "overrides.yaml").exists()  # beside the configuration in `.hydra` of a run folder
+    if folder.name and (name or of_a_run) and (CONF / file).exists() and (folder / file).exists():
         raise UserError(
             f"{folder}/{file}: the package has a file of this name, which would be taken instead. Give yours another "
             "name, let it begin with the line `defaults: [config, _self_]`, and name it by --config-name"
@@ -270,7 +271,7 @@ def folder_of(arguments: list[str]) -> list[str]:
     if detect().rank:  # only rank 0 has a run folder
         nowhere = ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=stdout"]
         return [*nowhere, "~hydra.job_logging.handlers.file"]
-    if any(a.startswith(("-", "hydra.run.dir=")) and not a.startswith("--config-") for a in arguments):
+    if any(a.startswith(("-", "hydra.run.dir=")) and not a.startswith("--config-dir=") for a in arguments):
         return []
     return [f"hydra.run.dir={own_folder(f'outputs/{datetime.now():%Y-%m-%d/%H-%M-%S}')}"]
 
@@ -285,6 +286,8 @@ def main() -> None:
         if arguments[:1] and arguments[0] in COMMANDS:
             for number in answered():
                 signal.signal(number, signal.SIG_DFL)  # a signal ends them: only a job can be resumed
+            if flag := own_configuration(arguments):
+                raise UserError(f"{flag}: is for jobs; commands take settings, and presets from --config-dir")
             with mistakes("give the same command again"):
                 return perform(arguments[0], as_overrides(arguments[1:]))
         found = checked(arguments)

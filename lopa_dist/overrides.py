@@ -90,10 +90,11 @@ def hydra_message(error: HydraException) -> str:
             return f"model={path}: not a preset; a checkpoint's folder or hub id is given as model.path={path}"
         hint = did_you_mean(name, error.options)
         return f"{group}={name}: no such preset{hint} There are {', '.join(error.options)}"
-    first, *others = str(error).strip().splitlines()
-    if (named := re.search(r"full_key: (\S+)", str(error))) and "raised while composing config" in first:
-        return f"{first.split(':')[0]}: {named[1]}: {others[0]}"  # of a preset's file
-    return str(error).strip()
+    text = str(error).split("\nConfig search path")[0].strip()
+    first, *others = text.splitlines()
+    if (named := re.search(r"full_key: ?(\S*)", text)) and "raised while composing config" in first:
+        return ": ".join(filter(None, [first.split(":")[0], named[1], others[0]]))  # of a preset's file
+    return text
 
 
 def key_in(message: str) -> str | None:

@@ -14,14 +14,15 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
-from threading import RLock
+from threading import RLock, get_ident
 from types import CodeType, ModuleType
 from typing import Any
 
 SOURCE_OF = "the source of "  # followed by a setting: the name of a hash of the user's own code
 LIBRARIES = {"site-packages", "dist-packages"}  # folders of installed libraries, wherever they are
+MODULES: dict[str, ModuleType] = {}  # by the source that was named
 LOADED: dict[str, tuple[Path, bytes]] = {}  # by module: the files that were executed here, and their text at that time
 LOADING = RLock()
 ARGUMENTS = {"decode.fill": ("probability", "confidence", "masked"), "task.score": ("text", "fields")}
@@ -33,7 +34,6 @@ def is_own(text: object) -> bool:
     return isinstance(text, str) and ":" in text
 
 
-@cache
 def load(text: str, key: str) -> Any:
     """Return what the setting `key` names by its value `text`: a function if `ARGUMENTS` has the setting.
 
@@ -49,6 +49,7 @@ def load(text: str, key: str) -> Any:
     return function
 
 
+@cache
 def check_arguments(function: Callable[..., Any], text: str, key: str) -> None:
     """Raise a ValueError if `function` cannot be called with the arguments of the setting `key`."""
     try:
@@ -75,53 +76,62 @@ class Uncached(SourceFileLoader):
 
 
 class OwnFiles(MetaPathFinder):
-    """Finds what is not installed, while code of the user's own is executed that imports it, for `Uncached`."""
+    """Finds what is not installed for `Uncached`, for the thread that makes it."""
 
-    @staticmethod
-    def find_spec(name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
-        """Return where a module is; None if it is for other finders."""
-        spec = PathFinder.find_spec(name, path, target)
-        if spec is None or type(spec.loader) is not SourceFileLoader or is_installed(Path(spec.loader.path).resolve()):
+    def __init__(self) -> None:
+        self.thread = get_ident()
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
+        """Return where a module is, as other finders say; None if none knows it, or in other threads."""
+        if get_ident() != self.thread:
             return None
-        spec.loader = Uncached(name, spec.loader.path)
+        others = (finder.find_spec for finder in sys.meta_path if not isinstance(finder, OwnFiles))
+        spec = next((found for find in others if (found := find(name, path, target)) is not None), None)
+        if spec and type(spec.loader) is SourceFileLoader and not is_installed(Path(spec.loader.path).resolve()):
+            spec.loader = Uncached(name, spec.loader.path)
         return spec
 
 
-@cache
 def module_of(text: str, key: str) -> ModuleType:
     """Return the module that has what `text` names.
 
     It imports from the working directory, too, as under ``python -m``: the console script has another `sys.path`.
     """
-    with suppress(FileNotFoundError):  # a directory that was removed
-        if (here := str(Path.cwd())) not in sys.path:
-            sys.path.append(here)
     source, _, function = text.rpartition(":")
     if not source or not function.isidentifier():
         raise ValueError(f"{key}={text}: write FILE.py:FUNCTION, or MODULE:FUNCTION")
-    try:
-        with LOADING:
-            sys.meta_path.insert(0, OwnFiles())
-            try:
-                if not source.endswith(".py"):
-                    return importlib.import_module(source)
+    with LOADING:
+        if source in MODULES:
+            return MODULES[source]
+        with suppress(FileNotFoundError):  # a directory that was removed
+            if (here := str(Path.cwd())) not in sys.path:
+                sys.path.append(here)
+        finder = OwnFiles()
+        sys.meta_path.insert(0, finder)
+        try:
+            if not source.endswith(".py"):
+                module = importlib.import_module(source)
+            else:
                 path = Path(source).expanduser()
                 if not path.is_file():
                     raise ValueError(f"{key}={text}: no such file: {path.resolve()}")
-                return executed(path)
-            finally:
-                sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, OwnFiles)]
-    except ValueError:
-        raise
-    except (Exception, SystemExit) as error:  # of the user's code
-        raise ValueError(f"{key}={text}: {source} cannot be imported: {type(error).__name__}: {error}") from error
+                module = executed(path)
+        except ValueError:
+            raise
+        except (Exception, SystemExit) as error:  # of the user's code
+            raise ValueError(f"{key}={text}: {source} cannot be imported: {type(error).__name__}: {error}") from error
+        finally:
+            sys.meta_path.remove(finder)
+        MODULES[source] = module
+        return module
 
 
 def forget_changed() -> None:
     """Forget all code of the user's own that was executed here, if a file of it has changed since.
 
-    It is executed anew when it is next named. Each job of a sweep, and each call of an `LLM`, begins with this. Modules
-    that the program has imported itself stay: they are the program's to reload.
+    It is executed anew when it is next named. Each job of a sweep, and each call of an `LLM`, begins with this. Files
+    that it imports count if it does so at its beginning. Modules that the program has imported itself stay: they are
+    the program's to reload.
     """
     with LOADING:
         if all(text_now(file) == text for file, text in LOADED.values()):
@@ -132,9 +142,8 @@ def forget_changed() -> None:
             if module is not None and getattr(sys.modules.get(package), child, None) is module:
                 delattr(sys.modules[package], child)  # where `from package import child` would find it
         LOADED.clear()
+        MODULES.clear()
         importlib.invalidate_caches()
-        for cached in (load, module_of, digest):
-            cached.cache_clear()
 
 
 def text_now(file: Path) -> bytes:
@@ -165,7 +174,6 @@ def executed(path: Path) -> ModuleType:
     return module
 
 
-@cache
 def digest(text: str, key: str) -> str:
     """Return a hash of the file that has what `text` names, so that results of different versions are not mixed.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -15,7 +16,6 @@ from lopa_dist.overrides import hydra_message, quoted
 SEARCH_PATH = "hydra.searchpath"
 OF_FILES = "file://"
 LONG = {"-cd": "--config-dir", "-cn": "--config-name", "-cp": "--config-path", "-p": "--package", "-c": "--cfg"}
-WITH_VALUE = {*LONG.values()}
 
 
 def joined(arguments: Sequence[str]) -> list[str]:
@@ -25,12 +25,12 @@ def joined(arguments: Sequence[str]) -> list[str]:
     for word in words:
         flag, equals, value = word.partition("=")
         flag = LONG.get(flag, flag)
-        if flag not in WITH_VALUE:
+        if flag not in LONG.values():
             found.append(word)
             continue
         if not equals and (value := next(words, "")) == "":
             raise UserError(f"{word}: needs a value")
-        found.append(f"{flag}={value}")
+        found.append(f"{flag}={os.path.expanduser(value)}")
     return found
 
 
@@ -54,7 +54,7 @@ def search_path(arguments: Sequence[str]) -> list[str]:
     places = [str(getattr(one, "text", one)) for one in (value if isinstance(value, list) else [value])]
     if (folder := named("--config-dir", arguments)) is None:
         return places
-    own = Path(folder).expanduser().absolute()
+    own = Path(folder).absolute()
     if not own.is_dir():
         raise UserError(f"--config-dir={folder}: no such folder")
     return [f"{OF_FILES}{own}", *places]
@@ -64,6 +64,11 @@ def folders(arguments: Sequence[str]) -> list[Path]:
     """Return those places of the `search_path` that are folders."""
     places = (place.removeprefix(OF_FILES) for place in search_path(arguments))
     return [Path(place) for place in places if "://" not in place]  # as pkg:// has
+
+
+def own_configuration(arguments: Iterable[str]) -> str | None:
+    """Return the flag by which the whole configuration is the user's own; None if it is the package's."""
+    return next((a for a in arguments if a.startswith(("--config-name=", "--config-path="))), None)
 
 
 def search_override(arguments: Sequence[str]) -> list[str]:
@@ -77,7 +82,7 @@ def as_overrides(arguments: Sequence[str]) -> list[str]:
 
     Hydra itself needs the flag where the whole configuration is the user's own.
     """
-    if named("--config-name", arguments) or named("--config-path", arguments):
+    if own_configuration(arguments):
         return list(arguments)
     others = [
         word for word in arguments

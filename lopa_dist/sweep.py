@@ -26,11 +26,11 @@ from lopa_dist.models.families import training_pattern
 from lopa_dist.models.files import local
 from lopa_dist.models.files import why_not_there as model_not_there
 from lopa_dist.overrides import as_hydra_reads, keys_in, omegaconf_message
-from lopa_dist.own_presets import joined, search_override
+from lopa_dist.own_presets import own_configuration, search_override
 from lopa_dist.parallel.launcher import LaunchError
 from lopa_dist.parallel.mesh import choose_mesh
 from lopa_dist.tasks.hub_data import data_sets, why_not_there
-from lopa_dist.tasks.registry import options_of, task_class, unusable
+from lopa_dist.tasks.registry import check_judging, make_task, options_of, task_class, unusable
 from lopa_dist.tasks.rows import check
 
 SHOWN = 8  # the most points that a message names
@@ -49,6 +49,7 @@ def checked_job(overrides: Sequence[str], ranks: int | None = None) -> Config:
         check(config.task.input)
         if reason := unusable(config.task):
             raise ValueError(f"task.input={config.task.input}: none of its first lines can be used. {reason}")
+        check_judging(make_task(config.task))
     if ranks is not None:
         parallel = config.parallel
         choose_mesh(parallel.data, parallel.branch, parallel.tensor, ranks, ranks, config.decode.max_branches)
@@ -79,12 +80,8 @@ def check_seed(config: Config) -> None:
 def main(ranks: int, arguments: Sequence[str]) -> None:
     """Exit with a message if the job would not begin; this is the `--dry-run` of the launch scripts."""
     try:
-        arguments = joined(arguments)
-        if flag := next((a for a in arguments if a.startswith(("--config-name=", "--config-path="))), None):
-            print(f"lopa-dist: {flag}: not checked before the job starts", file=sys.stderr)
-            return
         check_keys([a for a in arguments if not a.startswith("-")])
-        own = [a for a in as_hydra_reads(arguments) if not a.startswith(("hydra", "-"))]
+        own = [a for a in as_hydra_reads(list(arguments)) if not a.startswith(("hydra", "-"))]
         config = checked_job([*own, *search_override(arguments)], ranks)
         folders = [a.partition("=")[2] for a in arguments if a.lstrip("+").startswith("hydra.run.dir=")]
         folder = folders[-1] if folders else ""
@@ -109,8 +106,7 @@ def check_points(arguments: Sequence[str]) -> None:
             the user's own.
     """
     own = [a for a in arguments if not a.startswith("-") and not a.startswith(("hydra", "launcher="))]
-    of_others = "hydra/sweeper", "--config-name=", "--config-path="
-    if any(a.startswith(of_others) for a in arguments):
+    if own_configuration(arguments) or any(a.startswith("hydra/sweeper") for a in arguments):
         return
     presets = search_override(arguments)
     overrides = OverridesParser.create().parse_overrides(own)

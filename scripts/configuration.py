@@ -20,9 +20,9 @@ values in a job with given presets and overrides: `lopa-dist explain decode.cont
 
 A preset is a file in `conf/`; `decode=verified` chooses one. Presets of your own are in a folder of yours with the same
 subfolders: `lopa-dist --config-dir FOLDER experiment=mine` reads FOLDER/experiment/mine.yaml, which begins with
-the line `# @package _global_`. A setting that neither the command line nor a preset gives has its default from the
-tables below. `decode` options set to `auto` follow how the model was trained, according to its family or
-`model.pattern`."""
+the line `# @package _global_`; launch/*.sh take the folder as `hydra.searchpath=[file:///FOLDER]`. A setting that
+neither the command line nor a preset gives has its default from the tables below. `decode` options set to `auto` follow
+how the model was trained, according to its family or `model.pattern`."""
 GROUPS = {
     "model": "Models",
     "decode": "Ways of decoding",

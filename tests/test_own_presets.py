@@ -57,10 +57,10 @@ def test_sweeps_dry_runs_and_explain_know_them(
     check_points(["-m", where, "experiment=mine", "decode.drafts=2,4"])
     with pytest.raises(UserError, match=r"experiment=theirs: experiment=theirs: no such preset"):
         check_points(["-m", where, "experiment=mine,theirs"])
-    sweep.main(1, [*where.split("=", 1)] if where.startswith("--") else [where])
-    sweep.main(1, [where, "experiment=mine"])
-    with pytest.raises(SystemExit, match="experiment=theirs: no such preset"):
-        sweep.main(1, [where, "experiment=theirs"])
+    if not where.startswith("--"):  # launch/*.sh take no flags of Hydra's
+        sweep.main(1, [where, "experiment=mine"])
+        with pytest.raises(SystemExit, match="experiment=theirs: no such preset"):
+            sweep.main(1, [where, "experiment=theirs"])
     told = explain(as_overrides(["decode.drafts", "task.limit", "seed", where, "experiment=mine"]))
     assert "decode.drafts=3\n" in told
     assert f"from: {folder}/decode/mine.yaml" in told
@@ -78,11 +78,13 @@ def test_sweeps_dry_runs_and_explain_know_them(
         ("decode: [\n", r"a preset cannot be read: .*experiment/mine\.yaml"),
         ("decode:\n  draftz: 2\n", r"In 'experiment/mine': decode\.draftz: no such key; did you mean decode\.drafts\?"),
         ("zzz: 2\n", r"In 'experiment/mine': zzz: no such key$"),
+        ("task: 3\n", r"In 'experiment/mine': Merge error: int is not a subclass of TaskConfig\. value: 3$"),
+        ("defaults: [{decode: lopa}]\n", r"In 'experiment/mine': Could not find 'experiment/decode/lopa'$"),
         ("seed: x\n", r"In 'experiment/mine': seed: Value 'x' of type 'str' could not be converted to Integer"),
         ("task.limit: 1\n", r"In 'experiment/mine': task\.limit: write it as two lines, `task:` and `  limit: \.\.\.`"),
         ("# \udce9\n", r"experiment/mine\.yaml: is no UTF-8 .*; save it as UTF-8"),
     ],
-    ids=["tab", "open", "misspelt", "unknown", "kind", "dotted", "latin-1"],
+    ids=["tab", "open", "misspelt", "unknown", "section", "defaults", "kind", "dotted", "latin-1"],
 )
 def test_what_is_wrong_in_a_file_is_one_message(
     folder: Path, monkeypatch: pytest.MonkeyPatch, content: str, said: str
@@ -93,7 +95,7 @@ def test_what_is_wrong_in_a_file_is_one_message(
     with pytest.raises(SystemExit, match=said):
         cli.main()
     with pytest.raises(SystemExit, match=said):
-        sweep.main(1, ["--config-dir", str(folder), "experiment=mine"])
+        sweep.main(1, [f"hydra.searchpath=[file://{folder}]", "experiment=mine"])
     with pytest.raises(UserError, match=said):
         check_points(["-m", f"--config-dir={folder}", "experiment=mine", "seed=1"])
 
@@ -122,6 +124,7 @@ def test_a_file_without_its_package_is_told_what_is_missing(folder: Path, monkey
 def test_a_saved_configuration_is_not_mistaken_for_the_package_s(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`.hydra/config.yaml` of a run has the name of the package's own configuration, which comes first."""
     (folder / "config.yaml").write_text("task: {limit: 3}\n")
+    (folder / "overrides.yaml").write_text("[]")  # as in `.hydra`
     for named in (["--config-name", "config"], ["--config-name=config.yaml"], []):
         monkeypatch.setattr("sys.argv", ["lopa-dist", "--config-dir", str(folder), *named])
         with pytest.raises(SystemExit, match=r"the package has a file of this name, .* `defaults: \[config, _self_\]`"):

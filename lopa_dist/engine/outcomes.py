@@ -13,7 +13,7 @@ from lopa_dist.engine.drafter import MASKS
 from lopa_dist.ragged import Ints
 
 FEWEST_ROWS = 1024  # rows of masks that are run before masks may be found useless
-LEAST_SHARE = 0.02  # tokens that a row must bring: masks of whose rows fewer are accepted are useless
+LEAST_SHARE = 0.02  # accepted drafts per row of masks, below which masks are useless
 
 
 class Outcomes:

@@ -162,9 +162,9 @@ def revision(folder: Path) -> str:
     """Return a hash of a checkpoint's content: JSON and text files whole, large weights by probes.
 
     The first 16 hex digits hash all files; of a safetensors file above 4 MiB, its size and 64 evenly spread probes. If
-    there is such a file, a hyphen and 8 more digits follow, which hash the beginning of each tensor in it. It is the
-    same for a copy elsewhere, and differs after training, merging or converting, also if only norms or biases were
-    trained.
+    there is such a file, a hyphen and 8 more digits follow, which hash each small tensor in it, and the beginnings of
+    up to 512 large ones, evenly spread. The revision is the same for a copy elsewhere, and differs after training,
+    merging or converting, also if only norms or biases were trained.
     """
     digest, of_tensors = hashlib.sha256(), hashlib.sha256()
     large = False
@@ -209,6 +209,11 @@ def tensors_in(content: BinaryIO) -> list[tuple[int, int]]:
         return found if all(begin <= first <= last <= size for first, last in found) else []
     except (ValueError, TypeError, KeyError, AttributeError):  # loading says more of it
         return []
+
+
+def without_tensors(revision: str) -> str:
+    """Return a revision as an earlier version wrote it."""
+    return re.sub(r"-[0-9a-f]{8}(?=\+|$)", "", revision) if REVISION.fullmatch(revision) else revision
 
 
 def same_revision(one: str | None, other: str | None) -> bool:

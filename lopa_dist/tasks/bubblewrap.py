@@ -72,7 +72,7 @@ def of_python(prefix: Path) -> list[str]:
     home = Path(os.path.expanduser("~"))  # Path.home() fails where there is none
     if not home.resolve().is_relative_to(prefix.resolve()):
         return [str(prefix)]
-    return [str(prefix / part) for part in ("bin", "lib", "lib64") if (prefix / part).is_dir()]
+    return [str(prefix / part) for part in ("bin", "lib", "lib64", "pyvenv.cfg") if (prefix / part).exists()]
 
 
 def library_folders() -> list[str]:

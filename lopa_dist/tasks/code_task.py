@@ -7,6 +7,7 @@ import logging
 import math
 import re
 import warnings
+from itertools import islice
 from textwrap import dedent
 from threading import Event
 from typing import Any, ClassVar
@@ -69,30 +70,53 @@ class CodeTask:
         self.cancelled.set()
 
 
-OPENING = re.compile(r"(?P<fence>```+|~~~+)[ \t]*(?P<language>[\w+#.-]*)([ \t]+\w+=[^`\n]*)?[ \t]*\n")
+OPENING = re.compile(r"(?P<fence>```+|~~~+)[^\S\n]*(?P<language>[\w+#.:/-]*)([^\S\n]+\w+=[^`\n]*)?[^\S\n]*\n")
 DEFINED = re.compile(r"^[ \t]*(def|class|import|from)\b", re.MULTILINE)
-LANGUAGE = re.compile(r"\A(python3?|py)\b[ \t]*")  # at the beginning of a block within a line
+LANGUAGE = re.compile(r"\A(python3?|py)\b[ \t]*", re.IGNORECASE)  # at the beginning of a block within a line
+MOST_ENDS = 50  # of a block that are tried
 
 
 def first_block(text: str) -> str:
-    """Return the first fenced code block if there is one, else the text as it is.
+    """Return the first fenced code block that is a program; if none is, the first block, or the text if there is none.
 
     Models write fences with less care than Markdown asks for: also behind other words, at the end of a line of code, or
-    only after the code. So of several places where a block may end, the first counts at which it is a program. If none
-    is, the block ends at the first fence, or where the text does. If the text begins with code and has only a closing
-    fence, the block is what is before that.
+    only after the code. If the text begins with code and has only a closing fence, the block is what is before that.
     """
     lines = text.replace("\r\n", "\n") + "\n"  # a fence may be the last thing in the text
-    opening = OPENING.search(lines)
-    if opening is None or lines[: opening.start()].count("```") % 2:  # that one closes a block within lines
-        parts = text.split("```")
-        return text if len(parts) < 2 else LANGUAGE.sub("", parts[1])
-    before, after = lines[: opening.start()], lines[opening.end() :]
-    ends = [found.start() for found in re.finditer(opening["fence"], after)]
-    if not opening["language"] and DEFINED.search(before) and (not ends or is_program(before)):
-        return before
-    blocks = [dedent(after[:end]) for end in ends] or [dedent(after[:-1])]
-    return next(filter(is_program, blocks), blocks[0])
+    first, at = None, 0
+    while opening := OPENING.search(lines, at):
+        if lines.count(opening["fence"][:3], at, opening.start()) % 2:  # it closes a block within a line
+            at = opening.end()
+            continue
+        block, end = fenced(lines, opening)
+        if first is None and not opening["language"] and (begun := DEFINED.search(lines, 0, opening.start())):
+            before = lines[begun.start() : opening.start()]
+            if end == len(lines):
+                return before
+            if is_program(before):
+                return before + block if DEFINED.search(block) and is_program(block) else before
+        if is_program(block):
+            return block
+        first, at = block if first is None else first, opening.end() if end == len(lines) else end
+    if first is not None:
+        return first
+    parts = text.split("```")
+    return text if len(parts) < 2 else LANGUAGE.sub("", parts[1])
+
+
+def fenced(lines: str, opening: re.Match[str]) -> tuple[str, int]:
+    """Return the block after an opening fence, and where it ends in `lines`, which is their end if it is not closed.
+
+    Code may hold a fence, too, as in a comment: the block ends at the first fence at which it is a program, of those
+    that begin a line and then of the others; if it is none at any, at the first one.
+    """
+    begin, fence = opening.end(), opening["fence"]
+    of_lines = [found.span() for found in re.compile(rf"^[^\S\n]*{fence}", re.MULTILINE).finditer(lines, begin)]
+    ends = [*of_lines[:MOST_ENDS], *islice((m.span() for m in re.compile(fence).finditer(lines, begin)), MOST_ENDS)]
+    if not ends:
+        return dedent(lines[begin:-1]), len(lines)
+    tried = ((dedent(lines[begin:first]), last) for first, last in ends)
+    return next((one for one in tried if is_program(one[0])), (dedent(lines[begin : ends[0][0]]), ends[0][1]))
 
 
 def is_program(text: str) -> bool:

@@ -27,9 +27,6 @@ class MinervaMath(FewshotBenchmark):
     The gold answer is what math-verify reads from the whole reference solution, as in lm-evaluation-harness.
     math-verify judges in child processes, which run this file: an answer may keep it busy for seconds, and it limits
     its time with alarms, which need a main thread.
-
-    Raises:
-        ValueError: math-verify is not installed.
     """
 
     name = "math"

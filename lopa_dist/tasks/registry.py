@@ -25,9 +25,10 @@ TASKS: dict[str, Any] = {kind.name: kind for kind in KINDS}
 """The class of each task. Its arguments are `limit` and the keys of `task.*` that its `options` name.
 
 A class may also have `check`, which raises a ValueError for options that this task cannot have, before anything is
-read; `check_judging`, which raises one if answers cannot be judged on this machine; `reads_stdin`, whether it takes ``task.input=-``; `of_lines`, whether every item has the line that it was made
-from (`Origin`), which may be answered in OpenAI's form; and `draws`, whether the seed may matter to a run whose
-temperature is 0. Unless a class says otherwise it may, because items may have temperatures of their own.
+read; `check_judging`, which raises one if answers cannot be judged on this machine; `reads_stdin`, whether it takes
+``task.input=-``; `of_lines`, whether every item has the line that it was made from (`Origin`), which may be answered in
+OpenAI's form; and `draws`, whether the seed may matter to a run whose temperature is 0. Unless a class says otherwise
+it may, because items may have temperatures of their own.
 """
 
 
@@ -43,8 +44,7 @@ def make_task(options: Any) -> Task:
     """Return the task that the configuration's section `task` names.
 
     Raises:
-        ValueError: a source cannot be read, a library is missing, code may not be run, or the user's own class is not a
-            task.
+        ValueError: a source cannot be read, nothing says whether code may be run, or the user's own class is no task.
     """
     if options.input:
         check(options.input)

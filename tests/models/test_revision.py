@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from lopa_dist.models.files import EMBEDDED, PROBE_BYTES, PROBES, revision, same_revision
+from lopa_dist.models.files import EMBEDDED, PROBE_BYTES, PROBES, revision, same_revision, without_tensors
 
 
 def test_a_copy_has_the_same_and_a_change_another(tmp_path: Path) -> None:
@@ -74,3 +74,10 @@ def test_large_weights_are_probed_from_end_to_end(tmp_path: Path, where: int) ->
         content.write(b"\1" * (2 * PROBE_BYTES if where == 1 else 1))
         content.truncate(size)
     assert revision(tmp_path) != before
+
+
+def test_a_revision_without_its_part_of_tensors() -> None:
+    short, adapted = "a" * 16, f"{'a' * 16}+{'b' * 16}"
+    assert without_tensors(f"{short}-{'1' * 8}") == without_tensors(short) == short
+    assert without_tensors(f"{short}-{'1' * 8}+{'b' * 16}-{'2' * 8}") == adapted
+    assert without_tensors("/x/lora-v2") == "/x/lora-v2"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -218,8 +219,30 @@ def test_rows_of_another_benchmark_are_distinguished(tmp_path: Path) -> None:
         ("```python\r\nx = 1\r\n```\r\n", "x = 1\n"),
         ('```python\ndef f(x):\n    """>>> f(1)  # ```\n    """\n```', 'def f(x):\n    """>>> f(1)  # ```\n    """\n'),
         ("```python\nx = 1``` does it, or\n```python\ny = 2\n```", "x = 1"),
-        ("```python\nreturn x +\n```\nand\n```\ny\n```", "return x +\n"),
+        ("```python\nreturn x +\n```\nand\n```\n+\n```", "return x +\n"),
+        ("You can use ```sorted``` here\n```python\nx = 1\n```", "x = 1\n"),
+        ("```python\nx = 1\n# show as ```md``` text\ny = 2\n```", "x = 1\n# show as ```md``` text\ny = 2\n"),
+        ("from typing import List\n\n```\ndef f(): pass\n```", "from typing import List\n\ndef f(): pass\n"),
+        ("def f(x): ...\n```\ndef f(x): return x\n```", "def f(x): ...\ndef f(x): return x\n"),
+        ("Sure:\ndef f(x): return x\n```\nExample:\n```\nf(3)\n```", "def f(x): return x\n"),
+        ("import the module, then:\n```\nx = 1\n```", "x = 1\n"),
+        ("as ```x\n~~~python\nx = 1\n~~~", "x = 1\n"),
+        ("```Python x = 1```", "x = 1"),
+        ("```python:sol.py\nx = 1\n```", "x = 1\n"),
+        ("```python\u00a0\nx = 1\n```", "x = 1\n"),
+        ("```\n```\n```python\nx = 1\n```", "x = 1\n"),
+        ("```bash\npip install x\n```\n```python\nx = 1\n```", "x = 1\n"),
     ],
 )
 def test_first_block(text: str, code: str) -> None:
     assert first_block(text) == code
+
+
+@pytest.mark.parametrize("text", ["```python\nx=1\n" + "```\n" * 8000, "```python\nf(\n" + "1, # ```\n" * 4000])
+def test_a_model_that_repeats_a_fence_costs_no_time(text: str) -> None:
+    """The number of places where the block may end is bounded: else these take seconds and hundreds of megabytes."""
+    tracemalloc.start()
+    first_block(text)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 30 << 20

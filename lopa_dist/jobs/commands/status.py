@@ -14,6 +14,7 @@ from rich.table import Table
 from lopa_dist.decode.config import text_settings
 from lopa_dist.jobs.commands.go_on import go_on, shards_again, spans, words
 from lopa_dist.jobs.folder.journal import difference
+from lopa_dist.jobs.folder.lookahead import text_model
 from lopa_dist.jobs.folder.sweep_points import without_run
 from lopa_dist.jobs.show.report import duration, read_report
 from lopa_dist.jobs.show.run_state import LOGS, RunState, last_line, runs_below
@@ -176,8 +177,7 @@ def changes_between(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
     one, other = settings(first), settings(second)
     for of in (one, other):
         of["decode"] = text_settings(of["decode"])
-        if of["model"].get("lora_rows") == "masks":  # its adapter changes drafts, and no text
-            of["model"] = of["model"] | {"lora": None, "lora_rows": "all"}
+        of["model"] = text_model(of["model"])
     for key in one:
         if isinstance(one[key], dict) and isinstance(other[key], dict):
             common = one[key].keys() & other[key].keys()

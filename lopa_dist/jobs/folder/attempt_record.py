@@ -63,7 +63,8 @@ class AttemptRecord:
         words: the settings that were typed; None if Hydra did not start the job, or an older version wrote the record.
         invalid: how many answers that earlier attempts finished do not have their format.
         code: hash of the package's code; empty in a record of an older version.
-        lookahead: the settings that change no text, and so may be others in each attempt; empty, too.
+        lookahead: the settings that change no text, and so may be others in each attempt; empty in a record of an older
+            version.
     """
 
     number: int

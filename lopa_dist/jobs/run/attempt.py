@@ -18,7 +18,7 @@ from lopa_dist.config import Config, TaskConfig
 from lopa_dist.decode.config import text_settings
 from lopa_dist.jobs.folder.attempt_record import AttemptRecord
 from lopa_dist.jobs.folder.journal import FORMAT, JUDGED_AGAIN, VERDICT_SETTINGS, Journal, Writer, attempt_of
-from lopa_dist.jobs.folder.lookahead import drafted_otherwise, lookahead_of
+from lopa_dist.jobs.folder.lookahead import drafted_otherwise, lookahead_of, text_model
 from lopa_dist.jobs.run.crashes import crashes, too_often
 from lopa_dist.jobs.run.job_input import JobInput
 from lopa_dist.jobs.run.rejudge import rejudge
@@ -185,8 +185,7 @@ def journal_settings(config: Config, builder: EngineBuilder) -> dict[str, Any]:
     task = config.task
     model: dict[str, Any] = {"revision": builder.revision, "lora": builder.adapter_revision, "dtype": builder.dtype}
     model |= {key: getattr(config.model, key) for key in ("lora_rows", "quantization", "chat_template")}
-    if config.model.lora_rows == "masks":  # changes drafts, and so no text
-        model |= {"lora": None, "lora_rows": "all"}
+    model = text_model(model)
     if config.model.template:
         model["template"] = config.model.template
     settings: dict[str, Any] = {"journal": FORMAT, "model": model, "decode": text_settings(asdict(config.decode))}

@@ -19,6 +19,7 @@ from lopa_dist.jobs.show.equal_texts import EqualTexts, counterparts, equal_text
 from lopa_dist.jobs.show.made_on import made_together
 from lopa_dist.jobs.show.paired import Paired, Verdicts, compared, verdicts
 from lopa_dist.jobs.show.report import judged, problems, prompts, read_report, typed_settings, why_no_results
+from lopa_dist.models.files import without_tensors
 
 log = logging.getLogger("lopa_dist")
 SEEDS = ("seed", "task.problem_seed")  # runs that differ in these only are one point
@@ -139,11 +140,12 @@ def grouped(folder: Path, named: Sequence[tuple[str, dict[str, Any]]]) -> list[S
     """
     points: dict[str, list[tuple[str, dict[str, Any]]]] = {}
     inputs: dict[str, Any] = {}  # by settings and stream of problems: the input of the first such run
-    short = {revision for _, report in named if "-" not in (revision := revision_of(report))}  # of earlier versions
+    known = [text for _, report in named for text in revisions_of(report).values()]
     for name, report in named:
-        of_files = {key: report.get(key) for key in ("weights", "own_code")}  # which may change under their names
-        if (revision := revision_of(report).partition("-")[0]) in short and of_files["weights"]:
-            of_files["weights"] = of_files["weights"] | {"revision": revision}  # see `same_revision`
+        of_files: dict[str, Any] = {key: report.get(key) for key in ("weights", "own_code")}  # which may change
+        if of_files["weights"]:
+            full = {key: full_name(text, known) for key, text in revisions_of(report).items()}
+            of_files["weights"] = of_files["weights"] | full
         key = json.dumps(settings_by_name(report) | dict.fromkeys(SEEDS) | of_files, sort_keys=True)
         given = report.get("whole_input")
         if inputs.setdefault(f"{key} {report['task'].get('problem_seed')}", given) != given:
@@ -160,9 +162,16 @@ def grouped(folder: Path, named: Sequence[tuple[str, dict[str, Any]]]) -> list[S
     return sorted(groups, key=lambda point: point.report["tpf"])
 
 
-def revision_of(report: dict[str, Any]) -> str:
-    """Return the revision of a report's checkpoint; empty if it has none."""
-    return str((report.get("weights") or {}).get("revision") or "")
+def revisions_of(report: dict[str, Any]) -> dict[str, str]:
+    """Return the revisions of a report's checkpoint and adapter."""
+    weights = report.get("weights") or {}
+    return {key: weights[key] for key in ("revision", "lora") if isinstance(weights.get(key), str)}
+
+
+def full_name(revision: str, known: Sequence[str]) -> str:
+    """Return a revision that an earlier version wrote as the one among the `known` that is longer, if only one is."""
+    longer = {one for one in known if one != revision and without_tensors(one) == revision}
+    return longer.pop() if len(longer) == 1 else revision
 
 
 def without_repeats(runs: list[tuple[str, dict[str, Any]]]) -> list[tuple[str, dict[str, Any]]]:

@@ -38,7 +38,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("lopa_dist")
 INIT_TIMEOUT_S = 30.0  # a compute node may have no network
 PROJECT = "lopa_dist"
-MODES = {"online": "online", "run": "online", "offline": "offline", "dryrun": "offline", "disabled": "disabled"}
+MODES = {
+    "online": "online",
+    "run": "online",
+    "shared": "online",
+    "offline": "offline",
+    "dryrun": "offline",
+    "disabled": "disabled",
+}
 LIMIT_S = 30.0  # seconds for an entry to be logged
 FINISH_LIMIT_S = 120.0  # seconds for the results to be written, or sent
 STOP_LIMIT_S = 10.0  # the same where the job was asked to stop

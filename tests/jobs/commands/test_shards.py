@@ -217,7 +217,7 @@ def test_shards_of_a_causal_model_may_draft_differently(tmp_path: Path) -> None:
     assert "lopa-dist merge" in text
     merged = merge_shards(tmp_path / "array")
     assert merged["requests"] == 4
-    assert "the shards drafted with different settings (decode.drafts: 0, then 8)" in merged["warnings"][0]
+    assert "the shards drafted with different settings (decode.drafts: 0 and 8)" in merged["warnings"][0]
 
 
 def test_settings_that_a_shard_s_version_did_not_have_do_not_keep_it_from_the_others(

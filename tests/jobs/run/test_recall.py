@@ -72,7 +72,7 @@ def test_a_job_goes_on_with_other_lookahead_and_says_so(tmp_path: Path) -> None:
     report = run(config(tmp_path, QUESTIONS, drafts="auto"), folder, one)
     assert texts(folder) == texts(plain)
     (warning,) = report["warnings"]
-    changes = "decode.branches: 0, then 2; decode.draft_from: auto, then text; decode.drafts: 0, then 8, then auto"
+    changes = "decode.branches: 0 and 2; decode.draft_from: auto and text; decode.drafts: 0 and 8 and auto"
     assert f"({changes})" in warning
     assert changes in (folder / "report.html").read_text()
     assert len(report["branch"]["wins"]) == 3

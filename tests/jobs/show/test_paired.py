@@ -15,7 +15,7 @@ from lopa_dist.jobs.show.paired import compared, least_splits, verdicts
 from lopa_dist.jobs.show.seed_groups import SeedGroup, differences
 
 
-def test_many_differences_are_counted_exactly_and_at_once() -> None:
+def test_many_differences_are_counted_exactly() -> None:
     for most in (0, 1, 20):
         assert least_splits(40, most) == sum(comb(40, i) for i in range(most + 1))
     assert 2 * least_splits(20_001, 10_000) == 2**20_001

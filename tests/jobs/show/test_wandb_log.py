@@ -48,7 +48,7 @@ def test_what_a_user_asks_wandb_for_comes_before_a_key(
 def test_a_mode_that_is_not_known_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """It might be meant to send nothing."""
     monkeypatch.setenv("WANDB_MODE", "offlin")
-    with pytest.raises(ValueError, match=r"WANDB_MODE=offlin: must be one of online, run, offline, dryrun, disabled"):
+    with pytest.raises(ValueError, match=r"WANDB_MODE=offlin: must be one of online, run, shared, offline, dryrun"):
         chosen_mode(config(TaskConfig(limit=1), "auto"))
 
 

@@ -18,7 +18,7 @@ from lopa_dist.remote import is_remote
 from lopa_dist.tasks import sandbox
 from lopa_dist.tasks.harness import HarnessTask, manager_of
 from lopa_dist.tasks.hub_data import data_sets, why_not_there
-from lopa_dist.tasks.registry import make_task, options_of, unusable
+from lopa_dist.tasks.registry import check_judging, make_task, options_of, unusable
 from lopa_dist.tasks.rows import check, files_of, is_dataset, naming, refuse_utf_16
 
 LEAST_FREE = 1 << 30  # bytes on the disk of the run folders
@@ -104,7 +104,9 @@ def files(machine: Machine) -> Finding:
             refuse_utf_16(file, "task.input")  # which also opens what is compressed
     if reason := unusable(config.task):
         return broken(f"task.input={config.task.input}: none of its first lines can be used", reason)
-    first = next(iter(make_task(config.task).items()), None)  # as the job reads it: a column may not be there
+    task = make_task(config.task)
+    first = next(iter(task.items()), None)  # as the job reads it: a column may not be there
+    check_judging(task)
     bad = f"; its first line cannot be used: {first.error}" if first and first.error else ""
     return fine(f"task.input={config.task.input} is there{bad}")
 
