@@ -85,8 +85,10 @@ class OwnFiles(MetaPathFinder):
         """Return where a module is, as other finders say; None if none knows it, or in other threads."""
         if get_ident() != self.thread:
             return None
-        others = (finder.find_spec for finder in sys.meta_path if not isinstance(finder, OwnFiles))
-        spec = next((found for find in others if (found := find(name, path, target)) is not None), None)
+        others = [
+            finder for finder in sys.meta_path if not isinstance(finder, OwnFiles) and hasattr(finder, "find_spec")
+        ]
+        spec = next((found for one in others if (found := one.find_spec(name, path, target)) is not None), None)
         if spec and type(spec.loader) is SourceFileLoader and not is_installed(Path(spec.loader.path).resolve()):
             spec.loader = Uncached(name, spec.loader.path)
         return spec

@@ -9,7 +9,7 @@ import re
 import warnings
 from itertools import islice
 from textwrap import dedent
-from threading import Event
+from threading import Event, Lock
 from typing import Any, ClassVar
 
 from lopa_dist.tasks.benchmark import BadRow
@@ -73,7 +73,8 @@ class CodeTask:
 OPENING = re.compile(r"(?P<fence>```+|~~~+)[^\S\n]*(?P<language>[\w+#.:/-]*)([^\S\n]+\w+=[^`\n]*)?[^\S\n]*\n")
 DEFINED = re.compile(r"^[ \t]*(def|class|import|from)\b", re.MULTILINE)
 LANGUAGE = re.compile(r"\A(python3?|py)\b[ \t]*", re.IGNORECASE)  # at the beginning of a block within a line
-MOST_ENDS = 50  # of a block that are tried
+MOST_ENDS, MOST_BLOCKS = 20, 20  # of a block, and in an answer, that are tried: a model may repeat a fence for ever
+PARSING = Lock()
 
 
 def first_block(text: str) -> str:
@@ -84,7 +85,9 @@ def first_block(text: str) -> str:
     """
     lines = text.replace("\r\n", "\n") + "\n"  # a fence may be the last thing in the text
     first, at = None, 0
-    while opening := OPENING.search(lines, at):
+    for _ in range(MOST_BLOCKS):
+        if (opening := OPENING.search(lines, at)) is None:
+            break
         if lines.count(opening["fence"][:3], at, opening.start()) % 2:  # it closes a block within a line
             at = opening.end()
             continue
@@ -111,18 +114,18 @@ def fenced(lines: str, opening: re.Match[str]) -> tuple[str, int]:
     that begin a line and then of the others; if it is none at any, at the first one.
     """
     begin, fence = opening.end(), opening["fence"]
-    of_lines = [found.span() for found in re.compile(rf"^[^\S\n]*{fence}", re.MULTILINE).finditer(lines, begin)]
-    ends = [*of_lines[:MOST_ENDS], *islice((m.span() for m in re.compile(fence).finditer(lines, begin)), MOST_ENDS)]
+    begins_line, anywhere = re.compile(rf"^[^\S\n]*{fence}", re.MULTILINE), re.compile(fence)
+    ends = [m.span() for kind in (begins_line, anywhere) for m in islice(kind.finditer(lines, begin), MOST_ENDS)]
     if not ends:
         return dedent(lines[begin:-1]), len(lines)
-    tried = ((dedent(lines[begin:first]), last) for first, last in ends)
-    return next((one for one in tried if is_program(one[0])), (dedent(lines[begin : ends[0][0]]), ends[0][1]))
+    blocks = ((dedent(lines[begin:first]), last) for first, last in ends)
+    return next((one for one in blocks if is_program(one[0])), (dedent(lines[begin : ends[0][0]]), ends[0][1]))
 
 
 def is_program(text: str) -> bool:
     """Return whether a text is a program in Python, and not empty."""
     try:
-        with warnings.catch_warnings():
+        with PARSING, warnings.catch_warnings():  # whose filters are those of all threads
             warnings.simplefilter("ignore")
             return bool(ast.parse(text).body)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
