@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
-from lopa_dist.tasks.batch_line import BadLine, bad_line, read_request
+from lopa_dist.tasks.batch_line import BadLine, bad_line, read_request, samples_of
+from lopa_dist.tasks.names import line_name
 from lopa_dist.tasks.response_format import TRIES
 from lopa_dist.tasks.task import Item, Origin
 
@@ -83,11 +84,7 @@ def items_of_one(prompt: Prompt, asked: SamplingParams, index: int) -> list[Item
         raise BadLine(f"tries={asked.tries!r} must be an integer of at least 1")
     if request["response_format"] is not None:
         request["response_format"] = replace(request["response_format"], tries=asked.tries)
-    line, count = f"line-{index + 1}", request.pop("samples")
-    return [
-        Item(line if count == 1 else f"{line}#{sample}", origin=Origin(index + 1, line, sample=sample), **request)
-        for sample in range(count)
-    ]
+    return samples_of(Origin(index + 1, line_name(index + 1)), request)
 
 
 def listed(given: Iterable[T], name: str, of: str = "strings or chats") -> list[T]:

@@ -28,6 +28,7 @@ from lopa_dist.tasks.batch_line import (
     is_wrapped,
     items_of,
 )
+from lopa_dist.tasks.names import line_name
 from lopa_dist.tasks.prompt_template import names_in, template_of
 from lopa_dist.tasks.response_format import TRIES, ResponseFormat
 from lopa_dist.tasks.rows import Row, is_table, kind_of, not_read, rows
@@ -226,12 +227,12 @@ class Batch:
         names = [origin.custom_id, *(item.custom_id for item in items)]
         taken = next((name for name in names if name in seen), None)
         if taken is not None:
-            nameless = ", which has no name of its own" * (taken == f"line-{seen[taken]}")
+            nameless = ", which has no name of its own" * (taken == line_name(seen[taken]))
             reason = items[0].error or (
                 f"line {number}: {self.fields.id or 'custom_id'} {taken!r} was used in line {seen[taken]}{nameless}; "
                 "make it unique"
             )
-            custom_id = f"line-{number}+"  # not the name of a line without one, which a later line may have
+            custom_id = f"{line_name(number)}+"  # not the name of a line without one, which a later line may have
             while custom_id in seen:
                 custom_id += "+"
             first = items[0]

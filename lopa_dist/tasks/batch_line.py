@@ -17,6 +17,7 @@ from difflib import get_close_matches
 from numbers import Integral, Real
 from typing import Any
 
+from lopa_dist.tasks.names import line_name, sample_name
 from lopa_dist.tasks.prompt_template import Template, fill, in_json, names_in
 from lopa_dist.tasks.response_format import MissingLibrary, ResponseFormat
 from lopa_dist.tasks.task import DEFAULT, Form, Item, Origin, RequestSampling
@@ -88,7 +89,7 @@ def items_of(raw: dict[str, Any], number: int, fields: Fields = BY_NAME, **defau
     whole, raw = raw, given_fields(raw)
     wrapped = not fields.named and is_wrapped(raw)
     form: Form = "chat" if wrapped else "simple"
-    custom_id, model = f"line-{number}", None
+    custom_id, model = line_name(number), None
     metadata = None if wrapped else passing(whole, raw, fields)
     try:
         if fields.id is not None and not wrapped and fields.id not in raw:
@@ -104,16 +105,7 @@ def items_of(raw: dict[str, Any], number: int, fields: Fields = BY_NAME, **defau
                 raise BadLine(f"{null[-1]} is null; give it a text, or leave the line out")
             request |= prompt_of(whole, fields)
         base = read_request(defaults | request, fields.column or "prompt")
-        count = base.pop("samples")
-        return [
-            Item(
-                custom_id if count == 1 else f"{custom_id}#{sample}",
-                origin=Origin(number, custom_id, form, sample, model),
-                metadata=metadata,
-                **base,
-            )
-            for sample in range(count)
-        ]
+        return samples_of(Origin(number, custom_id, form, model=model), base | {"metadata": metadata})
     except BadLine as error:
         given = None if wrapped else raw.get(fields.column or PROMPTS[0])
         prompt = given if isinstance(given, str) else None  # for the table of results
@@ -127,9 +119,23 @@ def is_wrapped(raw: dict[str, Any]) -> bool:
     return not raw.keys() & {*PROMPTS} and bool(raw.keys() & {"body", "url", "method"})
 
 
+def samples_of(origin: Origin, request: dict[str, Any]) -> list[Item]:
+    """Return the items of a request, one for each answer that it asks for (`samples`); else it has an item's fields."""
+    fields = {key: value for key, value in request.items() if key != "samples"}
+    several = request["samples"] > 1
+    return [
+        Item(
+            sample_name(origin.custom_id, sample) if several else origin.custom_id,
+            origin=replace(origin, sample=sample),
+            **fields,
+        )
+        for sample in range(request["samples"])
+    ]
+
+
 def bad_line(number: int, message: str, custom_id: str | None = None, form: Form = "simple") -> Item:
     """Return the item of a line that cannot be used."""
-    custom_id = custom_id or f"line-{number}"
+    custom_id = custom_id or line_name(number)
     return Item(custom_id, error=f"line {number}: {message}", origin=Origin(number, custom_id, form))
 
 

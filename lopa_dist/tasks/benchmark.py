@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, ClassVar
 
+from lopa_dist.tasks.names import sample_name
 from lopa_dist.tasks.rows import rows
 from lopa_dist.tasks.task import Item, Origin
 
@@ -80,7 +81,7 @@ def named_apart(items: Sequence[tuple[int, Item]]) -> Iterator[Item]:
         if times[item.custom_id] == 1:
             yield item
             continue
-        while (name := f"{item.custom_id}#{samples[item.custom_id]}") in times:  # another problem's name
+        while (name := sample_name(item.custom_id, samples[item.custom_id])) in times:  # another problem's name
             samples[item.custom_id] += 1
         origin = Origin(row, item.custom_id, sample=samples[item.custom_id])
         samples[item.custom_id] += 1

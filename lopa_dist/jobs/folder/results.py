@@ -10,6 +10,7 @@ from typing import Any
 
 from lopa_dist.atomic import write_lines
 from lopa_dist.jobs.folder.open_files import lines_of
+from lopa_dist.tasks.names import without_sample
 
 ERRORS = "errors.jsonl"
 FIGURES = "figures.npz"  # of a shard (`shard_figures`)
@@ -46,7 +47,7 @@ def kind_of_error(text: str) -> str:
 def prompt_of(line: Mapping[str, Any]) -> str:
     """Return the name of the prompt that a result line answers: its samples have it in common."""
     name = str(line["custom_id"])
-    return name.removesuffix(f"#{line['sample']}") if "sample" in line else name
+    return without_sample(name, line["sample"]) if "sample" in line else name
 
 
 class PromptCount:

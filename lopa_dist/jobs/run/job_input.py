@@ -24,6 +24,7 @@ from lopa_dist.jobs.run.prompts import Encoder, Rejection
 from lopa_dist.jobs.run.spool import Chosen, Spool
 from lopa_dist.jobs.setup.resolve import sequences_of_replica
 from lopa_dist.jobs.show.run_page import questions_of
+from lopa_dist.tasks.names import sample_name
 from lopa_dist.tasks.response_format import ResponseFormat
 from lopa_dist.tasks.task import Item, Origin, RequestSampling
 
@@ -154,7 +155,7 @@ class JobInput:
 
 def is_sample(item: Item) -> bool:
     """Return whether the item is one of several samples of its line."""
-    return item.origin is not None and item.custom_id == f"{item.origin.custom_id}#{item.origin.sample}"
+    return item.origin is not None and item.custom_id == sample_name(item.origin.custom_id, item.origin.sample)
 
 
 def request_id(item: Item, request: Request | Rejection, referred: bool = True) -> str | None:

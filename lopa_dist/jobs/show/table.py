@@ -22,6 +22,7 @@ from lopa_dist.jobs.show.run_page import has_changed, items_again, question
 from lopa_dist.jobs.show.where_it_began import report_where_it_began
 from lopa_dist.remote import is_remote, put
 from lopa_dist.tasks.batch_line import PROMPTS
+from lopa_dist.tasks.names import without_sample
 from lopa_dist.tasks.prompt_template import in_json
 from lopa_dist.tasks.rows import ending as ending_of
 from lopa_dist.tasks.rows import files_of, is_dataset
@@ -336,7 +337,7 @@ def rows(
         item, sample = again.item_of(line), line.get("sample")
         row: dict[str, Any] = {"id": line["custom_id"]}
         if sample is not None:
-            row = {"id": line["custom_id"].removesuffix(f"#{sample}"), "sample": sample}
+            row = {"id": without_sample(line["custom_id"], sample), "sample": sample}
         if item is not None:
             row["prompt"] = question(item) if item.messages or item.prompt is not None else None
         row |= own_columns(line)
