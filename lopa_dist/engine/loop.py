@@ -168,9 +168,7 @@ class Engine:
                     batch.admit()
         yield from self.hand_out()
 
-    def start(
-        self, requests: Sequence[Request], next_requests: NextRequests, begin: Begin = lambda requests: None
-    ) -> RunningBatch:
+    def start(self, requests: Sequence[Request], next_requests: NextRequests, begin: Begin) -> RunningBatch:
         """Return a batch without running sequences, with slots and K/V space for as many requests as run at a time."""
         self.batch, self.ended = None, None
         space = self.prepare(requests)

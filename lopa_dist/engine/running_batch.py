@@ -89,9 +89,9 @@ class RunningBatch:
     lookahead: LookaheadPolicy  # how far causal models look ahead
     sampling: Sampling  # how tokens are chosen for requests that do not say
     statistics: Statistics  # counts the times of phases, and prompts
-    chains: Chains | None = None  # of a causal model whose drafts the host chooses
-    begin: Begin = lambda requests: None  # called with requests that are admitted
-    text_of: TextOf | None = None  # decodes tokens, to find stop strings; None: they end no sequence
+    chains: Chains | None  # of a causal model whose drafts the host chooses
+    begin: Begin  # called with requests that are admitted
+    text_of: TextOf | None  # decodes tokens, to find stop strings; None: they end no sequence
     running: dict[int, Admission] = field(default_factory=dict)  # by slot
     structures: Structures = field(default_factory=dict)  # cached layouts of earlier steps
     waiting: deque[Request] = field(default_factory=deque)  # handed out, but without K/V space yet

@@ -26,9 +26,8 @@ def test_what_other_masks_would_bring() -> None:
     for rows in (1, 64, 512, 4096):
         auto.forecast.times.measured(rows, float(rows), StepKind())
     auto.forecast.times.fit()
-    assert gain(auto, Rates([0.3] * 4, 1000)) == pytest.approx(
-        1.0, abs=0.02
-    )  # where rows cost, such drafts bring nothing
+    # where rows cost, such drafts bring nothing
+    assert gain(auto, Rates([0.3] * 4, 1000)) == pytest.approx(1.0, abs=0.02)
     auto.forecast.times = TimesByKind()
     for rows in (1, 64, 512, 4096):
         auto.forecast.times.measured(rows, 1.0, StepKind())

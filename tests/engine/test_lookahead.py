@@ -147,7 +147,7 @@ def test_what_text_would_bring_is_told_while_it_does_not_draft(small_model: Tran
     config = causal(drafts="auto", draft_from="text")
     engine = Engine(small_model, config, Solo(), EngineConfig(2))
     requests = requests_of(3, 2)
-    batch = engine.start(requests, lambda most: requests[:most])
+    batch = engine.start(requests, lambda most: requests[:most], lambda begun: None)
     batch.admit()
     drafter = drafter_for(config, small_model.config)
     assert drafter

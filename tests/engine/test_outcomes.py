@@ -43,9 +43,8 @@ def test_rows_of_all_groups_count_against_masks_that_bring_nothing(small_model: 
 
     engine.on_step.append(look)
     list(engine.generate(requests_of(5, 8)))
-    assert (
-        0 < sum(ran) <= engine.lookahead.outcomes.mask_rows
-    )  # masks after an answer's limit are counted, and do not run
+    # masks after an answer's limit are counted, and do not run
+    assert 0 < sum(ran) <= engine.lookahead.outcomes.mask_rows
 
 
 def test_every_step_s_drafts_are_counted_once_also_by_a_policy_of_an_earlier_engine(small_model: Transformer) -> None:
