@@ -57,7 +57,7 @@ def record_head(
     probabilities (margin), or the negative entropy in nats, all of the distribution after temperature and filters.
 
     With a `shard`, all its ranks call this with the same rows and exchange the running sums of their tiles (28 bytes
-    per row and tile, 40 with the runner-up; in the fused form, per row and share of the vocabulary). They get the same
+    per row and tile, 40 with second choices; in the fused form, per row and share of the vocabulary). They get the same
     records, bit for bit those of one rank with the whole weight: tiles are cut alike and merged in the vocabulary's
     order. Only top-p and top-k need whole rows; their logits are gathered, one tile of rows at a time.
 

@@ -1,8 +1,8 @@
 """The record head without logits in memory: the kernel that multiplies a tile of logits also reduces it.
 
 There are three kernels. The first is a matrix product: each program computes the logits of `BM` rows and `BV` tokens in
-registers, and writes their running sums, at most 28 bytes per row, 40 with the runner-up. The second merges the sums of
-a share of the vocabulary (`record_head.SHARES`). The third makes records from the sums of all shares, which tensor
+registers, and writes their running sums, at most 28 bytes per row, 40 with second choices. The second merges the sums
+of a share of the vocabulary (`record_head.SHARES`). The third makes records from the sums of all shares, which tensor
 ranks exchange first.
 
 Sums are of one tile, never of the tiles that a program happened to take, and the tiles of a share begin where it
@@ -96,7 +96,7 @@ def share_sums(
         return sums
     wanted = {
         "MOMENT": sampling.confidence == "neg_entropy", "SECOND": sampling.confidence == "margin", "NOISE": noise,
-        "RUNNER_UP": second_choices,
+        "SECOND_CHOICES": second_choices,
     }  # fmt: skip
     row_tiles = triton.cdiv(count, chosen.bm)
     tile_sums_kernel[(row_tiles * shares * tiles,)](
@@ -154,7 +154,7 @@ def tile_sums_kernel(
     MOMENT: tl.constexpr,
     SECOND: tl.constexpr,
     NOISE: tl.constexpr,
-    RUNNER_UP: tl.constexpr,
+    SECOND_CHOICES: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
     """Compute and reduce one tile of logits per program.
@@ -217,7 +217,7 @@ def tile_sums_kernel(
         tl.store(at + 5 * plane, tl.max(tl.where(column[None] == index[:, None], logits, lowest), 1), kept)
     chosen = tl.minimum(index, width - 1)  # a valid token, even if the row is NaN
     tl.store(at + 6 * plane, (first + low + chosen).to(tl.float32), kept)  # exact up to 2^24
-    if RUNNER_UP:
+    if SECOND_CHOICES:
         noisy = tl.where(column[None] == index[:, None], lowest, noisy)
         preference = tl.max(noisy, 1)
         index = tl.min(tl.where(noisy == preference[:, None], column[None], BV - 1), 1)
@@ -239,7 +239,7 @@ def share_sums_kernel(
     MOMENT: tl.constexpr,
     SECOND: tl.constexpr,
     NOISE: tl.constexpr,
-    RUNNER_UP: tl.constexpr,
+    SECOND_CHOICES: tl.constexpr,
 ) -> None:
     """Merge the sums of all tiles of a share, for ROWS rows. Grid ``(tiles of ROWS rows, shares)``."""
     share = tl.program_id(1)
@@ -281,7 +281,7 @@ def share_sums_kernel(
     tl.store(out + 4 * out_plane, preference, kept)
     tl.store(out + 5 * out_plane, logit, kept)
     tl.store(out + 6 * out_plane, token, kept)
-    if RUNNER_UP:  # the best of the other tiles' choices and this tile's second choice
+    if SECOND_CHOICES:  # the best of the other tiles' choices and this tile's second choice
         own = tile == best[None]
         preferences = tl.where(own, tl.load(at + 7 * plane, inside, lowest), preferences)
         logits = tl.where(own, tl.load(at + 8 * plane, inside, lowest), logits)
@@ -307,7 +307,7 @@ def merged_records(sums: Tensor, confidence: str) -> Tensor:
     if count:
         records_kernel[(triton.cdiv(count, RECORD_ROWS),)](
             sums, records, count, shares, SHARES=triton.next_power_of_2(shares), ROWS=RECORD_ROWS,
-            CONFIDENCE=confidence, RUNNER_UP=kinds > 7, num_warps=4, **OPTIONS,
+            CONFIDENCE=confidence, SECOND_CHOICES=kinds > 7, num_warps=4, **OPTIONS,
         )  # fmt: skip
     return records
 
@@ -321,7 +321,7 @@ def records_kernel(
     SHARES: tl.constexpr,
     ROWS: tl.constexpr,
     CONFIDENCE: tl.constexpr,
-    RUNNER_UP: tl.constexpr,
+    SECOND_CHOICES: tl.constexpr,
 ) -> None:
     """Make the records of ROWS rows. Grid ``(tiles of ROWS rows,)``.
 
@@ -354,11 +354,11 @@ def records_kernel(
         moments = tl.load(at + 3 * plane, inside, 0)
         moment = tl.sum((moments + totals * (tops - top[:, None])) * scale, 1)
         confidence = moment / total - tl.log(total)
-    out = records + row.to(tl.int64) * (5 if RUNNER_UP else 3)
+    out = records + row.to(tl.int64) * (5 if SECOND_CHOICES else 3)
     tl.store(out, tl.max(tl.where(own, tokens, 0), 1).to(tl.int32), kept)
     tl.store(out + 1, probability.to(tl.int32, bitcast=True), kept)
     tl.store(out + 2, confidence.to(tl.int32, bitcast=True), kept)
-    if RUNNER_UP:  # the best of the other shares' choices and this share's second choice
+    if SECOND_CHOICES:  # the best of the other shares' choices and this share's second choice
         preferences = tl.where(own, tl.load(at + 7 * plane, inside, lowest), preferences)
         logits = tl.where(own, tl.load(at + 8 * plane, inside, lowest), logits)
         tokens = tl.where(own, tl.load(at + 9 * plane, inside, 0), tokens)

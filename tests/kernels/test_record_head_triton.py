@@ -198,7 +198,7 @@ def head(tile: HeadTile, size: int, arch: int, dtype: str = "bf16", **rules: boo
     types = {"hidden": f"*{dtype}", "weight": f"*{dtype}", "keys": "*i64", "parts": "*fp32", "rows": "*i32"}
     sizes: dict[str, Any] = {"K": size, "BM": tile.bm, "BV": tile.bv, "BK": tile.bk, "STAGES": tile.stages}
     sizes |= {"GROUP": record_head_triton.GROUP, "PRECISION": "ieee" if dtype == "fp32" else "tf32"}
-    sizes |= {"MOMENT": False, "SECOND": False, "NOISE": False, "RUNNER_UP": False} | rules
+    sizes |= {"MOMENT": False, "SECOND": False, "NOISE": False, "SECOND_CHOICES": False} | rules
     return Variant(
         "lopa_dist.kernels.record_head_triton:tile_sums_kernel",
         {**types, **dict.fromkeys(numbers, "i32"), "temperature": "fp32"},
@@ -217,19 +217,19 @@ def test_cross_compiled(arch: int) -> None:
     few, many = config(64, bf16, False, hopper), config(65, bf16, False, hopper)
     noisy = config(65, bf16, True, hopper)
     variants = [head(few, 3584, arch, **moment), head(noisy, 4096, arch, NOISE=True, SECOND=True)]
-    variants += [head(noisy, 3584, arch, RUNNER_UP=True, NOISE=True)]
+    variants += [head(noisy, 3584, arch, SECOND_CHOICES=True, NOISE=True)]
     if hopper:  # elsewhere, those that use most
         variants += [head(many, 3584, arch, **moment), head(many, 4096, arch, SECOND=True)]
-        variants += [head(few, 3584, arch, RUNNER_UP=True, **moment), head(few, 3584, arch, NOISE=True, **moment)]
+        variants += [head(few, 3584, arch, SECOND_CHOICES=True, **moment), head(few, 3584, arch, NOISE=True, **moment)]
     fp32 = head(config(9, torch.float32, True, hopper), 192, arch, "fp32", NOISE=True, **moment)
     types = {"parts": "*fp32", "sums": "*fp32", "rows": "*i32", "count": "i32", "tiles": "i32", "shares": "i32"}
     sizes = {"TILES": 256, "ROWS": record_head_triton.MERGED // 256, "MOMENT": True, "SECOND": True, "NOISE": True}
-    sizes["RUNNER_UP"] = True
+    sizes["SECOND_CHOICES"] = True
     merge = "lopa_dist.kernels.record_head_triton:share_sums_kernel"
     last = Variant(merge, types, sizes, ("parts", "sums", "rows"), arch, {"num_warps": 4})
     of_records = "lopa_dist.kernels.record_head_triton:records_kernel"
     types = {"sums": "*fp32", "records": "*i32", "count": "i32", "shares": "i32"}
-    sizes = {"SHARES": SHARES, "ROWS": record_head_triton.RECORD_ROWS, "RUNNER_UP": True}
+    sizes = {"SHARES": SHARES, "ROWS": record_head_triton.RECORD_ROWS, "SECOND_CHOICES": True}
     records = [
         Variant(of_records, types, sizes | {"CONFIDENCE": name}, ("sums", "records"), arch, {"num_warps": 4})
         for name in ("margin", "neg_entropy")
