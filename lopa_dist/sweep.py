@@ -30,7 +30,7 @@ from lopa_dist.own_presets import own_configuration, search_override
 from lopa_dist.parallel.launcher import LaunchError
 from lopa_dist.parallel.mesh import choose_mesh
 from lopa_dist.tasks.hub_data import data_sets, why_not_there
-from lopa_dist.tasks.registry import check_judging, make_task, options_of, task_class, unusable
+from lopa_dist.tasks.registry import check_judging, first_errors, make_task, options_of, read_later, task_class
 from lopa_dist.tasks.rows import check
 
 SHOWN = 8  # the most points that a message names
@@ -47,9 +47,11 @@ def checked_job(overrides: Sequence[str], ranks: int | None = None) -> Config:
     if config.task.input:
         check_apart(config.task)
         check(config.task.input)
-        if reason := unusable(config.task):
-            raise ValueError(f"task.input={config.task.input}: none of its first lines can be used. {reason}")
-        check_judging(make_task(config.task))
+        task = make_task(config.task)
+        errors = [] if read_later(config.task.input) else first_errors(task)
+        if errors and all(errors):
+            raise ValueError(f"task.input={config.task.input}: none of its first lines can be used. {errors[0]}")
+        check_judging(task)
     if ranks is not None:
         parallel = config.parallel
         choose_mesh(parallel.data, parallel.branch, parallel.tensor, ranks, ranks, config.decode.max_branches)

@@ -32,12 +32,14 @@ it may, because items may have temperatures of their own.
 """
 
 
-def unusable(task: Any) -> str:
-    """Return why none of the first lines of the input can be used; empty if one can, or it is not on this machine."""
-    if not task.input or task.input == "-" or is_dataset(task.input) or is_remote(task.input):
-        return ""
-    errors = [item.error for item in islice(make_task(task).items(), FIRST)]
-    return str(errors[0]) if errors and all(errors) else ""
+def read_later(source: str) -> bool:
+    """Return whether `task.input` is on no disk of this machine, so that only the job reads it."""
+    return source == "-" or is_dataset(source) or is_remote(source)
+
+
+def first_errors(task: Task) -> list[str]:
+    """Return why each of the first lines of the input cannot be used; an empty text if it can."""
+    return [item.error or "" for item in islice(task.items(), FIRST)]
 
 
 def make_task(options: Any) -> Task:

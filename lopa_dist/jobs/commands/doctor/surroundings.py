@@ -14,12 +14,11 @@ from pathlib import Path
 from lopa_dist.config import check_files
 from lopa_dist.jobs.commands.doctor.finding import GIB, Finding, Machine, broken, fine, slow
 from lopa_dist.jobs.show.wandb_log import chosen_mode
-from lopa_dist.remote import is_remote
 from lopa_dist.tasks import sandbox
 from lopa_dist.tasks.harness import HarnessTask, manager_of
 from lopa_dist.tasks.hub_data import data_sets, why_not_there
-from lopa_dist.tasks.registry import check_judging, make_task, options_of, unusable
-from lopa_dist.tasks.rows import check, files_of, is_dataset, naming, refuse_utf_16
+from lopa_dist.tasks.registry import check_judging, first_errors, make_task, options_of, read_later
+from lopa_dist.tasks.rows import check, files_of, naming, refuse_utf_16
 
 LEAST_FREE = 1 << 30  # bytes on the disk of the run folders
 NODE_LOCAL = ("tmpfs", "ramfs", "ext2", "ext3", "ext4", "xfs", "btrfs", "overlay")  # kinds of file systems
@@ -97,17 +96,17 @@ def files(machine: Machine) -> Finding:
     if not config.task.input:
         return fine("no input is named")
     check(config.task.input)
-    if config.task.input == "-" or is_dataset(config.task.input) or is_remote(config.task.input):
+    if read_later(config.task.input):
         return fine(f"task.input={config.task.input} is read when the job begins")
     for file in files_of(config.task.input):
         with naming(file, "task.input"):
             refuse_utf_16(file, "task.input")  # which also opens what is compressed
-    if reason := unusable(config.task):
-        return broken(f"task.input={config.task.input}: none of its first lines can be used", reason)
     task = make_task(config.task)
-    first = next(iter(task.items()), None)  # as the job reads it: a column may not be there
+    errors = first_errors(task)  # as the job reads them: a column may not be there
+    if errors and all(errors):
+        return broken(f"task.input={config.task.input}: none of its first lines can be used", errors[0])
     check_judging(task)
-    bad = f"; its first line cannot be used: {first.error}" if first and first.error else ""
+    bad = f"; its first line cannot be used: {errors[0]}" if errors and errors[0] else ""
     return fine(f"task.input={config.task.input} is there{bad}")
 
 
