@@ -17,12 +17,6 @@ from tests.jobs.run.test_job import config
 KEY = {"WANDB_API_KEY": "0" * 40}
 
 
-@pytest.fixture(autouse=True)
-def unset(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_DISABLED", "WANDB_PROJECT"):
-        monkeypatch.delenv(name, raising=False)
-
-
 @pytest.mark.parametrize(
     ("environment", "mode"),
     [

@@ -15,5 +15,5 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(surroundings.sandbox, "check", lambda confined: None)
     names = ("JOB_ID", "JOB_NODELIST", "CPUS_PER_TASK", "NNODES", "SUBMIT_DIR")
-    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_DISABLED", "CC", *(f"SLURM_{name}" for name in names)):
+    for name in ("CC", *(f"SLURM_{name}" for name in names)):
         monkeypatch.delenv(name, raising=False)
