@@ -38,7 +38,7 @@ from lopa_dist.config import Config, composed
 from lopa_dist.engine.request import Request
 from lopa_dist.engine.work import Work
 from lopa_dist.jobs.folder.batch_output import LINES, line_of
-from lopa_dist.jobs.folder.journal import Merged
+from lopa_dist.jobs.folder.merged import Merged
 from lopa_dist.jobs.folder.packed import Columns
 from lopa_dist.jobs.folder.shard_figures import write_figures
 from lopa_dist.jobs.run.job_input import request_id

@@ -13,7 +13,8 @@ import pytest
 
 from lopa_dist.config import TaskConfig
 from lopa_dist.jobs.folder.batch_output import line_of, write_batch_output
-from lopa_dist.jobs.folder.journal import Journal, merge
+from lopa_dist.jobs.folder.journal import Journal
+from lopa_dist.jobs.folder.merged import merge
 from lopa_dist.jobs.run.job_input import JobInput
 from lopa_dist.jobs.run.prompts import Encoder
 from lopa_dist.tasks.batch import Batch

@@ -18,8 +18,8 @@ import numpy as np
 from lopa_dist.atomic import write_lines
 from lopa_dist.jobs.commands.status import changes_between, settings, shards_in_words
 from lopa_dist.jobs.folder.batch_output import Line, read_batch_lines, write_batch_output
-from lopa_dist.jobs.folder.journal import Merged
 from lopa_dist.jobs.folder.lookahead import drafted_otherwise, lookahead_of
+from lopa_dist.jobs.folder.merged import Merged
 from lopa_dist.jobs.folder.part_names import in_parts, is_missing
 from lopa_dist.jobs.folder.results import AGAIN, FIGURES, Prompts, result_lines, results, write_errors
 from lopa_dist.jobs.folder.shard_figures import read_figures

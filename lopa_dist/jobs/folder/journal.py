@@ -12,9 +12,8 @@ import errno
 import json
 import os
 import re
-from array import array
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, fields
 from itertools import count, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,12 +21,10 @@ from typing import Any, NamedTuple
 from lopa_dist.atomic import naming, write_lines
 from lopa_dist.decode.config import DecodeConfig, text_settings
 from lopa_dist.encodable import json_line
-from lopa_dist.engine.work import Work
 from lopa_dist.jobs.folder.batch_output import LINES, NAME
-from lopa_dist.jobs.folder.open_files import mapped_files
 from lopa_dist.jobs.folder.own_parts import carry_over
-from lopa_dist.jobs.folder.packed import Columns, RequestIds
-from lopa_dist.jobs.folder.results import ERRORS, FIGURES, Prompts
+from lopa_dist.jobs.folder.packed import RequestIds
+from lopa_dist.jobs.folder.results import ERRORS, FIGURES
 from lopa_dist.models.files import same_revision
 from lopa_dist.parallel.launcher import Start
 
@@ -39,10 +36,7 @@ MAY_CHANGE = ("model.dtype was ", "model.quantization was ")  # if failed reques
 # these change no text: if they change, answers are judged again
 JUDGED_AGAIN = "the attempt that judged all again"
 VERDICT_SETTINGS = ("score", "the source of task.score", "the source of task", JUDGED_AGAIN)
-FAILED, STALE, UNJUDGED, JUDGED = range(4)  # how good a request's entry is; stale: its verdict is by another rule
 TRIED = "tried"  # key of an entry whose answer lacks its format: how many tries it had; absent if more would not help
-ENOUGH = float("inf")  # in place of tries, for an answer that no further try replaces
-BEST = (ENOUGH, JUDGED)
 PART = re.compile(r"(\d+)-(\d+)\.jsonl")
 
 
@@ -93,12 +87,8 @@ class Journal:
                 are files with the names of results, but no attempt that wrote them.
         """
         anew = resume == "new" and self.folder.exists() and not start.again(self.first_start())
-        if anew or (not self.has_results() and self.differs(settings)):
-            old = free_name(self.folder)
-            self.folder.rename(old)
-            for result in filter(Path.exists, map(self.folder.with_name, RESULTS)):
-                result.rename(old / result.name)
-            carry_over(old, self.folder)
+        if anew or (not self.has_results() and changed(self.first_settings(), settings)):
+            self.set_aside()
         if not self.folder.exists() and (there := [name for name in RESULTS if self.folder.with_name(name).exists()]):
             raise ValueError(
                 f"{self.folder.parent} has {', '.join(there)}, but no journal of a job that wrote this: a job there "
@@ -106,19 +96,7 @@ class Journal:
             )
         self.folder.mkdir(parents=True, exist_ok=True)
         if (self.folder / "settings.json").exists():
-            changes, earlier = self.differs(settings), self.first_settings().get("decode", {})
-            if gone := sorted(earlier.keys() - {entry.name for entry in fields(DecodeConfig)}):
-                raise ValueError(
-                    f"{self.folder.parent} has results of a version of lopa_dist that had the settings decode."
-                    f"{', decode.'.join(gone)}. Finish it with that version, or give job.resume=new to start over (the "
-                    "old are set aside), or another hydra.run.dir"
-                )
-            if any(not (retry and change.startswith(MAY_CHANGE)) for change in changes):
-                raise ValueError(
-                    f"{self.folder.parent} has results of other settings: {'; '.join(changes)}. Set them as they were "
-                    "to go on, or give job.resume=new to start over (the old are set aside), or another hydra.run.dir"
-                )
-            return changes
+            return self.changes(settings, retry)
         if self.has_results():
             raise ValueError(
                 f"{self.folder} has answers, but no settings.json, which says how they were made. Give job.resume=new "
@@ -128,14 +106,34 @@ class Journal:
             write_lines(self.folder / name, [json.dumps(content, indent=1), "\n"])
         return []
 
+    def set_aside(self) -> None:
+        """Move all attempts and their results into a folder beside the journal."""
+        old = free_name(self.folder)
+        self.folder.rename(old)
+        for result in filter(Path.exists, map(self.folder.with_name, RESULTS)):
+            result.rename(old / result.name)
+        carry_over(old, self.folder)
+
+    def changes(self, settings: dict[str, Any], retry: bool) -> list[str]:
+        """Return what differs from the first attempt's settings; raise a ValueError if it may not (see `open`)."""
+        earlier = self.first_settings()
+        if gone := sorted(earlier.get("decode", {}).keys() - {entry.name for entry in fields(DecodeConfig)}):
+            raise ValueError(
+                f"{self.folder.parent} has results of a version of lopa_dist that had the settings decode."
+                f"{', decode.'.join(gone)}. Finish it with that version, or give job.resume=new to start over (the "
+                "old are set aside), or another hydra.run.dir"
+            )
+        changes = changed(earlier, settings)
+        if any(not (retry and change.startswith(MAY_CHANGE)) for change in changes):
+            raise ValueError(
+                f"{self.folder.parent} has results of other settings: {'; '.join(changes)}. Set them as they were "
+                "to go on, or give job.resume=new to start over (the old are set aside), or another hydra.run.dir"
+            )
+        return changes
+
     def has_results(self) -> bool:
         """Return whether any request has ended."""
         return any("id" in entry for entry, _ in self.entries())
-
-    def differs(self, settings: dict[str, Any]) -> list[str]:
-        """Return what differs from the first attempt's settings, except rules of judging; empty if there was none."""
-        earlier = self.first_settings()
-        return difference(without_rule(earlier), without_rule(settings)) if earlier else []
 
     def first_settings(self) -> dict[str, Any]:
         """Return the first attempt's settings; empty if there was none.
@@ -278,95 +276,6 @@ class Writer:
         self.file.close()
 
 
-@dataclass(frozen=True)
-class Merged:
-    """All entries of a journal together."""
-
-    figures: Columns  # of the finished requests, in input order
-    work: Work  # of these requests together
-    failed: int  # requests that ended with an error, which have no figures
-    unjudged: int  # requests whose answers could not be judged
-    replicas: list[dict[str, Any]]  # the entry that each replica wrote at its end
-    generated: int | None = None  # tokens of all answers, also of those that others replaced; None: not known
-    prompts: Prompts = field(default_factory=Prompts)  # of the result lines
-
-
-def merge(
-    journal: Journal,
-    folder: Path,
-    ids: RequestIds,
-    rejected: Callable[[int], dict[str, Any] | None],
-    numbers: Sequence[int],
-    carried: Callable[[int], dict[str, Any]] = lambda index: {},
-    judged_by: Callable[[int], str | None] = lambda index: None,
-) -> Merged:
-    """Write `results.jsonl` in input order, atomically, from what is done, and return all entries together.
-
-    The texts stay on disk until their turn comes; memory holds only where they stand.
-
-    Args:
-        ids: by input index, the request's id, or None if the item was rejected.
-        rejected: by input index, the line of an item that was rejected or set aside; None for others.
-        numbers: by input index, the place in the whole input, which becomes the line's `index`.
-        carried: by input index, what the line has from today's input.
-        judged_by: by input index, the `judged_by` of an entry whose verdict is by today's rule.
-    """
-    parts = journal.parts()
-    part_numbers = {part: n for n, part in enumerate(parts)}
-    part_of, offset, length = (array(kind, [0]) * len(ids) for kind in "iqi")
-    replicas, weak = [], dict[int, tuple[float, int]]()  # by index: how good an entry is that a better one replaces
-    generated = 0
-    for index, entry, where in journal.entries_of(ids):
-        if "statistics" in entry:
-            replicas.append(entry | {"attempt": attempt_of(where.part)})
-        if "figures" in entry and "attempt" not in entry:  # which a new verdict of an old answer has
-            generated += entry["figures"]["tokens"]
-        if index < 0:
-            continue
-        # the first entry counts, unless a later one is better: an answer is better than an error, one with its format
-        # better than one without (of these, one with more tries), and one with a verdict better than one without
-        kind = FAILED if "figures" not in entry else UNJUDGED if "unjudged" in entry else JUDGED
-        if kind == FAILED and rejected(index):
-            continue  # it was set aside later, and counts as that
-        if kind != FAILED and entry.get("judged_by") != judged_by(index):
-            kind = STALE
-        good = (-1 if kind == FAILED else entry.get(TRIED, ENOUGH), kind)
-        if not length[index] or weak.get(index, BEST) < good:
-            weak.pop(index, None)
-            if good != BEST:
-                weak[index] = good
-            part_of[index], offset[index], length[index] = part_numbers[where.part], where.offset, where.length
-    figures, work, prompts = Columns(), Work(), Prompts()
-    mapped = mapped_files()
-
-    def lines() -> Iterator[str]:
-        for index in range(len(ids)):
-            if length[index]:
-                part = parts[part_of[index]]
-                entry = json.loads(mapped(part)[offset[index] : offset[index] + length[index]])
-                line = entry["line"]
-                if "figures" in entry:
-                    work.add(entry["work"])
-                    attempt = entry.get("attempt", attempt_of(part))
-                    figures.append(entry["figures"] | {"attempt": attempt, "at": entry["at"]})
-            elif (line := rejected(index)) is None:
-                continue
-            made = line_of(line, carried(index), numbers[index])
-            prompts.add(made)
-            yield json_line(made)
-
-    write_lines(folder / "results.jsonl", lines())
-    kinds = [kind for _, kind in weak.values()]
-    unjudged, failed = sum(kind in (STALE, UNJUDGED) for kind in kinds), kinds.count(FAILED)
-    return Merged(figures, work, failed, unjudged, replicas, generated, prompts)
-
-
-def line_of(line: dict[str, Any], carried: dict[str, Any], number: int) -> dict[str, Any]:
-    """Return a line of `results.jsonl`: the journal's, what is `carried` from the input, and its place there."""
-    # the place stands after the name
-    return {"custom_id": None, "index": None} | line | carried | {"index": number}
-
-
 def read(file: Path) -> dict[str, Any]:
     """Return the content of a JSON file of the journal; raise a ValueError if it is damaged."""
     try:
@@ -386,9 +295,12 @@ def start_in(file: Path, entries: dict[str, Any]) -> Start:
         raise ValueError(f"{file}: damaged ({error}); {ANEW}") from error
 
 
-def without_rule(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that texts depend on, without the rules of judging."""
-    return {key: value for key, value in settings.items() if key not in VERDICT_SETTINGS}
+def changed(earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Return what differs between two attempts' settings, except rules of judging; nothing without earlier ones."""
+    old, new = (
+        {key: value for key, value in settings.items() if key not in VERDICT_SETTINGS} for settings in (earlier, now)
+    )
+    return difference(old, new) if earlier else []
 
 
 def attempt_of(part: Path) -> int:

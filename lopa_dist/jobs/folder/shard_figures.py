@@ -12,7 +12,7 @@ import numpy as np
 
 from lopa_dist.atomic import atomic
 from lopa_dist.engine.work import Work
-from lopa_dist.jobs.folder.journal import Merged
+from lopa_dist.jobs.folder.merged import Merged
 from lopa_dist.jobs.folder.packed import Columns
 from lopa_dist.jobs.folder.results import AGAIN, FIGURES
 from lopa_dist.ragged import Ints

@@ -21,7 +21,8 @@ from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
 from lopa_dist.jobs.folder.batch_output import NAME as BATCH_OUTPUT
 from lopa_dist.jobs.folder.batch_output import line_of, write_batch_lines, write_batch_output
-from lopa_dist.jobs.folder.journal import VERDICT_SETTINGS, Merged, Writer, merge
+from lopa_dist.jobs.folder.journal import VERDICT_SETTINGS, Writer
+from lopa_dist.jobs.folder.merged import Merged, merge
 from lopa_dist.jobs.folder.one_job import Lock, only_job
 from lopa_dist.jobs.folder.part_names import in_parts
 from lopa_dist.jobs.folder.results import results, write_errors

@@ -12,7 +12,8 @@ from typing import Any
 
 from lopa_dist.config import TaskConfig
 from lopa_dist.encodable import json_line
-from lopa_dist.jobs.folder.journal import Journal, attempt_of, line_of
+from lopa_dist.jobs.folder.journal import Journal, attempt_of
+from lopa_dist.jobs.folder.merged import line_of
 from lopa_dist.jobs.folder.own_parts import note_parts
 from lopa_dist.jobs.folder.part_names import ANSWERS, KEY, part_name
 from lopa_dist.jobs.run.job_input import JobInput

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from lopa_dist.jobs.folder import open_files
-from lopa_dist.jobs.folder.journal import Journal, merge
+from lopa_dist.jobs.folder.journal import Journal
+from lopa_dist.jobs.folder.merged import merge
 from lopa_dist.jobs.folder.open_files import lines_of, mapped_files
 from lopa_dist.jobs.folder.packed import RequestIds
 
