@@ -26,6 +26,9 @@ SEEDS = ("seed", "task.problem_seed")  # runs that differ in these only are one 
 RESULTS = "requests", "errors", "completion_tokens", "accuracy"  # equal in reports of runs with the same texts
 NEEDED = {"task", "model", "decode", "tpf", "tokens_per_s", "requests"}
 
+Unfinished = tuple[str, dict[str, str]]
+"""The name of the folder of a run without a report, and the settings that were typed for it."""
+
 
 @dataclass(frozen=True)
 class SeedGroup:
@@ -98,8 +101,8 @@ def load_reports(
     return reports
 
 
-def unfinished(folder: Path, among: Sequence[Path] = ()) -> list[tuple[str, dict[str, str]]]:
-    """Return the names of run folders without a report, with what was typed: jobs that failed, or still run.
+def unfinished(folder: Path, among: Sequence[Path] = ()) -> list[Unfinished]:
+    """Return the run folders without a report: jobs that failed, or still run.
 
     The arguments are those of `load_reports`.
     """

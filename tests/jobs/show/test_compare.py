@@ -21,7 +21,8 @@ from lopa_dist.commands import perform
 from lopa_dist.config import TaskConfig
 from lopa_dist.jobs.folder.attempt_record import AttemptRecord
 from lopa_dist.jobs.run.job import run
-from lopa_dist.jobs.show.compare import Comparison, compare
+from lopa_dist.jobs.show.compare import compare
+from lopa_dist.jobs.show.comparison import Comparison
 from lopa_dist.jobs.show.equal_texts import equal_texts
 from lopa_dist.jobs.show.metrics import wilson
 from lopa_dist.jobs.show.page import Point, Scatter
