@@ -27,13 +27,13 @@ from lopa_dist.jobs.run.lessons import FOLDER, learning_of
 from lopa_dist.jobs.run.prompts import Encoder
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.setup.device import choose_device
-from lopa_dist.jobs.show.page import bars, write_page
-from lopa_dist.jobs.show.report import config_of, read_report, why_no_results
+from lopa_dist.jobs.show.learned import figures, in_words, write_learn_page
+from lopa_dist.jobs.show.report import config_of, why_no_results
 from lopa_dist.jobs.show.where_it_began import report_where_it_began
 from lopa_dist.learn.learning import HELD_OUT, Answers, Learning, answers_of, check_learnable, is_held_out, with_end
 from lopa_dist.learn.trainer import LearningFailed, Lesson
 from lopa_dist.models.families import FAMILIES
-from lopa_dist.overrides import as_hydra_reads, typed
+from lopa_dist.overrides import as_hydra_reads
 from lopa_dist.parallel import store_keys as keys
 from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import Start, detect
@@ -44,9 +44,7 @@ from lopa_dist.tasks.registry import make_again
 SECTIONS = ("learn", "parallel", "model.device", "model.path", "task.input")
 DRAFTS = (2, 4, 8, 16)  # numbers of drafts for which tokens per forward are measured
 TRIED = 200  # the most held-out requests with which they are measured, over all ranks (rounded up on each)
-FEW = 20  # with fewer held-out answers, figures say little
 SAVE_EVERY_S = 60.0
-PAGE = "learn.html"
 LOCK = "learn.lock"
 
 
@@ -66,7 +64,8 @@ def learn(folder: Path, settings: Sequence[str]) -> dict[str, Any]:
         Stopped: on a signal, after what was learned until then has been written.
     """
     world = detect()
-    config = settings_of(folder, settings)
+    report = report_of(folder)
+    config = settings_of(report, settings)
     device = choose_device(config, world)
     builder = EngineBuilder(config.model, device)
     if not FAMILIES[builder.shape.family].causal:
@@ -77,7 +76,7 @@ def learn(folder: Path, settings: Sequence[str]) -> dict[str, Any]:
             "takes one adapter, so drafts cannot be learned beside it. Merge it into a checkpoint of its own (PEFT's "
             "merge_and_unload), and learn from a run of that"
         )
-    if changed := builder.changed_since(read_report(folder / "report.json").get("weights", {})):
+    if changed := builder.changed_since(report.get("weights", {})):
         raise ValueError(f"{folder}: {changed}: its answers are another model's. Learn from a run of these weights")
     try:
         check_writable(folder / FOLDER)
@@ -105,16 +104,20 @@ def learn(folder: Path, settings: Sequence[str]) -> dict[str, Any]:
         return Student(folder, config, builder, group, answered).learn()
 
 
-def settings_of(folder: Path, settings: Sequence[str]) -> Config:
-    """Return a run's configuration, changed by `settings`, which must be of `SECTIONS`."""
-    file = folder / "report.json"
-    if not file.exists():
+def report_of(folder: Path) -> dict[str, Any]:
+    """Return a run's report, with the files of its task where they are; raise a ValueError if there is none."""
+    if not (folder / "report.json").exists():
         shards = any(folder.glob("shard-*/report.json"))
         merge = f"`lopa-dist merge {quote(str(folder))}`"
         array = f"no report.json; {merge} joins its shards; learn from that, or from one of them"
         nothing = "no report.json; name the folder of a finished or stopped run"
         raise ValueError(why_no_results(folder, array if shards else nothing))
-    config = config_of(report_where_it_began(folder))
+    return report_where_it_began(folder)
+
+
+def settings_of(report: dict[str, Any], settings: Sequence[str]) -> Config:
+    """Return the configuration of a run's report, changed by `settings`, which must be of `SECTIONS`."""
+    config = config_of(report)
     check_keys(list(settings))
     for setting in settings:
         if not setting.split("=")[0].startswith(SECTIONS):
@@ -196,7 +199,7 @@ class Student:
         if world.rank == 0:
             learning.save(drafts, self.config.model.path, builder.revision)
             write_lines(drafts / "learn.json", [json.dumps(learned, indent=1) + "\n"])
-            write_learn_page(drafts / PAGE, self.config.model.path, learned)
+            write_learn_page(drafts, self.config.model.path, learned)
             self.say(in_words(learned, drafts))
         group.store.barrier(keys.LESSON.format("end"))
         if after is None:
@@ -252,112 +255,3 @@ class Student:
         """Print a line on rank 0."""
         if self.group.world.rank == 0:
             print(message, flush=True)
-
-
-def figures(
-    lesson: Lesson,
-    before: dict[str, dict[str, float]],
-    after: dict[str, dict[str, float]] | None,
-    answers: int,
-    measured: int,
-) -> dict[str, Any]:
-    """Return the content of `learn.json`; without `after`, which was not measured, nothing is said of it.
-
-    `break_even_answers` is how many more answers pay for the learning, by the seconds per answer before and after, each
-    at its fastest number of drafts; None if answers do not get faster, or if too few were held out to tell (`FEW`).
-    """
-    saved = 0.0
-    if after and measured >= FEW:
-        saved = min(entry["seconds"] for entry in before.values()) - min(entry["seconds"] for entry in after.values())
-
-    def both(figure: str, digits: int) -> dict[str, dict[str, float | None]]:
-        return {
-            drafts: {
-                "before": round(before[drafts][figure], digits),
-                "after": round(after[drafts][figure], digits) if after else None,
-            }
-            for drafts in before
-        }
-
-    return {
-        "answers": answers,
-        "minutes": round(lesson.seconds / 60, 2),
-        "processor_minutes_of_rank_0": round(lesson.processor_s / 60, 2),
-        "steps": lesson.steps,
-        "rows": lesson.rows,
-        "held_out": {
-            "answers": measured,
-            "acceptance_before": lesson.before.shares,
-            "acceptance": lesson.after.shares,
-            "accepted_before": round(lesson.before.length, 3),
-            "accepted": round(lesson.after.length, 3),
-        },
-        "tokens_a_forward": both("tpf", 3),
-        "seconds_an_answer": both("seconds", 5),
-        "break_even_answers": round(lesson.seconds / saved) if saved > 0 else None,
-        "losses": [round(loss, 4) for loss in lesson.losses[:: max(1, len(lesson.losses) // 200)]],
-    }
-
-
-def in_words(learned: dict[str, Any], drafts: Path) -> str:
-    """Return the outcome in words, and the settings that draft with it."""
-    held_out, speed = learned["held_out"], learned["tokens_a_forward"]
-    stopped = unmeasured(learned)
-    by_drafts = ", ".join(
-        f"{n}: {figure['before']:.2f} -> {shown(figure['after'], '.2f')}" for n, figure in speed.items() if n != "0"
-    )
-    pays = learned["break_even_answers"]
-    few = held_out["answers"] < FEW
-    so = f"it pays after {pays} more answers"
-    if few:
-        so = "too few answers were held out to tell whether it pays"
-    elif pays is None:
-        so = "it does not pay on this machine: answers are not made faster"
-    if stopped:
-        so = "it was told to stop before it could measure"
-    measured = (
-        f"of a chain of drafts, {held_out['accepted']:.2f} are accepted instead of {held_out['accepted_before']:.2f} "
-        f"({held_out['answers']} held-out answers)\n"
-        f"tokens per forward by drafts: {by_drafts}; {so}"
-        if held_out["answers"]
-        else "no answer was held out, so what it brings was not measured"
-    )
-    use = "to draft with it all the same" if pays is None and not stopped and not few else "draft with it"
-    return (
-        f"{learned['minutes']:.1f} minutes; {measured}\n"
-        f"{use}: {typed('model.lora', drafts)} model.lora_rows=masks decode.drafts=8 (figures: {drafts / PAGE})"
-    )
-
-
-def unmeasured(learned: dict[str, Any]) -> bool:
-    """Return whether the lesson was told to stop before it could measure what it brought."""
-    return any(figure["after"] is None for figure in learned["tokens_a_forward"].values())
-
-
-def shown(figure: float | None, form: str) -> str:
-    """Return a figure in a format; a dash if it was not measured."""
-    return "-" if figure is None else f"{figure:{form}}"
-
-
-def write_learn_page(file: Path, model: str, learned: dict[str, Any]) -> None:
-    """Write the page of a lesson from the content of `learn.json`."""
-    held_out, depths = learned["held_out"], [str(i + 1) for i in range(len(learned["held_out"]["acceptance"]))]
-    write_page(
-        file,
-        "learn.html",
-        title=f"drafts that {model} has learned",
-        learned=learned,
-        unknown=unmeasured(learned) or held_out["answers"] < FEW,
-        stopped=unmeasured(learned),
-        charts=[
-            bars("before", "draft of a chain", depths, held_out["acceptance_before"], ".0%"),
-            bars("after", "draft of a chain", depths, held_out["acceptance"], ".0%"),
-        ],
-        rows=[
-            (
-                n, *(shown(speed[when], ".2f") for when in ("before", "after")),
-                *(shown(seconds and 1000 * seconds, ".1f") for seconds in learned["seconds_an_answer"][n].values()),
-            )
-            for n, speed in learned["tokens_a_forward"].items()
-        ],
-    )  # fmt: skip

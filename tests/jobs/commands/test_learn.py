@@ -174,7 +174,7 @@ def test_a_relative_input_is_found_from_another_folder(
     for record in (tmp_path / "run" / "journal").glob("0*.json"):
         record.write_text(json.dumps(json.loads(record.read_text()) | {"folder": str(begun)}))
     monkeypatch.chdir(tmp_path)
-    assert command.settings_of(tmp_path / "run", []).task.input == report["task"]["input"]
+    assert command.settings_of(command.report_of(tmp_path / "run"), []).task.input == report["task"]["input"]
     assert trace(tmp_path / "run", "0").steps
 
 
