@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from lopa_dist.models.config import ModelConfig
-from lopa_dist.models.families import FAMILIES, model_config, with_masks
+from lopa_dist.models.families import FAMILIES
 from lopa_dist.models.files import CheckpointError, read_json, read_json_if_there, repository
+from lopa_dist.models.model_config import model_config, with_masks
 from lopa_dist.models.tokenizer import chat_template, end_of_text, special_tokens, words
 
 
