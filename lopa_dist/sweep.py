@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence, Set
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -110,20 +110,10 @@ def check_points(arguments: Sequence[str]) -> None:
     own = [a for a in arguments if not a.startswith("-") and not a.startswith(("hydra", "launcher="))]
     if own_configuration(arguments) or any(a.startswith("hydra/sweeper") for a in arguments):
         return
-    presets = search_override(arguments)
     overrides = OverridesParser.create().parse_overrides(own)
     points = points_of(overrides)
     swept = {o.get_key_element() for o in overrides if o.is_sweep_override()}
-    refused = []
-    for point in points:
-        try:
-            config = checked_job([*point, *presets])
-            if config.task.input == "-" and len(points) > 1:
-                raise ValueError("task.input=-: only one point can read standard input; write a file")
-            if "seed" in swept:
-                check_seed(config)
-        except ValueError as error:
-            refused.append(f"{' '.join(o for o in point if o.split('=')[0] in swept)}: {error}")
+    refused = list(refusals(points, swept, search_override(arguments)))
     if not refused:
         named = any(argument.lstrip("+").startswith(("hydra.sweep.subdir", "hydra.job.")) for argument in arguments)
         if not named and (folder := shared_folder(points)):
@@ -138,14 +128,31 @@ def check_points(arguments: Sequence[str]) -> None:
                 file=sys.stderr,
             )
         return
-    if len(refused) == len(points) and len({text.split(": ", 1)[1] for text in refused}) == 1:
-        raise UserError(refused[0].split(": ", 1)[1])
+    if len(refused) == len(points) and len({reason for _, reason in refused}) == 1:
+        raise UserError(refused[0][1])
+    told = [reason if reason.startswith(f"{point}: ") else f"{point}: {reason}" for point, reason in refused[:SHOWN]]
     more = [f"and {len(refused) - SHOWN} more"] if len(refused) > SHOWN else []
-    lines = "\n  ".join([*refused[:SHOWN], *more])
+    lines = "\n  ".join([*told, *more])
     raise UserError(
         f"{len(refused)} of {len(points)} points cannot run, so none has started:\n  {lines}\n"
         "Sweep over the others: two sweeps with one hydra.sweep.dir (FOLDER of launch/sweep.sh) have one table"
     )
+
+
+def refusals(points: Sequence[Sequence[str]], swept: Set[str], presets: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield the points of a sweep that cannot run, each by its values of the keys `swept`, and why it cannot.
+
+    `presets` says where presets of the user's own are, as a setting of Hydra's (`search_override`).
+    """
+    for point in points:
+        try:
+            config = checked_job([*point, *presets])
+            if config.task.input == "-" and len(points) > 1:
+                raise ValueError("task.input=-: only one point can read standard input; write a file")
+            if "seed" in swept:
+                check_seed(config)
+        except ValueError as error:
+            yield " ".join(o for o in point if o.split("=")[0] in swept), str(error)
 
 
 class SweepFolder(Callback):  # type: ignore[misc]  # hydra has no types

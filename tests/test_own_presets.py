@@ -55,7 +55,7 @@ def test_sweeps_dry_runs_and_explain_know_them(
 ) -> None:
     where = way.format(folder)
     check_points(["-m", where, "experiment=mine", "decode.drafts=2,4"])
-    with pytest.raises(UserError, match=r"experiment=theirs: experiment=theirs: no such preset"):
+    with pytest.raises(UserError, match=r"started:\n  experiment=theirs: no such preset"):
         check_points(["-m", where, "experiment=mine,theirs"])
     if not where.startswith("--"):  # launch/*.sh take no flags of Hydra's
         sweep.main(1, [where, "experiment=mine"])
