@@ -58,6 +58,7 @@ class Request:
     token_steps: bool = False  # whether to tell how each token was written
     stop: tuple[str, ...] = ()  # the answer ends at the first of these strings; the caller cuts the text there
     suffix: Sequence[int] = ()  # tokens after the answer, which then has `max_new_tokens` masks, or ends earlier
+    continues: bool = False  # whether the answer continues the prompt's text; otherwise it is a message of its own
     # texts to score, instead of generating one: the likelihood of each is the sum over its parts
     scored: tuple[tuple[Given, ...], ...] = ()
 

@@ -15,6 +15,9 @@ if TYPE_CHECKING:  # special tokens are read without transformers, which takes a
 RESERVED = re.compile(r"[<\[]\W*(reserved|unused|special|extra_id)\w*\W*[>\]]", re.IGNORECASE)
 """How tokenizers spell tokens that are reserved for later use."""
 
+ANCHORS = "a", "\n", "1", "."
+"""Texts after which, in most tokenizers, another text has the tokens that it has within a text."""
+
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     """Return the checkpoint's own tokenizer.
@@ -80,9 +83,53 @@ def chat_template(folder: Path) -> str:
     return written if isinstance(written, str) else "\n".join(str(one["template"]) for one in written or ())
 
 
-def text_of(tokenizer: PreTrainedTokenizerFast, tokens: Sequence[int]) -> str:
-    """Return the text of an answer's tokens, without special ones."""
-    return str(tokenizer.decode(tokens, skip_special_tokens=True))
+def text_of(tokenizer: PreTrainedTokenizerFast, tokens: Sequence[int], after: Sequence[int] = ()) -> str:
+    """Return the text of tokens, without special ones.
+
+    Args:
+        tokenizer: the model's.
+        tokens: of the text.
+        after: tokens of a text that this one continues (`anchor`). Without them it is a text of its own, of which some
+            decoders (Llama 2's) drop the space that it begins with.
+    """
+    before, text = (str(tokenizer.decode(ids, skip_special_tokens=True)) for ids in (after, [*after, *tokens]))
+    return text[len(before) :]
+
+
+def anchor(tokenizer: PreTrainedTokenizerFast) -> list[int]:
+    """Return the token of a letter, which stands for any text that another one continues; empty if there is none."""
+    last: list[int] = tokenizer.backend_tokenizer.encode(ANCHORS[0], add_special_tokens=False).ids[-1:]
+    return last if text_of(tokenizer, last).strip() == ANCHORS[0] else []
+
+
+def tokens_after(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
+    """Return the tokens of a text that stands after another one.
+
+    Some tokenizers (Llama 2's) put a space before every text, which does not belong within one.
+    """
+    before = anchor(tokenizer)
+
+    def encoded(text: str) -> list[int]:
+        return list(tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
+
+    alone = encoded(text)
+    if text_of(tokenizer, alone, before) == text:
+        return alone
+    for first in ANCHORS:
+        begun, whole = encoded(first), encoded(first + text)
+        rest = whole[len(begun) :]
+        if whole[: len(begun)] == begun and text_of(tokenizer, rest, before) == text:
+            return rest
+    return alone
+
+
+def tokens_at_end(tokenizer: PreTrainedTokenizerFast) -> list[int]:
+    """Return the special tokens that a tokenizer puts after a text, such as an end-of-text; most put none."""
+    plain, whole = (
+        tokenizer.backend_tokenizer.encode(ANCHORS[0], add_special_tokens=special).ids for special in (False, True)
+    )
+    begin = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), len(whole))
+    return list(whole[begin + len(plain) :])
 
 
 def unused_token(tokenizer: PreTrainedTokenizerFast, vocabulary: int) -> int:

@@ -7,11 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, models, trainers
-from transformers import Qwen2TokenizerFast
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors, trainers
+from transformers import PreTrainedTokenizerFast, Qwen2TokenizerFast
 
 from lopa_dist.models.files import CheckpointError
-from lopa_dist.models.tokenizer import load_tokenizer, special_tokens
+from lopa_dist.models.tokenizer import (
+    anchor,
+    load_tokenizer,
+    special_tokens,
+    text_of,
+    tokens_after,
+    tokens_at_end,
+)
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|beginoftext|>", "<|mask|>")
 CHAT = (
@@ -44,6 +51,22 @@ def dream_tokenizer(vocabulary: int) -> dict[str, Any]:
         "tokenizer_class": "DreamTokenizer",
         "unk_token": None,
     }
+
+
+def llama_2(ends: bool = False) -> PreTrainedTokenizerFast:
+    """A tokenizer as Llama 2's: it puts a space before a text, and its decoder drops one."""
+    letters = [chr(number) for number in range(33, 127)]
+    vocabulary = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *letters, "▁", "▁▁"]
+    ids = {token: number for number, token in enumerate(vocabulary)}
+    tokenizer = Tokenizer(models.BPE(ids, [("▁", "▁")], byte_fallback=True, unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    space, strip = decoders.Replace("▁", " "), decoders.Strip(" ", 1, 0)
+    tokenizer.decoder = decoders.Sequence([space, decoders.ByteFallback(), decoders.Fuse(), strip])
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    single = "<s> $A </s>" if ends else "<s> $A"
+    special = [("<s>", ids["<s>"]), ("</s>", ids["</s>"])]
+    tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=special)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
 
 
 @pytest.fixture(scope="module")
@@ -112,3 +135,25 @@ def test_half_a_tokenizer_is_none(folders: tuple[Path, Path], tmp_path: Path) ->
     (tmp_path / "vocab.json").write_text((folders[0] / "vocab.json").read_text())
     with pytest.raises(CheckpointError, match=r"no tokenizer\.json, and no vocab\.json with merges\.txt"):
         load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["    return x", " the dog", "the dog", "é", " é\n", "\n  x", "."])
+def test_a_text_within_another_keeps_its_white_space(
+    text: str, folders: tuple[Path, Path], embedded_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    """The oracle is what the tokens add to a text before them."""
+    llama, qwen = llama_2(), load_tokenizer(folders[1])
+    for tokenizer, known in ((llama, True), (qwen, True), (embedded_tokenizer, text.isascii())):
+        tokens = tokens_after(tokenizer, text)
+        begun = tokenizer("def f(x):\n", add_special_tokens=False).input_ids
+        whole, before = (tokenizer.decode(ids) for ids in (begun + tokens, begun))
+        assert whole[len(before) :] == text_of(tokenizer, tokens, anchor(tokenizer))
+        assert text_of(tokenizer, tokens, anchor(tokenizer)) == text or not known
+    assert tokens_after(qwen, text) == qwen(text).input_ids
+    alone = text_of(llama, llama(text, add_special_tokens=False).input_ids)
+    assert alone == text, "a text of its own has one space more, and loses it"
+
+
+def test_what_a_tokenizer_puts_after_a_text_is_known(embedded_tokenizer: PreTrainedTokenizerFast) -> None:
+    assert tokens_at_end(llama_2(ends=True)) == [2]
+    assert tokens_at_end(llama_2()) == tokens_at_end(embedded_tokenizer) == []

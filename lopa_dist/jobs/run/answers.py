@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from lopa_dist.engine.request import Generation, Given, Likelihood
 from lopa_dist.jobs.run.judging import Verdict
-from lopa_dist.models.tokenizer import text_of
+from lopa_dist.models.tokenizer import anchor, text_of
 from lopa_dist.tasks.task import Item
 
 
@@ -27,9 +27,10 @@ def finished_text(
     The generation keeps the fewest tokens whose text reaches the cut, so that tokens after it are not counted; forwards
     and seconds stay what they were.
     """
+    after = anchor(tokenizer) if generation.request.continues else []
 
     def text_to(count: int) -> str:
-        return text_of(tokenizer, generation.tokens[:count])
+        return text_of(tokenizer, generation.tokens[:count], after)
 
     text = text_to(len(generation.tokens))
     found = [(begin + len(stop), begin) for stop in stops if (begin := text.find(stop)) >= 0]

@@ -24,6 +24,9 @@ class PromptNotes:
     config: Config
     model: ModelConfig
     has_template: bool
+    at_end: list[str] = field(
+        default_factory=list
+    )  # tokens that the tokenizer puts after a text, and that are left out
     strange: list[str] = field(default_factory=list)  # the first words that the model does not know, one per prompt
     strange_prompts: int = 0
     bounded: bool = False  # whether the model's positions bound an answer below `decode.max_new_tokens`
@@ -62,6 +65,11 @@ class PromptNotes:
                 f"model={self.config.model.path} has no chat template: prompts go in as they are. That is right for a "
                 "base model (model.chat_template=never says so); an instruct model's tokenizer_config.json or "
                 "chat_template.jinja is missing, and its texts will be worse"
+            )
+        if self.at_end:
+            messages.append(
+                f"the tokenizer puts {' '.join(self.at_end)} after every text: left out, because a prompt that has "
+                "ended would not be continued"
             )
         decode, pattern = self.config.decode, training_pattern(self.model, self.config.model.pattern)
         if pattern.scope.kv_is_final and not decode.scope.kv_is_final:

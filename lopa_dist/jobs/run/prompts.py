@@ -23,6 +23,7 @@ from lopa_dist.jobs.run.prompt_notes import PromptNotes
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.files import SHIPPED
+from lopa_dist.models.tokenizer import tokens_after, tokens_at_end
 from lopa_dist.tasks.task import DEFAULT, Item
 
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")
@@ -77,7 +78,8 @@ class Encoder:
         ends = set(tokenizer.convert_ids_to_tokens(list(model.eos_ids)))
         self.special = set(tokenizer.all_special_tokens) - ends
         self.notes = PromptNotes(config, model, bool(tokenizer.chat_template))
-        self.tokens = lru_cache(8)(lambda text, special: tokenizer(text, add_special_tokens=special).input_ids)
+        self.at_end = tokens_at_end(tokenizer)  # left out: no model continues a text that has ended
+        self.tokens = lru_cache(8)(lambda text: self.tokenized([text])[text])
 
     def choose(self, item: Item) -> Item:
         """Return an item in one form: of both, messages if prompts go through the chat template, else the prompt."""
@@ -152,7 +154,10 @@ class Encoder:
         for special in (False, True):
             alike = [text for text in distinct if text.special == special]
             encodings = self.words.encode_batch_fast([text.text for text in alike], add_special_tokens=special)
-            tokens.update(zip(alike, (encoding.ids for encoding in encodings), strict=True))
+            end = None
+            if special and alike and self.at_end:
+                end, self.notes.at_end = -len(self.at_end), self.tokenizer.convert_ids_to_tokens(self.at_end)
+            tokens.update(zip(alike, (encoding.ids[:end] for encoding in encodings), strict=True))
         return tokens
 
     def truncated(self, item: Item, texts: list[Text], tokens: dict[Text, list[int]]) -> tuple[Item, list[Text]]:
@@ -165,7 +170,7 @@ class Encoder:
         if room <= 0:  # no prompt leaves room for so many: half of the positions are then the answer's
             room = self.model.max_positions // 2
         if item.suffix is not None:
-            room -= len(self.words.encode(item.suffix, add_special_tokens=False).ids)
+            room -= len(tokens_after(self.tokenizer, item.suffix))
         content = item.messages[-1]["content"] if item.messages else item.prompt or ""
         offsets = self.words.encode(content, add_special_tokens=False).offsets
         gone, left = 0, self.config.task.truncate == "left"
@@ -277,7 +282,8 @@ class Encoder:
         else:
             end = text.find(item.prefix) + len(item.prefix) if item.prefix in text else 0
         # a token may reach across the end; then the prefix ends before it
-        return common_prefix(self.tokens(text[:end], not self.begins(text, self.is_chat(item))), ids) if end else 0
+        special = not self.begins(text, self.is_chat(item))
+        return common_prefix(self.tokens(Text(text[:end], special)), ids) if end else 0
 
     def request(self, index: int, item: Item, texts: Sequence[Text], tokens: Mapping[Text, list[int]]) -> Request:
         """Return an item's prompt as a request, checked against the model."""
@@ -321,6 +327,7 @@ class Encoder:
             item.token_steps or self.config.logging.token_steps,
             item.stop,
             suffix,
+            continues=not self.is_chat(item) or bool(item.answer_prefix) or item.suffix is not None,
         )
 
     def check_tokens(self, ids: Sequence[int], where: str) -> None:
@@ -347,7 +354,7 @@ class Encoder:
             )
         if encodable(item.suffix) != item.suffix:
             raise Refusal("the suffix has half of a surrogate pair, which is not a character; remove it")
-        ids = self.words.encode(item.suffix, add_special_tokens=False).ids
+        ids = tokens_after(self.tokenizer, item.suffix)
         self.check_tokens(ids, "the suffix")
         return array("i", ids)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import accumulate
 
 import pytest
@@ -14,6 +15,8 @@ from transformers import PreTrainedTokenizerFast
 
 from lopa_dist.engine.request import Generation, Request
 from lopa_dist.jobs.run.answers import finished_text, thought
+from lopa_dist.models.tokenizer import anchor, text_of
+from tests.models.test_tokenizer import llama_2
 
 
 @pytest.mark.parametrize(
@@ -42,6 +45,22 @@ def test_cut(embedded_tokenizer: PreTrainedTokenizerFast, stops: list[str], text
         assert len(embedded_tokenizer.decode(kept[:-1])) < len(text)  # no token more than the text needs
     assert bool(kept) == bool(text)
     assert (generation.forwards, generation.seconds, generation.filled) == (5, 1.0, 9)
+
+
+@pytest.mark.parametrize("stops", [[], ["  x", " return y"]])
+def test_what_continues_a_prompt_keeps_the_space_that_it_begins_with(stops: list[str]) -> None:
+    """Llama 2's decoder drops it: a function's body lost a space of its indentation, and no program could be run."""
+    tokenizer = llama_2()
+    prompt, text = "def f(x):\n", "    return x"
+    whole = tokenizer(prompt + text).input_ids
+    given = tokenizer(prompt).input_ids
+    tokens = whole[len(given) :]
+    for continues, expected in ((True, text), (False, text[1:])):
+        request = Request(0, given, 99, 0, continues=continues)
+        generation = Generation(request, tokens, "length", 5, 1.0, 0.1, 9)
+        assert finished_text(tokenizer, generation, stops) == (generation, expected)
+    cut, before = finished_text(tokenizer, replace(generation, request=replace(request, continues=True)), [" x"])
+    assert (before, text_of(tokenizer, cut.tokens, anchor(tokenizer))) == ("    return", "    return")
 
 
 @given(

@@ -20,6 +20,7 @@ from lopa_dist.jobs.run.prompts import Encoder, Rejection
 from lopa_dist.tasks.batch import Batch
 from lopa_dist.tasks.task import Continuation, Item, Origin
 from tests.conftest import SMALL
+from tests.models.test_tokenizer import llama_2
 
 WORDS = replace(SMALL, vocab_size=496)  # as many as the embedded model's tokenizer needs
 
@@ -73,6 +74,41 @@ def test_a_prompt_begins_once(text: str) -> None:
     scored = encoder.encode(0, replace(context, continuations=(Continuation(" it", " it", context),)))
     assert isinstance(scored, Request)
     assert [list(part.prompt) + list(part.answer) for part in scored.scored[0]] == [[3, 0, 1, 1]]
+
+
+def test_no_prompt_ends_with_an_end_of_text_of_the_tokenizer_s() -> None:
+    """A continuation would be scored a token too late, and no model goes on after the end of a text."""
+    words, model = [llama_2(ends) for ends in (False, True)], replace(SMALL, vocab_size=1000, mask_id=999)
+    encoders = [Encoder(Config(decode=DecodeConfig(max_new_tokens=8)), model, one) for one in words]
+    prompt = Item("a", prompt="Sam has", prefix="Sam")
+    scored = replace(prompt, continuations=(Continuation(" 12", " 12", prompt),))
+    assert encoders[0].encode(0, prompt) == encoders[1].encode(0, prompt)
+    found = [encoder.encode(1, scored) for encoder in encoders]
+    assert found[0] == found[1]
+    assert isinstance(found[0], Request)
+    assert words[0].convert_ids_to_tokens(found[0].scored[0][0].answer) == ["▁", "1", "2"]
+    told = ["puts </s> after every text" in " ".join(encoder.warnings()) for encoder in encoders]
+    assert told == [False, True]
+
+
+def test_what_continues_a_text_is_told_from_a_message(embedded_tokenizer: PreTrainedTokenizerFast) -> None:
+    """And a suffix has no space but its own."""
+    vanilla = DecodeConfig(max_new_tokens=8, context="vanilla")
+    plain = Encoder(Config(decode=vanilla), replace(SMALL, vocab_size=1000, mask_id=999), llama_2())
+    chat = Encoder(Config(decode=vanilla), WORDS, embedded_tokenizer)
+    turns = [{"role": "user", "content": "Tom has 3 coins ."}]
+    items = [
+        (plain, Item("a", prompt="Sam has"), True), (plain, Item("b", prompt="Sam has", suffix=" coins"), True),
+        (chat, Item("c", messages=turns), False), (chat, Item("d", prompt="Tom has 3"), False),
+        (chat, Item("e", messages=turns, answer_prefix="Tom"), True),
+        (chat, Item("f", messages=turns, suffix=" coins"), True),
+    ]  # fmt: skip
+    for encoder, item, continues in items:
+        request = encoder.encode(0, item)
+        assert isinstance(request, Request), item
+        assert request.continues == continues, item
+        if item.custom_id == "b":
+            assert "".join(encoder.tokenizer.convert_ids_to_tokens(list(request.suffix))) == "▁coins"
 
 
 def test_stop_strings_that_no_text_has_are_told(embedded_tokenizer: PreTrainedTokenizerFast) -> None:
