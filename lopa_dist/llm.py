@@ -32,7 +32,7 @@ from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.setup.device import device_of, threads, unexpected
 from lopa_dist.jobs.setup.resolve import check_decided, resolve, resolve_decode
 from lopa_dist.jobs.show.progress import ProgressDisplay
-from lopa_dist.overrides import quoted
+from lopa_dist.overrides import in_quotes, quoted
 from lopa_dist.own_code import forget_changed
 from lopa_dist.parallel.calls import Calls
 from lopa_dist.parallel.group import Group
@@ -475,7 +475,7 @@ def hash_of(requests: Sequence[Request], items: Sequence[Item]) -> str:
 def model_settings(model: str | os.PathLike[str]) -> list[str]:
     """Return the overrides that choose a model: a preset if there is one of this name, else a checkpoint."""
     if isinstance(model, os.PathLike):
-        return ["model=local", f"model.path={quoted(os.fspath(model))}"]
+        return ["model=local", f"model.path={in_quotes(os.fspath(model))}"]
     if not isinstance(model, str):
         raise ValueError(f"model is of type {type(model).__name__}: give the name of a preset, a folder, or a hub id")
     if not model:
@@ -487,7 +487,7 @@ def model_settings(model: str | os.PathLike[str]) -> list[str]:
     near = get_close_matches(model.lower(), [file.stem for file in (CONF / "model").glob("*.yaml")], 1, 0.8)
     if near and not Path(model).exists():  # ids of the hub have a slash
         raise ValueError(f"model {model!r}: neither a preset nor a folder; did you mean {near[0]}?")
-    return ["model=local", f"model.path={quoted(model)}"]
+    return ["model=local", f"model.path={in_quotes(model)}"]  # a folder's name may be a number
 
 
 def check_top(top_logprobs: Any, config: Config) -> None:

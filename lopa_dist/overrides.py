@@ -66,9 +66,12 @@ def typed(key: str, value: Any) -> str:
 
 
 def quoted(text: str) -> str:
-    """Return a text as a value that Hydra reads back unchanged: in quotes, unless it is a plain word."""
-    if re.fullmatch(r"[\w./:@%+-]+", text, re.ASCII):
-        return text
+    """Return a text as a value that Hydra reads back unchanged: in quotes, unless it is a plain word or number."""
+    return text if re.fullmatch(r"[\w./:@%+-]+", text, re.ASCII) else in_quotes(text)
+
+
+def in_quotes(text: str) -> str:
+    """Return a text as a value that Hydra reads as a text, also if it looks like a number."""
     escaped = re.sub(r"(\\+)(?='|$)", r"\1\1", text).replace("'", "\\'")  # a backslash is special only before a quote
     return f"'{escaped}'"
 

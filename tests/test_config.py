@@ -34,7 +34,7 @@ from lopa_dist.jobs.run.job import Job
 from lopa_dist.jobs.setup.resolve import resolve_decode
 from lopa_dist.models.families import PATTERNS
 from lopa_dist.models.files import SHIPPED
-from lopa_dist.overrides import as_hydra_reads, quoted
+from lopa_dist.overrides import as_hydra_reads, in_quotes, quoted
 from lopa_dist.parallel.stop import SIGNALS
 from lopa_dist.sweep import SweepFolder
 from lopa_dist.tasks.registry import TASKS
@@ -733,6 +733,13 @@ def test_any_text_is_quoted_for_hydra_and_for_a_shell(text: str) -> None:
     [typed] = shlex.split(cli.typed("model.path", text))
     assert OverridesParser.create().parse_override(typed).value() == text
     assert OverridesParser.create().parse_override(f"k={quoted(text)}").value() == text
+    assert OverridesParser.create().parse_override(f"k={in_quotes(text)}").value() == text
+
+
+@pytest.mark.parametrize("text", ["1.50", "1e-4", "1_000", "true", "null", "nan", "0x1f", "\\"])
+def test_a_text_that_looks_like_a_number_stays_one_in_quotes(text: str) -> None:
+    value = OverridesParser.create().parse_override(f"k={in_quotes(text)}").value()
+    assert str(value) == text
 
 
 def test_a_value_that_hydra_cannot_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

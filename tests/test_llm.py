@@ -7,6 +7,7 @@ import math
 import pickle
 import re
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,7 +30,7 @@ from lopa_dist.config import Config, LoggingConfig, ParallelConfig, TaskConfig, 
 from lopa_dist.jobs.run.job import run
 from lopa_dist.jobs.setup import build
 from lopa_dist.llm import likelihood_of
-from lopa_dist.models.files import EMBEDDED
+from lopa_dist.models.files import EMBEDDED, find
 from lopa_dist.parallel.launcher import World
 from lopa_dist.parallel.stop import Stopped
 from lopa_dist.tasks.embedded import Arithmetic
@@ -565,3 +566,12 @@ def test_bad_prompts_are_returned_beside_the_answers_of_the_others() -> None:
     assert [output.finish_reason for output in llm.generate([""], errors="return")] == ["error"]
     with pytest.raises(ValueError, match=r"errors='ignore': must be raise or return"):
         llm.generate([good], errors="ignore")  # type: ignore[arg-type]
+
+
+def test_a_folder_may_be_called_like_a_number(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Hydra reads 1.50 as 1.5, which is another folder."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("1.50", "1.5"):
+        shutil.copytree(find("causal"), tmp_path / name)
+    for name in ("1.50", Path("1.50")):
+        assert LLM(name).builder.folder == Path("1.50")

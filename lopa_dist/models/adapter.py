@@ -19,7 +19,8 @@ from lopa_dist.models.files import CheckpointError, opened, read_json, unsupport
 
 PREFIX = "base_model.model."
 LORA = re.compile(r"(?P<module>.+)\.lora_(?P<part>A|B)\.weight")
-UNCHANGED = ("lm_head.base_layer.weight", "embed_tokens.weight")  # ends of names of base weights that PEFT stores, too
+# ends of names of base weights that PEFT stores, too
+UNCHANGED = ("lm_head.base_layer.weight", "lm_head.weight", "embed_tokens.weight")
 TOKENS = "token_adapter.trainable_tokens_delta"  # end of the name of the trained tokens' embeddings
 BASE = "base_revision"  # metadata key, in files learned here, for the revision of their checkpoint
 ONLY: dict[str, Any] = {

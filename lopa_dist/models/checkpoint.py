@@ -57,7 +57,8 @@ def load_model(
         CheckpointError: a tensor is missing, unknown or of the wrong shape, or the adapter does not fit.
     """
     of_masks = adapter is not None and adapter.rows == "masks"
-    config = read_config(folder, adapter.folder if adapter is not None and of_masks else None)
+    of_adapter = adapter.folder if adapter is not None else None
+    config = read_config(folder, of_adapter if of_masks else None, None if of_masks else of_adapter)
     with torch.device("meta"):
         model = Transformer(config)
     wanted, stored = places(model), stored_tensors(weight_files(folder))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,25 @@ from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.families import FAMILIES
 from lopa_dist.models.files import CheckpointError, read_json, read_json_if_there, repository
 from lopa_dist.models.model_config import model_config, with_masks
-from lopa_dist.models.tokenizer import chat_template, end_of_text, special_tokens, words
+from lopa_dist.models.tokenizer import chat_templates, end_of_text, special_tokens, words
+
+WITHOUT_EFFECT: dict[str, Any] = {
+    "repetition_penalty": 1.0, "encoder_repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "min_length": 0,
+    "min_new_tokens": 0, "num_beams": 1, "guidance_scale": 1.0, "bad_words_ids": None, "suppress_tokens": None,
+    "begin_suppress_tokens": None, "forced_bos_token_id": None, "forced_eos_token_id": None, "sequence_bias": None,
+    "exponential_decay_length_penalty": None,
+}  # fmt: skip
+"""Options of a `generation_config.json` with which transformers' greedy texts are others than the most probable token
+after each, and the values at which they are not."""
 
 
-def read_config(folder: Path, mask_adapter: Path | None = None) -> ModelConfig:
+def read_config(folder: Path, mask_adapter: Path | None = None, merged: Path | None = None) -> ModelConfig:
     """Return a checkpoint's configuration, from `config.json`, `generation_config.json` and the tokenizer's files.
 
-    `mask_adapter` is the folder of an adapter that acts on rows of masks only; it gives masks to a model without them.
+    Args:
+        folder: of the checkpoint.
+        mask_adapter: folder of an adapter that acts on rows of masks only; it gives masks to a model without them.
+        merged: folder of an adapter that is merged into it, whose chat template counts if the checkpoint has none.
     """
     file = folder / "config.json"
     if not file.exists():
@@ -25,7 +38,9 @@ def read_config(folder: Path, mask_adapter: Path | None = None) -> ModelConfig:
         special = special_tokens(folder)
         if raw.get("eos_token_id") is None and generation.get("eos_token_id") is None:
             generation = generation | {"eos_token_id": end_of_text(folder, special)}
-        config = model_config(raw, generation, special, repository(folder), chat_template(folder))
+        templates = chat_templates(folder) or (chat_templates(merged) if merged else {})
+        config = model_config(raw, generation, special, repository(folder), "\n".join(templates.values()))
+        config = replace(config, not_applied=not_applied(generation))
         if raw.get("mask_token_id") is None and generation.get("mask_token_id") is None:
             check_mask(config, folder, special)
         if mask_adapter is None:
@@ -38,6 +53,12 @@ def read_config(folder: Path, mask_adapter: Path | None = None) -> ModelConfig:
         raise CheckpointError(f"{file}: {error}") from error
     except (TypeError, AttributeError, ArithmeticError, IndexError) as error:
         raise CheckpointError(f"{file}, or a file beside it: a value of the wrong kind ({error})") from error
+
+
+def not_applied(generation: dict[str, Any]) -> tuple[str, ...]:
+    """Return the options of a `generation_config.json` that change even greedy texts and are not supported."""
+    asked = ((key, generation.get(key), usual) for key, usual in WITHOUT_EFFECT.items())
+    return tuple(f"{key}={value}" for key, value, usual in asked if value not in (None, usual, []))
 
 
 def check_mask(config: ModelConfig, folder: Path, special: dict[str, int]) -> None:

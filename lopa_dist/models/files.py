@@ -62,7 +62,7 @@ def local(path: str, key: str = "model.path") -> Path | None:
     """
     if path in SHIPPED:
         return ASSETS / path
-    folder = Path(path).expanduser()
+    folder = Path(os.path.expanduser(path))  # pathlib's raises an error where there is no such user
     if folder.is_dir() or folder.is_absolute() or path.startswith("."):
         return folder
     if "/" not in path and (near := get_close_matches(path.lower(), SHIPPED, 1, 0.8)):

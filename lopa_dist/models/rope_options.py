@@ -10,6 +10,7 @@ from lopa_dist.models.families import Family
 from lopa_dist.models.files import unsupported
 
 ROTATED = "partial_rotary_factor"
+BEFORE_SCALING = "original_max_position_embeddings"
 
 
 def rope_options(family: Family, raw: dict[str, Any]) -> dict[str, Any]:
@@ -22,9 +23,16 @@ def rope_options(family: Family, raw: dict[str, Any]) -> dict[str, Any]:
         ValueError: two places differ.
     """
     newer, older = raw.get("rope_parameters") or {}, raw.get("rope_scaling") or {}
-    if newer and older and named(newer) != named(older):
+    bases = {place["rope_theta"] for place in (newer, older) if "rope_theta" in place}
+    if newer and older and (named(newer) != named(older) or len(bases) > 1):
         raise ValueError("rope_parameters and rope_scaling differ, and programs differ in which they take: remove one")
     rope = newer or older
+    inside, beside = (place.get(BEFORE_SCALING) for place in (rope, raw))
+    if inside is not None and beside not in (None, inside):
+        raise ValueError(
+            f"{BEFORE_SCALING} is {beside} in config.json and {inside} in its rope_parameters, and programs differ in "
+            "which they take: remove one"
+        )
     theta = rope.get("rope_theta", raw.get("rope_theta", family.rope_theta))
     if theta is None:
         raise KeyError("rope_theta")
@@ -57,7 +65,7 @@ def rope_scaling(rope: dict[str, Any], types: tuple[str, ...]) -> Llama3Scaling 
     if kind == "default":
         return None
     if kind == "llama3":
-        keys: tuple[str, ...] = "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"
+        keys: tuple[str, ...] = "factor", "low_freq_factor", "high_freq_factor", BEFORE_SCALING
         return Llama3Scaling(*(positive(rope, key) for key in keys))
     if message := unsupported(rope, {"attention_factor": None, "truncate": True}):
         raise ValueError(f"rope_parameters: {message}")
@@ -66,7 +74,7 @@ def rope_scaling(rope: dict[str, Any], types: tuple[str, ...]) -> Llama3Scaling 
             f"rope_parameters: mscale={rope['mscale']!r} with mscale_all_dim={rope['mscale_all_dim']!r} is not "
             "supported, only equal ones"
         )
-    keys = "rope_theta", "factor", "beta_fast", "beta_slow", "original_max_position_embeddings"
+    keys = "rope_theta", "factor", "beta_fast", "beta_slow", BEFORE_SCALING
     return YarnScaling(*(positive(rope, key) for key in keys))
 
 
@@ -86,7 +94,7 @@ def query_scaling(rope: dict[str, Any], types: tuple[str, ...]) -> QueryScaling 
     """
     key = "llama_4_scaling_beta"
     if "yarn" in types:
-        return QueryScaling(rope[key], rope["original_max_position_embeddings"])
+        return QueryScaling(rope[key], rope[BEFORE_SCALING])
     if rope.get(key):
         raise ValueError(f"{key}={rope[key]!r} is not supported in this family")
     return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lopa_dist.models.files import CheckpointError, read_json_if_there
 
@@ -19,11 +19,15 @@ ANCHORS = "a", "\n", "1", "."
 """Texts after which, in most tokenizers, another text has the tokens that it has within a text."""
 
 
-def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+def load_tokenizer(folder: Path, merged: Path | None = None) -> PreTrainedTokenizerFast:
     """Return the checkpoint's own tokenizer.
 
     It is read from `tokenizer.json`, else from `vocab.json` and `merges.txt`, which is all that Dream has: its
     tokenizer class is remote code, but equals Qwen2's byte-level BPE.
+
+    Args:
+        folder: of the checkpoint.
+        merged: folder of an adapter that is merged into it, whose chat template counts if the checkpoint has none.
 
     Raises:
         CheckpointError: there is none, or it is damaged.
@@ -38,28 +42,39 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 
         kind = Qwen2TokenizerFast
     try:
-        return kind.from_pretrained(folder, trust_remote_code=False)
+        tokenizer = kind.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # its libraries' errors for damaged files have no common type
         reason = " ".join(str(error).split())
         raise CheckpointError(f"{folder}: its tokenizer cannot be read ({reason}); fetch the files again") from error
+    if merged and not tokenizer.chat_template and (own := chat_templates(merged)):
+        tokenizer.chat_template = own.get("default", own)
+    return tokenizer
 
 
 def special_tokens(folder: Path) -> dict[str, int]:
-    """Return the ids of tokens added to the vocabulary, by their text, from whichever files the checkpoint has."""
-    ids: dict[str, int] = {}
-    for token in read_json_if_there(folder / "tokenizer.json").get("added_tokens", []):
-        ids[token["content"]] = token["id"]
-    ids |= read_json_if_there(folder / "added_tokens.json")
+    """Return the ids of tokens added to the vocabulary, by their text, from whichever files the checkpoint has.
+
+    What `tokenizer.json` says counts, as in transformers: other files may be left over from another tokenizer.
+    """
+    ids = dict(read_json_if_there(folder / "added_tokens.json"))
     decoder = read_json_if_there(folder / "tokenizer_config.json").get("added_tokens_decoder", {})
-    return ids | {token["content"]: int(number) for number, token in decoder.items()}
+    ids |= {token["content"]: int(number) for number, token in decoder.items()}
+    whole = read_json_if_there(folder / "tokenizer.json")
+    if ids and (known := vocabulary(whole)):
+        taken = {*known.values()}
+        ids = {text: known.get(text, number) for text, number in ids.items() if text in known or number not in taken}
+    return ids | {token["content"]: token["id"] for token in whole.get("added_tokens", [])}
 
 
 def words(folder: Path) -> dict[str, int]:
     """Return the ids of a tokenizer's vocabulary, to which tokens are added, by their text."""
-    vocabulary = read_json_if_there(folder / "tokenizer.json").get("model", {}).get("vocab")
-    if vocabulary is None:
-        return read_json_if_there(folder / "vocab.json")
-    return vocabulary if isinstance(vocabulary, dict) else {text: i for i, (text, _) in enumerate(vocabulary)}
+    return vocabulary(read_json_if_there(folder / "tokenizer.json")) or read_json_if_there(folder / "vocab.json")
+
+
+def vocabulary(whole: dict[str, Any]) -> dict[str, int]:
+    """Return the same from the content of a `tokenizer.json`; empty if that has none."""
+    found = whole.get("model", {}).get("vocab") or {}
+    return found if isinstance(found, dict) else {text: i for i, (text, _) in enumerate(found)}
 
 
 def end_of_text(folder: Path, special: dict[str, int]) -> int | None:
@@ -72,15 +87,17 @@ def end_of_text(folder: Path, special: dict[str, int]) -> int | None:
     return special[text] if text in special else words(folder).get(text)
 
 
-def chat_template(folder: Path) -> str:
-    """Return a tokenizer's chat template, or all of them in one text; empty if it has none."""
+def chat_templates(folder: Path) -> dict[str, str]:
+    """Return a tokenizer's chat templates by their names; a single one is the ``default``."""
     file = folder / "chat_template.jinja"
     if file.exists():
-        return file.read_text(encoding="utf-8")
+        return {"default": file.read_text(encoding="utf-8")}
     written = read_json_if_there(folder / "tokenizer_config.json").get("chat_template")
     if written is None:
         written = read_json_if_there(folder / "chat_template.json").get("chat_template")
-    return written if isinstance(written, str) else "\n".join(str(one["template"]) for one in written or ())
+    if isinstance(written, str):
+        return {"default": written}
+    return {str(one["name"]): str(one["template"]) for one in written or ()}
 
 
 def text_of(tokenizer: PreTrainedTokenizerFast, tokens: Sequence[int], after: Sequence[int] = ()) -> str:

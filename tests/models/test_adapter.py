@@ -120,18 +120,21 @@ def test_saved_modules_replace_the_base(tmp_path: Path) -> None:
     assert torch.equal(model.head_weight, head)
 
 
+@pytest.mark.parametrize("adapted", [True, False])
 @pytest.mark.parametrize("same", [True, False])
-def test_an_adapted_head_has_the_bases_weight_beside_it(tmp_path: Path, same: bool) -> None:
-    """PEFT saves it with an adapter that changes the head."""
+def test_a_head_of_the_base_is_compared_with_it(tmp_path: Path, same: bool, adapted: bool) -> None:
+    """PEFT saves it with an adapter that changes the head, or with `save_embedding_layers`."""
     weights = base_of("dream", torch.bfloat16)
-    tensors = adapter_for(weights, ["q_proj", "lm_head"])
+    targets = ["q_proj", "lm_head"] if adapted else ["q_proj"]
+    tensors = adapter_for(weights, targets)
     head = weights["lm_head.weight"].float()
-    tensors["base_model.model.lm_head.base_layer.weight"] = head if same else head + 1
-    adapter = load_adapter(write_adapter(tmp_path / "adapter", tensors, target_modules=["q_proj", "lm_head"]))
+    tensors[f"base_model.model.lm_head.{'base_layer.' * adapted}weight"] = head if same else head + 1
+    adapter = load_adapter(write_adapter(tmp_path / "adapter", tensors, target_modules=targets))
     base = write(tmp_path / "base", KINDS["dream"], weights)
     if same:
         model = load_model(base, torch.float32, CPU, adapter)
-        delta = tensors["base_model.model.lm_head.lora_B.weight"] @ tensors["base_model.model.lm_head.lora_A.weight"]
+        halves = [tensors.get(f"base_model.model.lm_head.lora_{half}.weight") for half in "BA"]
+        delta = halves[0] @ halves[1] if halves[0] is not None and halves[1] is not None else 0.0
         assert (model.head_weight - head - 12 / RANK * delta).abs().max() < 1e-3
         return
     with pytest.raises(CheckpointError, match=r"its lm_head\.weight is not the base model's"):
@@ -211,8 +214,8 @@ def magnitude(tensors: dict[str, Tensor]) -> str:
 
 
 def unannounced(tensors: dict[str, Tensor]) -> str:
-    tensors["base_model.model.lm_head.weight"] = torch.ones(80, 48)
-    return r"not half of a LoRA pair: base_model\.model\.lm_head\.weight"
+    tensors["base_model.model.model.norm.weight"] = torch.ones(48)
+    return r"not half of a LoRA pair: base_model\.model\.model\.norm\.weight"
 
 
 def another_rank(tensors: dict[str, Tensor]) -> str:

@@ -23,7 +23,7 @@ from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.config_file import read_config
 from lopa_dist.models.families import check_drafts
 from lopa_dist.models.files import EMBEDDED, CheckpointError, find, weight_files
-from lopa_dist.models.tokenizer import load_tokenizer
+from lopa_dist.models.tokenizer import load_tokenizer, special_tokens
 from lopa_dist.models.transformer import Transformer
 from tests.conftest import SMALL
 from tests.models import small_checkpoints
@@ -323,6 +323,19 @@ def yarn(**changes: Any) -> dict[str, Any]:
         ),
         (
             "llama3",
+            {
+                "rope_parameters": {**small_checkpoints.LLAMA3, "rope_theta": 1e4},
+                "rope_scaling": {**small_checkpoints.LLAMA3, "rope_theta": 5e5},
+            },
+            "rope_parameters and rope_scaling differ",
+        ),
+        (
+            "llama3",
+            {"rope_scaling": small_checkpoints.LLAMA3, "original_max_position_embeddings": 7},
+            "original_max_position_embeddings is 7 in config.json and",
+        ),
+        (
+            "llama3",
             {"rope_scaling": {**small_checkpoints.LLAMA3, "factor": "8"}},
             "factor='8' must be a positive number",
         ),
@@ -566,6 +579,36 @@ def test_the_tokenizer_names_mask_and_end_of_turn(folder: Path) -> None:
     assert (read_config(folder).mask_id, read_config(folder).eos_ids) == (1, (13, 2, 11))
 
 
+def test_files_of_another_tokenizer_do_not_count_beside_tokenizer_json(folder: Path) -> None:
+    """An ordinary word would end answers, or be the mask."""
+    (folder / "tokenizer.json").write_text(
+        json.dumps({"model": {"vocab": {"a": 6, "<|im_end|>": 7, "b": 9, "c": 11}}, "added_tokens": []})
+    )
+    (folder / "added_tokens.json").write_text(json.dumps({"<|mask|>": 9, "<|im_end|>": 11}))
+    edit_config(folder, mask_token_id=1, eos_token_id=2)
+    assert special_tokens(folder) == {"<|im_end|>": 7}
+    assert read_config(folder).eos_ids == (2, 7)
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"added_tokens_decoder": {"6": {"content": "<|im_end|>"}, "13": {"content": "<|eot_id|>"}}})
+    )
+    assert special_tokens(folder) == {"<|im_end|>": 7, "<|eot_id|>": 13}
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({}, ()),
+        ({"repetition_penalty": 1.0, "num_beams": 1, "suppress_tokens": None, "temperature": 0.7, "top_k": 20}, ()),
+        ({"repetition_penalty": 1.05, "bad_words_ids": [[3]]}, ("repetition_penalty=1.05", "bad_words_ids=[[3]]")),
+    ],
+)
+def test_options_that_change_greedy_texts_are_known(
+    folder: Path, options: dict[str, Any], told: tuple[str, ...]
+) -> None:
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 2} | options))
+    assert read_config(folder).not_applied == told
+
+
 @pytest.mark.parametrize("where", ["tokenizer_config.json", "chat_template.jinja", "several", "nowhere"])
 def test_an_autoregressive_model_ends_a_turn_as_its_template_does(tmp_path: Path, where: str) -> None:
     """A base model may go on after a token that only its tokenizer has, as it does in transformers and vLLM."""
@@ -582,6 +625,10 @@ def test_an_autoregressive_model_ends_a_turn_as_its_template_does(tmp_path: Path
         own = several if where == "several" else template
         (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": own}))
     assert read_config(folder).eos_ids == (ends if where == "nowhere" else (*ends, 11))
+    if where == "nowhere":  # a merged adapter's folder may have it
+        (tmp_path / "adapter").mkdir()
+        (tmp_path / "adapter" / "chat_template.jinja").write_text(template)
+        assert read_config(folder, merged=tmp_path / "adapter").eos_ids == (*ends, 11)
 
 
 def test_names_are_compared_before_weights_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from lopa_dist.models.files import CheckpointError, find, why_not_there
+from lopa_dist.models.files import CheckpointError, find, local, why_not_there
 from lopa_dist.sweep import main
 
 
@@ -37,3 +37,7 @@ def test_a_model_that_cannot_be_had_is_told_with_the_remedy(monkeypatch: pytest.
     monkeypatch.setattr("huggingface_hub.snapshot_download", nothing)
     with pytest.raises(CheckpointError, match=r"^model\.path=owner/public: .*not in the cache.*`hf download owner/p"):
         find("owner/public")
+
+
+def test_a_home_of_nobody_is_a_hub_id_that_does_not_exist() -> None:
+    assert local("~nobody-of-this-name") is None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from lopa_dist.models.checkpoint import DTYPES, load_model
 from lopa_dist.models.config_file import read_config
 from lopa_dist.models.families import training_pattern
 from lopa_dist.models.files import CheckpointError, find, revision, same_revision
-from lopa_dist.models.tokenizer import load_tokenizer, text_of
+from lopa_dist.models.tokenizer import chat_templates, load_tokenizer, text_of
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Relay, Solo
 from lopa_dist.parallel.group import Group
@@ -52,11 +53,13 @@ class EngineBuilder:
     def __init__(self, options: ModelOptions, device: torch.device) -> None:
         self.options, self.device = options, device
         self.folder = find(options.path)
-        mask_adapter = find(str(options.lora), "model.lora") if options.lora_rows == "masks" else None
-        self.shape = read_config(self.folder, mask_adapter)
+        adapter = None if options.lora is None else find(options.lora, "model.lora")
+        mask_adapter, merged = (adapter if options.lora_rows == rows else None for rows in ("masks", "all"))
+        self.shape = read_config(self.folder, mask_adapter, merged)
         self.pattern = training_pattern(self.shape, options.pattern)
         self.dtype = choose_dtype(options, device)
-        self.tokenizer = load_tokenizer(self.folder)
+        self.tokenizer = load_tokenizer(self.folder, merged)
+        self.merged = merged
         self.model: Transformer | None = None
         self._tensor = Relay(Solo())
 
@@ -128,9 +131,22 @@ class EngineBuilder:
             )
         if warn and adapter and (message := adapter.mismatch(options.path)):
             log.warning("WARNING: %s", message)
+        if warn and self.merged and options.chat_template != "never":
+            self.tell_of_template(self.merged)
         dtype = DTYPES[self.dtype]
         self.model = load_model(self.folder, dtype, self.device, adapter, self._tensor, options.quantization)
         return self.model
+
+    def tell_of_template(self, merged: Path) -> None:
+        """Log which chat template is used if an adapter that is merged has one."""
+        theirs, ours = chat_templates(merged), chat_templates(self.folder)
+        if theirs and not ours:
+            log.info("prompts go through the chat template of model.lora=%s", self.options.lora)
+        elif theirs not in ({}, ours):
+            log.warning(
+                "WARNING: model.lora=%s has another chat template than the checkpoint, whose own is used; if it was "
+                "trained with its own, take a copy of the checkpoint's folder with that template", self.options.lora,
+            )  # fmt: skip
 
     def scoring_engine(self, decode: DecodeConfig, options: EngineConfig, masks: int, group: Group) -> ScoringEngine:
         """Return an engine that scores texts on this rank of `group`, whose replicas have no branches.

@@ -414,6 +414,11 @@ def test_a_missing_chat_template_is_told(embedded_tokenizer: PreTrainedTokenizer
         assert all("model=my/own has no chat template: prompts go in as they are" in warning for warning in warnings)
 
 
+def test_what_a_checkpoint_asks_for_and_does_not_get_is_told(embedded_tokenizer: PreTrainedTokenizerFast) -> None:
+    told = Encoder(Config(), replace(WORDS, not_applied=("repetition_penalty=1.05",)), embedded_tokenizer).warnings()
+    assert any("generation_config.json has repetition_penalty=1.05: not applied here" in warning for warning in told)
+
+
 THINKING = (
     "{% for m in messages %}<|user|> {{ m.content }}{% endfor %}<|assistant|>"
     "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>{% endif %}"

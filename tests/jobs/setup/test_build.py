@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from lopa_dist.config import ModelOptions
 from lopa_dist.decode import DecodeConfig
@@ -14,9 +17,10 @@ from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.request import Request
 from lopa_dist.jobs.setup import build
 from lopa_dist.jobs.setup.build import EngineBuilder
-from lopa_dist.models.files import EMBEDDED, CheckpointError
+from lopa_dist.models.files import EMBEDDED, CheckpointError, find
 from lopa_dist.parallel.communicator import Relay, Solo
 from lopa_dist.parallel.mesh import Mesh
+from tests.models.test_adapter import adapter_for, write_adapter
 
 CPU = torch.device("cpu")
 
@@ -82,3 +86,28 @@ def test_a_relay_is_whatever_stands_behind_it() -> None:
     x = torch.arange(3)
     assert torch.equal(relay.all_gather(x), x[None])
     assert torch.equal(relay.broadcast(x, 0), x)
+
+
+@pytest.mark.parametrize("has", [False, True], ids=["none", "own"])
+def test_the_chat_template_of_an_adapter_is_not_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, has: bool
+) -> None:
+    """Trainers save it beside the adapter. It is used if the checkpoint has none, and said to be another otherwise."""
+    base, adapter = tmp_path / "base", tmp_path / "adapter"
+    shutil.copytree(find("causal"), base)
+    template = "{% for m in messages %}<|user|> {{ m.content }} <|mask|>{% endfor %}"
+    if not has:
+        (base / "chat_template.jinja").unlink()
+    tensors = adapter_for(load_file(base / "model.safetensors"), ["q_proj"])
+    write_adapter(adapter, tensors, target_modules=["q_proj"], base_model_name_or_path=str(base))
+    (adapter / "chat_template.jinja").write_text(template)
+    builder = EngineBuilder(ModelOptions(path=str(base), lora=str(adapter)), CPU)
+    with caplog.at_level(logging.INFO, "lopa_dist"):
+        builder.load()
+    told = " ".join(caplog.messages)
+    if has:
+        assert builder.tokenizer.chat_template != template
+        assert "has another chat template than the checkpoint, whose own is used" in told
+    else:
+        assert builder.tokenizer.chat_template == template
+        assert "prompts go through the chat template of model.lora" in told

@@ -136,7 +136,9 @@ def tokenizer(machine: Machine) -> Finding:
     folder = find(path) if local(path) is not None else in_cache(path, "tokenizer_config.json")
     if folder is None:
         return fine("comes with the model")
-    words = load_tokenizer(folder)
+    lora = machine.config.model.lora if machine.config.model.lora_rows == "all" else None
+    merged = lora and (local(lora, "model.lora") or in_cache(lora, "tokenizer_config.json"))
+    words = load_tokenizer(folder, merged or None)
     known = read_config(folder).vocab_size
     tokens = f"{len(words)} tokens"
     if beyond := sorted((number, text) for text, number in words.get_vocab().items() if number >= known):
