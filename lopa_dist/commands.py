@@ -49,10 +49,16 @@ def report(options: argparse.Namespace) -> None:
 
 def table(options: argparse.Namespace) -> None:
     """`lopa-dist table RUN [--out FILE]`."""
+    from lopa_dist.jobs.folder.apart import check_output
     from lopa_dist.jobs.show.run_state import is_run, state_of
     from lopa_dist.jobs.show.table import write_table
+    from lopa_dist.jobs.show.where_it_began import report_where_it_began
 
     file = options.out or str(options.run / "results.csv")
+    if options.out and (options.run / "report.json").exists():
+        source = report_where_it_began(options.run)["task"].get("input")
+        if source:
+            check_output(options.out, source, f"--out {options.out}")
     try:
         count, columns, missing = write_table(options.run, file)
     except OSError as error:

@@ -17,8 +17,8 @@ from omegaconf.errors import OmegaConfBaseException
 from lopa_dist.atomic import check_writable
 from lopa_dist.checks import UserError
 from lopa_dist.config import Config, check_files, check_keys, composed
+from lopa_dist.jobs.folder.apart import check_apart
 from lopa_dist.jobs.folder.sweep_points import points_of, shared_folder
-from lopa_dist.jobs.run.apart import check_apart
 from lopa_dist.jobs.setup.resolve import resolve_decode
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.config_file import read_config

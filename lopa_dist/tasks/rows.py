@@ -437,13 +437,13 @@ def parquet_rows(source: str, key: str) -> Iterator[Row]:
         short = {f.name: SHORT[kind] for f in file.schema_arrow if (kind := str(f.type)) in SHORT}
         for batch in file.iter_batches():
             try:
-                values = batch.to_pylist()
-            except UnicodeDecodeError:
-                yield from (parquet_row(batch, index, next(numbers)) for index in range(batch.num_rows))
-                continue
-            for value in values if short else ():
-                value.update({name: shortest(value[name], kind) for name, kind in short.items()})
-            yield from (Row(next(numbers), value) for value in values)
+                found = [(value, "") for value in batch.to_pylist()]
+            except NOT_HELD:
+                found = [parquet_row(batch, index) for index in range(batch.num_rows)]
+            for value, wrong in found:
+                value |= {name: shortest(value[name], kind) for name, kind in short.items()}
+                number = next(numbers)
+                yield Row(number, value, f"line {number}: {wrong}" if wrong else None)
     except ArrowException as error:
         raise ValueError(f"{key}={source}: cannot be read ({' '.join(str(error).split())})") from error
 
@@ -457,14 +457,21 @@ def shortest(value: float | None, kind: type[np.floating[Any]]) -> float | None:
     return value if value is None else float(str(kind(value)))
 
 
-def parquet_row(batch: Any, index: int, number: int) -> Row:
-    """Return the row with this index in a batch of Arrow's, of which some texts are not UTF-8."""
+NOT_HELD = (UnicodeDecodeError, OverflowError, ValueError, LookupError)
+"""Errors for values that Python cannot hold: texts that are not UTF-8, years above 9999, unknown time zones."""
+
+
+def parquet_row(batch: Any, index: int) -> tuple[dict[str, Any], str]:
+    """Return the row with this index in a batch of Arrow's, and which of its values Python cannot hold, in words."""
     value, wrong = dict[str, Any](), []
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         try:
             value[name] = column[index].as_py()
         except UnicodeDecodeError:
             value[name] = None
-            wrong.append(repr(name))
-    error = f"line {number}: not UTF-8 in {', '.join(wrong)}; write the table with texts in UTF-8"
-    return Row(number, value, error if wrong else None)
+            wrong.append(f"not UTF-8 in {name!r}; write the table with texts in UTF-8")
+        except NOT_HELD as error:
+            value[name] = None
+            kind = type(error).__name__
+            wrong.append(f"{name!r} cannot be read ({kind}: {error}); leave the column out, or write it as texts")
+    return value, "; ".join(wrong)

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import sys
+from datetime import date
 from glob import glob
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -303,6 +304,23 @@ def test_a_text_in_parquet_that_is_not_utf_8_is_its_row_s_error(tmp_path: Path) 
     assert [row.error for row in found] == [
         None, "line 2: not UTF-8 in 'note'; write the table with texts in UTF-8", None
     ]  # fmt: skip
+
+
+def test_values_in_parquet_that_python_cannot_hold_are_their_rows_errors(tmp_path: Path) -> None:
+    """Years above 9999 mark what has no end in some databases; the others of their batch are read as ever."""
+    pq, pa = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    until = pa.array([1, 10**7, 2], pa.date32())
+    table = {"prompt": pa.array(["x", "y", "z"]), "until": until, "share": pa.array([0.1, 0.1, 0.1], pa.float32())}
+    pq.write_table(pa.table(table), tmp_path / "x.parquet")
+    found = list(rows(str(tmp_path / "x.parquet")))
+    assert [row.value["until"] for row in found] == [date(1970, 1, 2), None, date(1970, 1, 3)]
+    assert [row.value["share"] for row in found] == [0.1] * 3
+    assert [bool(row.error) for row in found] == [False, True, False]
+    assert str(found[1].error).startswith("line 2: 'until' cannot be read (OverflowError")
+    elsewhere = pa.array([1], pa.timestamp("ms", "Nowhere/Land"))
+    pq.write_table(pa.table({"prompt": pa.array(["x"]), "at": elsewhere}), tmp_path / "y.parquet")
+    [row] = rows(str(tmp_path / "y.parquet"))
+    assert "'at' cannot be read" in str(row.error)
 
 
 def test_two_columns_of_a_parquet_file_with_one_name_are_refused(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from lopa_dist.checks import UserError
 from lopa_dist.config import Config
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
+from lopa_dist.jobs.folder.apart import check_apart
 from lopa_dist.jobs.folder.batch_output import NAME as BATCH_OUTPUT
 from lopa_dist.jobs.folder.batch_output import line_of, write_batch_lines, write_batch_output
 from lopa_dist.jobs.folder.journal import VERDICT_SETTINGS, Writer
@@ -28,7 +29,6 @@ from lopa_dist.jobs.folder.part_names import in_parts
 from lopa_dist.jobs.folder.results import results, write_errors
 from lopa_dist.jobs.folder.shard_figures import write_figures
 from lopa_dist.jobs.run.announcement import announcement
-from lopa_dist.jobs.run.apart import check_apart
 from lopa_dist.jobs.run.attempt import Attempt, begin_attempt
 from lopa_dist.jobs.run.crashes import Begun
 from lopa_dist.jobs.run.disturbances import Disturbances

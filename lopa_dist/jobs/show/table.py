@@ -134,9 +134,12 @@ def write_rows(
 
 @contextmanager
 def to_be_written(out: str | Path, key: str) -> Iterator[Path]:
-    """Yield a file to write to; once it is whole, it is put in its place, which may be remote."""
+    """Yield a file to write to; once it is whole, it is put in its place, which may be remote.
+
+    If a link is there, it stays, and the file that it names is written.
+    """
     if not is_remote(str(out)):
-        place = Path(out).expanduser()
+        place = Path(out).expanduser().resolve()
         if key == KEY:
             place.parent.mkdir(parents=True, exist_ok=True)
         with atomic(place, hidden=True) as file:  # readers of a folder skip names that begin with a dot
@@ -186,7 +189,7 @@ def common_type(types: Sequence[Any]) -> Any:
 
 
 def mixed_types(source: str | None) -> list[str]:
-    """Return a sentence for each column of an input with several types: which they are, and the results table's."""
+    """Return a sentence for each column of an input with several types, or a type of which something is lost."""
     sentences = []
     for name, types in input_types(source).items():
         if len(types) > 1:
@@ -194,6 +197,8 @@ def mixed_types(source: str | None) -> list[str]:
             there = " and ".join(f"{kind} in {Path(file).relative_to(place)}" for file, kind in types)
             kind = common_type([one for _, one in types])
             sentences.append(f"column {name} is {there}; a table of the results has {kind}")
+        elif "time64[ns]" in str(types[0][1]):  # Python's times have no nanoseconds
+            sentences.append(f"column {name} is {types[0][1]}, which is read to the microsecond")
     return sentences
 
 

@@ -108,6 +108,7 @@ class WandbLog:
         return wandb.init(
             id=self.id,
             resume="allow" if mode == "online" else None,
+            reinit="create_new",  # a run that the user's own code has begun in this process stays the user's
             project=options.project or os.environ.get("WANDB_PROJECT") or PROJECT,
             entity=options.entity,
             group=options.group or (folder.name if options.ranks else None),

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from lopa_dist.checks import UserError
+from lopa_dist.commands import perform
 from lopa_dist.config import TaskConfig, check_files
 from lopa_dist.jobs.commands.trace import trace
-from lopa_dist.jobs.run.apart import check_apart
+from lopa_dist.jobs.folder.apart import check_apart
 from lopa_dist.jobs.run.job import run
 from lopa_dist.jobs.run.output import warnings_of, write_output
 from lopa_dist.jobs.show.run_page import questions_again
@@ -209,6 +210,25 @@ def test_answers_never_stand_beside_the_prompts_of_another_input(tmp_path: Path,
         trace(tmp_path / "run", "line-1")
 
 
+@pytest.mark.parametrize("source", ["in.csv", "*.csv", "."])
+def test_a_table_does_not_replace_the_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    """Nor does it go where the next job would read it as prompts."""
+    (tmp_path / "prompts").mkdir()
+    (tmp_path / "prompts" / "in.csv").write_text("prompt\nSam has 3 books .\n")
+    asked = TaskConfig("batch", input=str(tmp_path / "prompts" / source))
+    run(config(asked), tmp_path / "run", World("python"))
+    monkeypatch.chdir(tmp_path / "prompts")
+    for out in ("in.csv", "new.csv"):
+        if (source, out) == ("in.csv", "new.csv"):
+            continue
+        with pytest.raises(UserError, match=r"prompts|would read it"):
+            perform("table", [str(tmp_path / "run"), "--out", out])
+    assert [file.name for file in Path().iterdir()] == ["in.csv"]
+    assert Path("in.csv").read_text() == "prompt\nSam has 3 books .\n"
+    perform("table", [str(tmp_path / "run"), "--out", "../new.csv"])
+    assert (tmp_path / "new.csv").exists()
+
+
 def test_what_is_no_run_or_no_table_is_refused(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "stopped" / "journal").mkdir(parents=True)
     with pytest.raises(ValueError, match=r"stopped: not finished; `lopa-dist status .*stopped` says how it goes on"):
@@ -323,6 +343,36 @@ def test_columns_with_several_types_lose_no_value(tmp_path: Path, caplog: pytest
     )
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert sum("a table of the results has" in warning for warning in report["warnings"]) == len(columns)
+
+
+def test_times_that_lose_their_nanoseconds_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    own = {"prompt": ["Sam has 2 books ."], "at": pa.array([1234567], pa.time64("ns"))}
+    pq.write_table(pa.table(own), tmp_path / "in.parquet")
+    asked = TaskConfig("batch", None, str(tmp_path / "in.parquet"), output=str(tmp_path / "out.parquet"))
+    with caplog.at_level(logging.WARNING, "lopa_dist"):
+        run(config(asked), tmp_path / "run", World("python"))
+    assert "column at is time64[ns], which is read to the microsecond" in caplog.text
+    assert pq.read_table(tmp_path / "out.parquet")["at"].to_pylist()[0].microsecond == 1234
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl"])
+def test_an_output_goes_where_a_link_leads(tmp_path: Path, ending: str) -> None:
+    """As with open(): the link stays, and what it names is no longer what it was."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "disk" / "answers").write_text("old")
+    out = tmp_path / f"out.{ending}"
+    out.symlink_to("disk/answers")
+    (tmp_path / "in.jsonl").write_text('{"prompt": "Sam has 2 books ."}\n')
+    run(
+        config(TaskConfig("batch", None, str(tmp_path / "in.jsonl"), output=str(out))),
+        tmp_path / "run",
+        World("python"),
+    )
+    assert out.is_symlink()
+    assert "Sam has 2 books" in (tmp_path / "disk" / "answers").read_text() or ending == "jsonl"
+    assert (tmp_path / "disk" / "answers").read_text() != "old"
+    assert [file.name for file in (tmp_path / "disk").iterdir()] == ["answers"]
 
 
 def test_all_columns_of_a_parquet_input_are_there_whatever_they_hold(

@@ -12,6 +12,7 @@ from lopa_dist.config import TaskConfig
 from lopa_dist.jobs.run.job import run
 from lopa_dist.jobs.show.wandb_log import chosen_mode
 from lopa_dist.parallel.launcher import World
+from tests.jobs import wandb_file
 from tests.jobs.run.test_job import config
 
 KEY = {"WANDB_API_KEY": "0" * 40}
@@ -70,3 +71,17 @@ def test_the_project_is_that_of_the_environment(
     with pytest.raises(ValueError, match="could not begin a run"):
         run(config(TaskConfig(limit=1), "offline"), tmp_path, World("python"))
     assert found == [called]
+
+
+def test_a_run_of_the_user_s_own_in_this_process_stays_its_own(tmp_path: Path) -> None:
+    """Own code may begin one while it is imported; the job's figures went there, and the job finished it."""
+    own = wandb.init(dir=tmp_path, mode="offline", settings=wandb.Settings(console="off", silent=True))
+    run(config(TaskConfig(limit=1), "offline"), tmp_path / "run", World("python"))
+    assert wandb.run is own
+    own.log({"mine": 3})
+    own.finish()
+    theirs, [ours] = wandb_file.read(tmp_path), tmp_path.glob("run/wandb/offline-run-*/*.wandb")
+    assert theirs["history"][-1]["mine"] == 3
+    assert "tpf" not in theirs["summary"]
+    assert wandb_file.records(ours)
+    assert wandb_file.read(tmp_path / "run")["summary"]["tpf"] > 0

@@ -9,7 +9,7 @@ import pytest
 
 from lopa_dist.checks import UserError
 from lopa_dist.config import TaskConfig
-from lopa_dist.jobs.run.apart import check_apart
+from lopa_dist.jobs.folder.apart import check_apart
 from lopa_dist.jobs.run.job import run
 from lopa_dist.parallel.launcher import World
 from tests.jobs.run.test_job import config

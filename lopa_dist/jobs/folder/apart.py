@@ -28,17 +28,24 @@ def check_apart(task: TaskConfig, folder: Path | None = None) -> None:
         raise UserError(
             f"{KEY}={out} is a file that the job itself writes into its run folder. Name another file, or leave it out"
         )
-    if not out or not source:
-        return
+    if out and source:
+        check_output(out, source, f"{KEY}={out}")
+
+
+def check_output(out: str, source: str, named: str) -> None:
+    """Raise a UserError if results in the file `out` would replace prompts of the input `source`, or be read as such.
+
+    `named` is how the user named the file.
+    """
     if place_of(out) == place_of(source):
-        raise UserError(f"{KEY}={out} is task.input: the results would replace the prompts. Name another file")
+        raise UserError(f"{named} is task.input: the results would replace the prompts. Name another file")
     if takes(source, part_name(out, 0)) or replaced(source, out):
         raise UserError(
-            f"{KEY}={out} is one of the files that task.input={source} names: the results would replace prompts, or be "
+            f"{named} is one of the files that task.input={source} names: the results would replace prompts, or be "
             "read as prompts by the next job. Name another file or folder"
         )
     if Path(place_of(source)) in Path(place_of(out)).parents:
-        raise UserError(f"{KEY}={out} is in the folder task.input: the next job would read it. Name another folder")
+        raise UserError(f"{named} is in the folder task.input: the next job would read it. Name another folder")
 
 
 def check_input(task: TaskConfig, folder: Path) -> None:
