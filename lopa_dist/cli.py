@@ -25,6 +25,7 @@ from lopa_dist.atomic import no_room
 from lopa_dist.checks import UserError, did_you_mean
 from lopa_dist.commands import COMMANDS, perform
 from lopa_dist.config import CONF, Config, check_files, check_keys, what_hydra_says
+from lopa_dist.encodable import visible
 from lopa_dist.imports import no_garbage
 from lopa_dist.jobs.folder.one_job import own_folder
 from lopa_dist.overrides import as_hydra_reads, keys_in, omegaconf_message, typed
@@ -142,7 +143,7 @@ def end(error: Exception) -> NoReturn:
     """Leave with an error's message and without a traceback."""
     if isinstance(error, RankError):
         die(f"lopa-dist: {error}")
-    sys.exit(f"lopa-dist: {error}")
+    sys.exit(visible(f"lopa-dist: {error}"))
 
 
 def summary(report: dict[str, Any], folder: Path) -> float:
@@ -311,7 +312,7 @@ def leaving(arguments: list[str]) -> Iterator[None]:
     except (RankError, UserError, LaunchError) as error:
         end(error)
     except HydraException as error:
-        sys.exit(f"lopa-dist: {what_hydra_says(error)}")
+        sys.exit(visible(f"lopa-dist: {what_hydra_says(error)}"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         sys.exit(f"lopa-dist: {unreadable(error, joined(arguments))}")
     except (OSError, ValueError) as error:  # logging.config turns the log file's OSError into a ValueError

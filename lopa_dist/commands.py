@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from lopa_dist.atomic import no_room
 from lopa_dist.checks import UserError
+from lopa_dist.encodable import visible
 
 
 class Parser(argparse.ArgumentParser):
@@ -68,7 +69,7 @@ def table(options: argparse.Namespace) -> None:
             why = f"cannot be written ({error.strerror or error})"
             raise UserError(f"--out {options.out}: {why}; name a file in a folder that exists") from error
         raise UserError(f"{options.run} cannot be written ({error.strerror}): name another file with --out") from error
-    print(f"{count} rows: {', '.join(columns)}\n{file}{missing}")
+    print(visible(f"{count} rows: {', '.join(columns)}\n{file}{missing}"))
     state = state_of(options.run) if is_run(options.run) else None
     if state and state.state != "complete":
         status = f"lopa-dist status {quote(str(options.run))}"
@@ -87,7 +88,7 @@ def status(options: argparse.Namespace) -> None:
 
     from lopa_dist.jobs.commands.status import status as look
 
-    look(options.folders, Console())
+    look(options.folders, Console(emoji=False))
 
 
 def merge(options: argparse.Namespace) -> None:
@@ -125,7 +126,7 @@ def trace(options: argparse.Namespace) -> None:
     trace = generate_again(options.run, os.fsencode(options.id).decode("utf-8", "surrogateescape"))
     if page:
         write_trace_page(trace, page)  # first: whoever reads the output, such as head, may have seen enough
-    show(trace, Console())
+    show(trace, Console(emoji=False))
     if page:
         print(f"page: {page}")
 
@@ -150,7 +151,7 @@ def doctor(options: argparse.Namespace) -> None:
 
     from lopa_dist.jobs.commands.doctor.doctor import doctor as examine
 
-    if not examine(options.settings, Console()):
+    if not examine(options.settings, Console(emoji=False)):
         raise SystemExit(1)
 
 

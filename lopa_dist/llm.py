@@ -149,7 +149,7 @@ class LLM:
                 raise ValueError(f"{setting}: has no effect on LLM, which takes settings of {', '.join(SECTIONS)}")
         self.config = composed(self.settings)
         self.world = detect()
-        self.warned: set[str] = set()  # warnings that were logged; once is enough
+        self.warned: set[str] = set()  # kinds of warnings that were logged; once is enough
         self.engine: Engine | None = None  # of the last call that generated
         self.weights: list[int] | None = None  # where the model's weights were after the last call
         device, self.threads = device_of(self.config, self.world), torch.get_num_threads()
@@ -363,11 +363,11 @@ class LLM:
             return [likelihood_of(found) for found in self.collected(session, False, values)]
 
     def warn(self, encoder: Encoder) -> None:
-        """Log what is odd about the prompts of a call, each warning once."""
+        """Log what is odd about the prompts of a call, once for each kind: not again for other numbers or words."""
         for warning in encoder.warnings() if self.world.rank == 0 else ():
-            if warning not in self.warned:
+            if (kind := re.sub(r"\d+|\(.*?\)", "", warning)) not in self.warned:
                 log.warning(warning)
-            self.warned.add(warning)
+            self.warned.add(kind)
 
     def joined(self, config: Config, requests: int, branches: int) -> AbstractContextManager[Group]:
         """Return a context whose value is the joined ranks of a call with this number of requests and branches."""

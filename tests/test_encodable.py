@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lopa_dist.encodable import encodable, json_line
+from lopa_dist.encodable import encodable, json_line, visible
 
 ANY = st.text(st.characters(codec=None, exclude_categories=()))
 
@@ -36,3 +37,11 @@ def test_halves() -> None:
     assert encodable("a\ud83d") == "a\ufffd"
     assert encodable("\ud83d\udc4d") == "👍"
     assert json_line({"reason": "\udcff"}) == '{"reason": "\ufffd"}\n'
+
+
+@given(ANY)
+def test_what_is_visible_commands_no_terminal(text: str) -> None:
+    shown = visible(text)
+    assert not any(unicodedata.category(c) == "Cc" and c not in "\n\t" for c in shown)
+    assert shown == text or any(unicodedata.category(c) == "Cc" for c in text)
+    assert visible("\x1b[31mred\x1b[0m \x9b2J") == r"\x1b[31mred\x1b[0m \x9b2J"

@@ -575,3 +575,13 @@ def test_a_folder_may_be_called_like_a_number(monkeypatch: pytest.MonkeyPatch, t
         shutil.copytree(find("causal"), tmp_path / name)
     for name in ("1.50", Path("1.50")):
         assert LLM(name).builder.folder == Path("1.50")
+
+
+def test_a_warning_is_not_repeated_for_other_numbers_or_words(caplog: pytest.LogCaptureFixture) -> None:
+    llm = LLM("embedded", "decode.max_new_tokens=4", "decode.drafts=0", "decode.verify=confidence")
+    for words in (["Xanthippe"], ["Zeus", "Hera"], ["Zeus", "Hera", "Ares"]):
+        llm.generate(words, temperature=0.7)
+    kinds = [re.sub(r"\d+|\(.*?\)", "", message) for message in caplog.messages]
+    assert any("does not know" in kind for kind in kinds)
+    assert len(kinds) == len(set(kinds))
+    assert len(llm.warned) < 6

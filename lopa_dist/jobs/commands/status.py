@@ -30,13 +30,13 @@ def status(folders: Sequence[Path], console: Console) -> None:
     """Print a table of the runs in `folders`, then what is missing and the commands that run it.
 
     Raises:
-        ValueError: a folder has no run, or is damaged; the runs of the other folders are printed first.
+        ValueError: a folder has no run, is damaged or cannot be read; the runs of the other folders are printed first.
     """
     runs, wrong = list[RunState](), list[str]()
     for folder in folders:
         try:
             runs += runs_below(folder, wrong)
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             wrong.append(str(error))
     arrays: dict[Path | None, list[RunState]] = {}
     for run in runs:

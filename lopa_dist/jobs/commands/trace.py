@@ -6,7 +6,6 @@ runs need not record their steps.
 
 from __future__ import annotations
 
-import unicodedata
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
@@ -19,6 +18,7 @@ from rich.console import Console
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
+from lopa_dist.encodable import visible
 from lopa_dist.engine.drafter import SOURCES
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
@@ -141,11 +141,6 @@ class StepRecorder:
         m, counts = int(config.drafts), state.paths[3, 0].tolist()
         self._paths = [tokens(edits) for edits in state.edits[:, 0].unbind(1)]
         self._chains = [tokens(state.chain[:2, 0, j * m : j * m + count]) for j, count in enumerate(counts)]
-
-
-def visible(text: str) -> str:
-    """Return a text with its control characters escaped, so that a terminal does not obey them."""
-    return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else f"\\x{ord(c):02x}" for c in text)
 
 
 def told(sources: Counter[int]) -> list[str]:

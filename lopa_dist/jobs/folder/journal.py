@@ -268,8 +268,15 @@ class Writer:
             self.file.writelines(map(json_line, entries))
             self.file.flush()
             os.fsync(self.file.fileno())
-            if not os.fstat(self.file.fileno()).st_nlink:
-                raise FileNotFoundError(errno.ENOENT, "the run folder was removed while the job ran")
+            if not self.is_there():
+                raise FileNotFoundError(errno.ENOENT, "the run folder was removed or renamed while the job ran")
+
+    def is_there(self) -> bool:
+        """Return whether the file still has its name."""
+        try:
+            return os.path.samestat(os.fstat(self.file.fileno()), os.stat(self.file.name))
+        except FileNotFoundError:
+            return False
 
     def close(self) -> None:
         """Close the file."""

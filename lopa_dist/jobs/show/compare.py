@@ -62,7 +62,7 @@ def compare(
     """
     damaged: list[str] = []
     groups, failed = grouped(folder, load_reports(folder, among, damaged)), unfinished(folder, among)
-    console = console or Console(stderr=bool(form))
+    console = console or Console(stderr=bool(form), emoji=False)
     parts = parts_of(folder, groups, failed, baseline)
     for part in parts:
         if form:

@@ -32,7 +32,7 @@ class ProgressDisplay:
     """
 
     def __init__(self, mode: str, total: int, statistics: Statistics, every_s: float) -> None:
-        console = Console(stderr=True)
+        console = Console(stderr=True, emoji=False)
         notebook = console.is_jupyter
         shown = console.is_terminal or (notebook and find_spec("ipywidgets") is not None)  # which rich needs there
         self.live = mode == "always" or (mode == "auto" and shown)

@@ -257,7 +257,7 @@ def run_of(place: Path) -> tuple[str, int]:
 def remember(place: Path, name: str, steps: int) -> None:
     """Write a run's id `name` and its steps to the file `place` for the next attempt; ignore it if that fails."""
     with contextlib.suppress(OSError):
-        place.parent.mkdir(parents=True, exist_ok=True)
+        place.parent.mkdir(exist_ok=True)  # not the run folder, which may have been renamed
         write_lines(place, [json.dumps({"id": name, "steps": steps})])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -11,6 +12,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -18,6 +20,7 @@ from rich.console import Console
 from lopa_dist.commands import perform
 from lopa_dist.config import Config, TaskConfig, composed
 from lopa_dist.engine.config import EngineConfig
+from lopa_dist.jobs.commands import status as module
 from lopa_dist.jobs.commands.go_on import go_on, spans
 from lopa_dist.jobs.commands.shards import merge_shards
 from lopa_dist.jobs.commands.status import runs_in_words, status
@@ -275,6 +278,28 @@ def test_a_damaged_run_hides_no_other(array: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"two.*settings\.json: damaged .*job\.resume=new starts over"):
         status([tmp_path / "runs"], console)
     assert f"{tmp_path}/runs/one" in console.export_text(), "a narrow terminal shows all, too"
+
+
+def test_a_run_that_cannot_be_read_hides_no_other(array: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be another user's."""
+
+    def below(folder: Path, *given: Any, real: Any = module.runs_below) -> Any:
+        if folder.name == "theirs":
+            raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+        return real(folder, *given)
+
+    monkeypatch.setattr(module, "runs_below", below)
+    out = io.StringIO()
+    with pytest.raises(ValueError, match=r"Permission denied: .*theirs"):
+        status([tmp_path / "theirs", array / "shard-0"], Console(file=out, width=300))
+    assert "shard-0" in out.getvalue()
+
+
+def test_a_path_is_shown_as_it_is(array: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Between colons, rich reads the names of pictures: `:id:` became one."""
+    shutil.copytree(array / "shard-0", tmp_path / "xnli:id:test")
+    perform("status", [str(tmp_path / "xnli:id:test")])
+    assert "xnli:id:test" in capsys.readouterr().out.replace("\n", "")
 
 
 def test_answers_that_were_not_judged_are_told(array: Path, tmp_path: Path) -> None:

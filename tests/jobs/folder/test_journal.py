@@ -137,13 +137,17 @@ def test_difference_names_nested_keys() -> None:
     assert difference({"a": {"b": 1}, "c": 2}, {"a": {"b": 1}, "c": 3, "d": 4}) == ["c was 2, is 3", "d was None, is 4"]
 
 
-def test_a_run_folder_that_is_removed_is_noticed_at_once(tmp_path: Path) -> None:
-    """Not at the end, when all is generated and nothing is kept."""
+@pytest.mark.parametrize("renamed", [False, True])
+def test_a_run_folder_that_is_gone_is_noticed_at_once(tmp_path: Path, renamed: bool) -> None:
+    """Not at the end, when all is generated and nothing is kept, or what is written goes into a new folder."""
     (tmp_path / "journal").mkdir()
     writer = Writer(tmp_path, 1, 0)
     writer.write({"id": "a"})
-    shutil.rmtree(tmp_path / "journal")
-    with pytest.raises(FileNotFoundError, match="the run folder was removed while the job ran"):
+    if renamed:
+        (tmp_path / "journal").rename(tmp_path / "elsewhere")
+    else:
+        shutil.rmtree(tmp_path / "journal")
+    with pytest.raises(FileNotFoundError, match="the run folder was removed or renamed while the job ran"):
         writer.write({"id": "b"})
 
 
