@@ -17,6 +17,7 @@ from difflib import get_close_matches
 from numbers import Integral, Real
 from typing import Any
 
+from lopa_dist.encodable import encodable
 from lopa_dist.tasks.names import line_name, sample_name
 from lopa_dist.tasks.prompt_template import Template, fill, in_json, names_in
 from lopa_dist.tasks.response_format import MissingLibrary, ResponseFormat
@@ -376,8 +377,10 @@ def read_stop(value: Any) -> tuple[str, ...]:
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
         raise BadLine("stop must be a non-empty string or a list of them")
-    if any(UNDECODED in stop for stop in stops):  # the text would end where a step ends within a character
-        raise BadLine("stop must not contain U+FFFD, which stands for bytes that are no character")
+    if any(UNDECODED in encodable(stop) for stop in stops):  # the text would end where a step ends within a character
+        raise BadLine(
+            "stop must not contain U+FFFD, which stands for bytes that are no character, or half of a surrogate pair"
+        )
     return tuple(stops)
 
 

@@ -83,6 +83,7 @@ def test_samples_have_ids_of_their_own() -> None:
         ({"prompt": "x", "stop": ["a", ""]}, ["stop", "non-empty"]),
         ({"prompt": "x", "stop": {"a": 1}}, ["stop"]),
         ({"prompt": "x", "stop": "a\ufffd"}, ["stop", "U+FFFD"]),
+        ({"prompt": "x", "stop": "a\ud800"}, ["stop", "half of a surrogate pair"]),
         ({"prompt": "x", "n": 0}, ["n=0", "from 1 to 128"]),
         ({"prompt": "x", "n": 129}, ["n=129"]),
         ({"prompt": "x", "max_tokens": 1, "max_completion_tokens": 1}, ["either max_tokens"]),

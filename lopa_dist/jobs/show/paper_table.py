@@ -82,5 +82,5 @@ def markdown(
     lines = ["| " + " | ".join(plain(cell).replace("|", r"\|") for cell in row) + " |" for row in (head, *rows)]
     return "\n".join(
         [f"**{plain(title)}**", "", lines[0], "|---|" + "---:|" * (len(head) - 1), *lines[1:], ""]
-        + [f"{note}\n" for note in (methods, *notes) if note]
+        + [f"{plain(note)}\n" for note in (methods, *notes) if note]
     )
