@@ -22,9 +22,9 @@ from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator
 from tests.engine.ranks import on_mesh
 from tests.models import llada2
+from tests.models.one_checkpoint import edit_config
 from tests.models.small_checkpoints import write
 from tests.models.test_adapter import adapter_for, write_adapter
-from tests.models.test_checkpoint import edit_config
 
 CPU = torch.device("cpu")
 PLACES = torch.arange(llada2.LENGTH)
