@@ -24,9 +24,7 @@ class PromptNotes:
     config: Config
     model: ModelConfig
     has_template: bool
-    at_end: list[str] = field(
-        default_factory=list
-    )  # tokens that the tokenizer puts after a text, and that are left out
+    at_end: list[str] = field(default_factory=list)  # tokens that the tokenizer puts after a text; they are left out
     strange: list[str] = field(default_factory=list)  # the first words that the model does not know, one per prompt
     strange_prompts: int = 0
     bounded: bool = False  # whether the model's positions bound an answer below `decode.max_new_tokens`
