@@ -4,6 +4,7 @@
     python -m benchmarks.text_drafts --kind shuffled --drafts 8             # tokens per forward with 8 drafts
     python -m benchmarks.text_drafts --kind own --in-flight 1 --problems 512 --rounds 3
     python -m benchmarks.text_drafts --model my/autoregressive/checkpoint   # a model with drafts from text only
+    python -m benchmarks.text_drafts --kind own --drafts 8 --in-flight 1 --in-flight 64 --exposed --problems 512
 
 Runs on one thread. The kinds of prompts are: *own*, word problems of the kind that the package's model was trained on;
 *shuffled*, the same with the words of each question in random order; *samples*, the word problems again, with eight
@@ -13,6 +14,9 @@ that nothing repeats.
 Every text is compared with the one that is written one token at a time. `later` is the tokens per forward of the second
 half of the prompts, when the table holds the first half's answers. Seconds are processor time; they are medians over
 the rounds, in each of which the ways take turns. Writes the results to benchmarks/results/text_drafts.json.
+
+With `--exposed`, measures instead for how many milliseconds of a step a GPU would wait for the host, also in processor
+time (`benchmarks.exposed`), and writes them to text_drafts_exposed.json beside it.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.answers import load, requests_of
+from benchmarks.host_time import exposed, generate
 from benchmarks.results import Result, replace_rows, show
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
@@ -44,6 +49,10 @@ SHOWN = {
     "kind": "{kind}", "in flight": "{in_flight}", "drafts": "{drafts}", "from": "{draft_from}",
     "tokens per forward": "{tpf:.2f}", "later": "{later:.2f}", "rows per token": "{rows_per_token:.2f}",
     "processor s": "{processor_s:.1f}", "against one at a time": "{against:.2f}", "equal": "{equal}",
+}  # fmt: skip
+EXPOSED = {
+    "kind": "{kind}", "in flight": "{in_flight}", "drafts": "{drafts}", "from": "{draft_from}",
+    "exposed ms": "{exposed_ms:.3f}", "more than one at a time": "{added_ms:.3f}",
 }  # fmt: skip
 
 
@@ -92,14 +101,43 @@ def run(builder: EngineBuilder, config: DecodeConfig, requests: list[Request], i
     }
 
 
+def measure_exposed(
+    builder: EngineBuilder, model: str, kind: str, in_flight: int, arguments: argparse.Namespace
+) -> None:
+    """Measure the host's time that a GPU would wait for, with a number of drafts; the arguments are as in `measure`."""
+    requests = prompts(builder, kind, arguments.problems)
+    ways = ways_of(builder, [n for n in arguments.drafts if n != "auto"])
+    configs = [replace(CAUSAL, temperature=TEMPERATURES.get(kind, 0.0), **way) for way in ways]
+    records = [generate(builder, config, in_flight, requests, [])[1] for config in configs]
+    rounds = [
+        [
+            median(exposed(builder, config, in_flight, requests, own))
+            for config, own in zip(configs, records, strict=True)
+        ]
+        for _ in range(arguments.rounds)
+    ]
+    rows = []
+    for way, times in zip(ways, zip(*rounds, strict=True), strict=True):
+        row = {"model": model, "kind": kind, "in_flight": in_flight, "problems": len(requests), "draft_from": ""} | way
+        added = median(time - plain[0] for time, plain in zip(times, rounds, strict=True))
+        rows.append(row | {"exposed_ms": median(times), "added_ms": added})
+    replace_rows("text_drafts_exposed", rows, KEYS)
+    show(f"{model}, {kind}, {in_flight} in flight, {len(requests)} prompts", rows, EXPOSED)
+
+
+def ways_of(builder: EngineBuilder, drafts: list[Any]) -> list[dict[str, Any]]:
+    """Return the ways that are compared: one token at a time, then each number of drafts from each source."""
+    sources = ("masks", "text", "auto") if builder.shape.has_mask else ("text",)
+    return [PLAIN, *({"drafts": n, "draft_from": source} for n in drafts for source in sources)]
+
+
 def measure(builder: EngineBuilder, model: str, kind: str, in_flight: int, arguments: argparse.Namespace) -> None:
     """Measure one kind of prompts with `in_flight` in flight; write and print the results.
 
     `model` is the name of the model in the file.
     """
     requests = prompts(builder, kind, arguments.problems)
-    sources = ("masks", "text", "auto") if builder.shape.has_mask else ("text",)
-    ways = [PLAIN, *({"drafts": n, "draft_from": source} for n in arguments.drafts for source in sources)]
+    ways = ways_of(builder, arguments.drafts)
     rounds: list[list[Result]] = [[] for _ in ways]
     texts: list[Any] = [None] * len(ways)
     for _ in range(arguments.rounds):
@@ -128,11 +166,14 @@ def main() -> None:
     parser.add_argument("--drafts", action="append", help="numbers, or auto; may be repeated; 8 and auto")
     parser.add_argument("--problems", type=int, default=2048, help="prompts, or answers where they are sampled")
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--exposed", action="store_true", help="measure the host's exposed time instead")
     arguments = parser.parse_args()
     arguments.drafts = [int(n) if n.isdigit() else n for n in arguments.drafts or ("8", "auto")]
     builder = load(arguments.model)
     for kind, in_flight in product(arguments.kind or KINDS, arguments.in_flight or (64,)):
-        measure(builder, arguments.name or arguments.model, kind, in_flight, arguments)
+        (measure_exposed if arguments.exposed else measure)(
+            builder, arguments.name or arguments.model, kind, in_flight, arguments
+        )
 
 
 if __name__ == "__main__":
