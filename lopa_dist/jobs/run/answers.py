@@ -74,7 +74,7 @@ def answer_of(
 
 
 class Pieces:
-    """The texts of single tokens, as each reads after another one."""
+    """The texts of an answer's tokens: of the first one as the text begins, of the others as they read after another."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self.tokenizer = tokenizer
@@ -88,9 +88,12 @@ class Pieces:
     def steps(self, generation: Generation) -> list[dict[str, Any]]:
         """Return each token of an answer with its log probability, in nats, its step, and how it was written."""
         assert generation.written is not None
+        texts = [self.text_of(token) for token in generation.tokens]
+        if texts and not generation.request.continues:  # it begins the text
+            texts[0] = str(self.tokenizer.decode(generation.tokens[:1]))
         return [
-            {"token": self.text_of(token), "logprob": round(step.logprob, 6), "step": step.step, "way": step.way}
-            for token, step in zip(generation.tokens, generation.written, strict=True)
+            {"token": text, "logprob": round(step.logprob, 6), "step": step.step, "way": step.way}
+            for text, step in zip(texts, generation.written, strict=True)
         ]
 
 

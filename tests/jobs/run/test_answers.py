@@ -14,7 +14,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from lopa_dist.engine.request import Generation, Request
-from lopa_dist.jobs.run.answers import finished_text, thought
+from lopa_dist.decode.written import Written
+from lopa_dist.jobs.run.answers import Pieces, finished_text, thought
 from lopa_dist.models.tokenizer import anchor, text_of
 from tests.models.test_tokenizer import llama_2
 
@@ -59,6 +60,9 @@ def test_what_continues_a_prompt_keeps_the_space_that_it_begins_with(stops: list
         request = Request(0, given, 99, 0, continues=continues)
         generation = Generation(request, tokens, "length", 5, 1.0, 0.1, 9)
         assert finished_text(tokenizer, generation, stops) == (generation, expected)
+        written = [Written(1.0, 1, "filled")] * len(tokens)
+        pieces = Pieces(tokenizer).steps(replace(generation, written=written))
+        assert "".join(piece["token"] for piece in pieces) == expected
     cut, before = finished_text(tokenizer, replace(generation, request=replace(request, continues=True)), [" x"])
     assert (before, text_of(tokenizer, cut.tokens, anchor(tokenizer))) == ("    return", "    return")
 
