@@ -74,7 +74,7 @@ def answer_of(
 
 
 class Pieces:
-    """The texts of an answer's tokens: of the first one as the text begins, of the others as they read after another."""
+    """The texts of an answer's tokens: the first one's as it begins the text, others' as they read after another."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self.tokenizer = tokenizer

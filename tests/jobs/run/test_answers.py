@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from lopa_dist.engine.request import Generation, Request
 from lopa_dist.decode.written import Written
+from lopa_dist.engine.request import Generation, Request
 from lopa_dist.jobs.run.answers import Pieces, finished_text, thought
 from lopa_dist.models.tokenizer import anchor, text_of
 from tests.models.test_tokenizer import llama_2
