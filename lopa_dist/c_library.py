@@ -58,7 +58,8 @@ def c_compiler() -> str | None:
 @cache
 def version_of(compiler: str) -> str:
     """Return what `compiler` prints about its version."""
-    return subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=COMPILE_S).stdout
+    run = subprocess.run([compiler, "--version"], capture_output=True, timeout=COMPILE_S)
+    return run.stdout.decode(errors="replace")
 
 
 @cache
@@ -174,9 +175,10 @@ def compiled(source: Path, *defined: str) -> Path:
                 return path
             made = Path(own) / path.name
             command = [compiler, *flags, "-o", str(made), str(source), "-lm"]
-            run = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_S)
+            run = subprocess.run(command, capture_output=True, timeout=COMPILE_S)
             if run.returncode:
-                raise Unavailable(f"{compiler} fails: {(run.stderr.strip().splitlines() or ['without a word'])[0]}")
+                said = run.stderr.decode(errors="replace").strip().splitlines() or ["without a word"]
+                raise Unavailable(f"{compiler} fails: {said[0]}")
             seal(made)
             made.replace(path)
     except (OSError, subprocess.SubprocessError) as error:

@@ -10,7 +10,6 @@ from copy import deepcopy
 from dataclasses import Field, dataclass, field, fields, is_dataclass
 from difflib import SequenceMatcher
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from threading import RLock
 from typing import Any
@@ -33,6 +32,7 @@ from lopa_dist.engine.config import EngineConfig
 from lopa_dist.learn.config import LearnConfig
 from lopa_dist.models.config import QUANTIZATIONS
 from lopa_dist.models.families import PATTERNS
+from lopa_dist.optional import why_lacking
 from lopa_dist.overrides import hydra_message, is_setting, key_in
 from lopa_dist.own_code import is_own, load
 from lopa_dist.own_presets import unreadable
@@ -386,8 +386,8 @@ def check_files(config: Config) -> None:
 
 def check_output(path: str) -> None:
     """Raise a ValueError if results could not be written to `path`, or a remote `path` cannot be reached."""
-    if path.endswith(".parquet") and find_spec("pyarrow") is None:
-        raise ValueError(f"task.output={path}: needs pyarrow: pip install 'lopa_dist[eval]', or write .csv")
+    if path.endswith(".parquet") and (why := why_lacking("pyarrow")):
+        raise ValueError(f"task.output={path}: {why}; or write .csv")
     if is_remote(path):
         exists(path, "task.output")
         return

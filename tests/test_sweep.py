@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ def test_jobs_that_share_a_machine_are_told_so(capsys: pytest.CaptureFixture[str
 
 
 def test_points_whose_answers_could_not_be_judged_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lopa_dist.tasks.minerva_math.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "math_verify", None)
     (tmp_path / "in.jsonl").write_text('{"problem": "1 + 1?", "solution": "$\\\\boxed{2}$"}\n')
     with pytest.raises(UserError, match="task=math needs math-verify"):
         check_points(["-m", "task=math", f"task.input={tmp_path}/in.jsonl", "task.fewshot=0", "decode.drafts=0,4"])

@@ -18,7 +18,7 @@ from lopa_dist.parallel.neighbours import LOOK_S, pause_s, wait_until
 T = TypeVar("T")
 
 NAMED = 5  # differences, or ranks, that a message lists
-SAME = "Give all ranks the same command line, input, checkpoint and packages"
+SAME = "Give all ranks the same command line, input, checkpoint, packages and C compiler (or engine.kernels=torch)"
 PART = 1 << 20  # most characters of a value: the store refuses long ones
 
 
@@ -124,7 +124,8 @@ class SharedStore:
         if differing:
             named = "; ".join(f"{key} is {mine.get(key)!r}, on rank 0 {first.get(key)!r}" for key in differing[:NAMED])
             more = f"; and {len(differing) - NAMED} more" if len(differing) > NAMED else ""
-            raise ValueError(f"rank {self.world.rank} would not do the same as rank 0: {named}{more}. {remedy}")
+            who = f"rank {self.world.rank} on {socket.gethostname()}"
+            raise ValueError(f"{who} would not do the same as rank 0: {named}{more}. {remedy}")
         self.barrier(keys.AGREED.format(name))
 
     def sum(self, amounts: dict[str, int]) -> dict[str, int]:

@@ -15,11 +15,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from lopa_dist.checks import UserError, did_you_mean
+from lopa_dist.optional import why_lacking
 from lopa_dist.tasks.task import DEFAULT, Continuation, Item, Likely, RequestSampling, Score
 
 log = logging.getLogger("lopa_dist")
@@ -71,8 +71,8 @@ class HarnessTask:
         fewshot_as_multiturn: bool = True,
         masks: int = 128,
     ) -> None:
-        if find_spec("lm_eval") is None:
-            raise ValueError("task=harness needs lm-evaluation-harness: pip install 'lopa_dist[eval]'")
+        if why := why_lacking("lm_eval", name="lm-evaluation-harness"):
+            raise ValueError(f"task=harness {why}")
         self.tasks, self.groups = load(harness)
         self.fewshot, self.limit, self.multiturn, self.masks = fewshot, limit, fewshot_as_multiturn, masks
         for name, task in self.tasks.items():

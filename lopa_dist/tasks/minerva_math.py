@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import re
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from lopa_dist.optional import why_lacking
 from lopa_dist.tasks.benchmark import BadRow, Example, FewshotBenchmark, text_field
 from lopa_dist.tasks.task import Item, Score
 from lopa_dist.tasks.worker import TooLong, Workers, serve
@@ -40,8 +40,8 @@ class MinervaMath(FewshotBenchmark):
 
     def check_judging(self) -> None:
         """See `tasks.registry.check_judging`: the library that compares answers must be there."""
-        if find_spec("math_verify") is None:
-            raise ValueError("task=math needs math-verify: pip install 'lopa_dist[eval]'")
+        if why := why_lacking("math_verify", name="math-verify"):
+            raise ValueError(f"task=math {why}")
 
     def example(self, row: dict[str, Any]) -> Example:
         """Return a worked example from a row of MATH, with `problem` and `solution`."""

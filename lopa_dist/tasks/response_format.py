@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from lopa_dist.optional import lacking
+
 TRIES = 3  # what users of other engines usually allow
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")  # of a JSON schema
 OPENAI = ("text", "json_object", "json_schema")  # types of a `response_format`
@@ -89,7 +91,7 @@ def validator(schema: str) -> Any:
         from jsonschema.validators import validator_for
         from referencing import Registry
     except ImportError as error:
-        raise MissingLibrary("a json_schema needs jsonschema: pip install 'lopa_dist[json]'") from error
+        raise MissingLibrary(f"a json_schema {lacking('jsonschema', error, 'json')}") from error
     content = json.loads(schema)
     kind = validator_for(content)
     try:

@@ -35,6 +35,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from lopa_dist.encodable import json_line
+from lopa_dist.optional import lacking
 from lopa_dist.remote import exists, fetched, is_remote
 
 HUB = "hf://"
@@ -410,7 +411,7 @@ def hub_rows(source: str, key: str) -> Iterator[Row]:
     try:
         import datasets
     except ImportError as error:
-        raise ValueError(f"{key}={source}: needs the datasets library: pip install 'lopa_dist[eval]'") from error
+        raise ValueError(f"{key}={source}: {lacking('datasets', error, name='the datasets library')}") from error
     numbers = count(1)
     for config in configs:
         try:
@@ -429,7 +430,7 @@ def parquet_rows(source: str, key: str) -> Iterator[Row]:
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
     except ImportError as error:
-        raise ValueError(f"{key}={source}: needs pyarrow: pip install 'lopa_dist[eval]'") from error
+        raise ValueError(f"{key}={source}: {lacking('pyarrow', error)}") from error
     numbers = count(1)
     try:
         file = ParquetFile(Path(source).expanduser())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -71,8 +72,8 @@ def test_a_rank_that_would_do_something_else_is_named_on_every_rank() -> None:
         return str(caught.value)
 
     said = (
-        "rank 1 would not do the same as rank 0: decode.tau_conf is 0.3, on rank 0 0.9; more is 1, on rank 0 None. "
-        "Give all ranks the same command line, input, checkpoint and packages"
+        f"rank 1 on {socket.gethostname()} would not do the same as rank 0: decode.tau_conf is 0.3, on rank 0 0.9; "
+        f"more is 1, on rank 0 None. {shared_store.SAME}"
     )
     assert on_ranks(3, work) == [said] * 3
 

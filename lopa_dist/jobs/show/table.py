@@ -20,6 +20,7 @@ from lopa_dist.jobs.folder.results import result_lines
 from lopa_dist.jobs.show.report import check_results
 from lopa_dist.jobs.show.run_page import has_changed, items_again, question
 from lopa_dist.jobs.show.where_it_began import report_where_it_began
+from lopa_dist.optional import lacking
 from lopa_dist.remote import is_remote, put
 from lopa_dist.tasks.batch_line import PROMPTS
 from lopa_dist.tasks.names import without_sample
@@ -224,7 +225,7 @@ def write_parquet(
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise ValueError("a .parquet file needs pyarrow: pip install 'lopa_dist[eval]', or write .csv") from error
+        raise ValueError(f"a .parquet file {lacking('pyarrow', error)}; or write .csv") from error
     types = {bool: pyarrow.bool_(), int: pyarrow.int64(), float: pyarrow.float64()}
     columns = {}
     for name, found in kinds.items():

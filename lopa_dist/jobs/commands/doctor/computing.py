@@ -59,7 +59,7 @@ def device(machine: Machine) -> Finding:
 def compiler(machine: Machine) -> Finding:
     """Return whether Triton is here with what it needs: a C compiler and Python's headers."""
     if machine.device.type == "cpu":
-        return fine("not needed on a CPU")
+        return fine("Triton is not used on a CPU")
     if machine.config.engine.kernels == "torch":
         return slow("engine.kernels=torch: no kernel of Triton's runs, and no CUDA graph")
     if not TRITON:

@@ -9,6 +9,8 @@ from threading import Thread
 import torch
 
 from lopa_dist.jobs.commands.doctor.finding import Finding, Machine, State, broken, fine
+from lopa_dist.jobs.setup.resolve import choose_dtype
+from lopa_dist.kernels.native import form
 from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import LaunchError, detect
 from lopa_dist.parallel.mesh import Mesh, choose_mesh
@@ -46,7 +48,10 @@ def collectives(machine: Machine) -> Finding:
             machine.group = Group(
                 world, Mesh(1, world.size), parallel.backend, JOIN_S, machine.device, Stop(machine.config.job.grace_s)
             )
-            findings.append(exchange(machine.group, machine.device))
+            found = exchange(machine.group, machine.device)
+            if found.state == State.FINE:
+                machine.group.store.agree("doctor", {"what computes on a CPU": in_c_or_torch(machine)})
+            findings.append(found)
         except (RuntimeError, ValueError, TimeoutError) as error:
             findings.append(Finding(State.BROKEN, f"{error}"))
 
@@ -79,6 +84,12 @@ def exchange(group: Group, device: torch.device) -> Finding:
             )
     took = 1000 * statistics.median(times)
     return fine(f"{group.backend} joins {comm.size} ranks; {SENT * 4 >> 10} KiB from each take {took:.2f} ms")
+
+
+def in_c_or_torch(machine: Machine) -> str:
+    """Return what computes on this rank's CPU, as a job compares it (`attempt.settings`)."""
+    dtype = choose_dtype(machine.config.model, machine.device)
+    return form(machine.device, dtype, machine.config.engine.kernels)
 
 
 def broken_everywhere(machine: Machine, count: int) -> int:

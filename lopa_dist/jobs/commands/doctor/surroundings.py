@@ -7,13 +7,13 @@ import platform
 import shutil
 import sys
 import tempfile
-from importlib.util import find_spec
 from netrc import netrc
 from pathlib import Path
 
 from lopa_dist.config import check_files
-from lopa_dist.jobs.commands.doctor.finding import GIB, Finding, Machine, broken, fine, slow
+from lopa_dist.jobs.commands.doctor.finding import GIB, Finding, Machine, State, broken, fine, slow
 from lopa_dist.jobs.show.wandb_log import chosen_mode
+from lopa_dist.optional import why_lacking
 from lopa_dist.tasks import sandbox
 from lopa_dist.tasks.harness import HarnessTask, manager_of
 from lopa_dist.tasks.hub_data import data_sets, why_not_there
@@ -87,10 +87,14 @@ def files(machine: Machine) -> Finding:
             why, _, remedy = reason.partition("; ")
             return broken(why, remedy)
     if sources:
+        if why := why_lacking("datasets", name="the datasets library"):
+            return Finding(State.BROKEN, f"{', '.join(sources)} {why}")
+        if "allow_code_execution" not in options_of(config.task.name):  # `programs` checks that
+            check_judging(make_task(config.task))
         return fine(f"{', '.join(sources)}: in the cache, or the hub has it")
     if config.task.name == HarnessTask.name:
-        if find_spec("lm_eval") is None:
-            return broken("task=harness needs lm-evaluation-harness", "pip install 'lopa_dist[eval]'")
+        if why := why_lacking("lm_eval", name="lm-evaluation-harness"):
+            return Finding(State.BROKEN, f"task=harness {why}")
         manager_of(config.task.harness or "")
         return fine(f"the harness has {config.task.harness}; its data are read when the job begins")
     if not config.task.input:

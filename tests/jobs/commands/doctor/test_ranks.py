@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import pytest
 
@@ -84,3 +85,22 @@ def test_started_on_two_ranks_it_joins_them_and_one_speaks(tmp_path: Path, monke
     assert screen.count("Python fine") == 1
     assert "rank 1 on " in screen
     assert "A job would not run here: 2 things are broken." in screen
+
+
+def test_ranks_that_would_compute_in_other_ways_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One without a C compiler would end the job: its texts are others."""
+    joined(monkeypatch, Comm())
+
+    def agree(name: str, own: dict[str, str]) -> None:
+        raise ValueError(f"rank 1 would not do the same as rank 0: {own}")
+
+    real = ranks.Group
+    monkeypatch.setattr(ranks, "Group", lambda *given: with_store(real(*given), agree))
+    found = ranks.collectives(machine())
+    assert found.state == State.BROKEN
+    assert "what computes on a CPU" in found.text
+
+
+def with_store(group: Any, agree: Any) -> Any:
+    group.store.agree = agree
+    return group
