@@ -4,6 +4,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 RANKS ?= 2
 STAMP := $(VENV)/.installed
+ifneq ($(words $(VENV)),1)
+$(error VENV="$(VENV)": name a folder without spaces)
+endif
 
 .PHONY: install demo test test-gpu test-oldest lint bench bench-gpu train clean
 .DEFAULT_GOAL := demo
@@ -12,8 +15,9 @@ install: $(STAMP)
 
 # CPU torch unless a GPU is there: the default wheel of torch brings gigabytes of CUDA packages.
 $(STAMP): pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "lopa_dist needs Python 3.10 or newer; PYTHON=... make chooses one"; exit 1; }
-	@PYTHON=$(PYTHON) sh scripts/install.sh $(VENV) torch==2.13.0 -e '.[dev]'
+	@command -v '$(PYTHON)' >/dev/null || { echo "there is no $(PYTHON); PYTHON=... make chooses a Python"; exit 1; }
+	@'$(PYTHON)' -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "lopa_dist needs Python 3.10 or newer; PYTHON=... make chooses one"; exit 1; }
+	@PYTHON='$(PYTHON)' sh scripts/install.sh $(VENV) torch==2.13.0 -e '.[dev]'
 	@touch $@
 
 demo: $(STAMP)
@@ -27,7 +31,7 @@ test-gpu: $(STAMP)
 	@$(BIN)/python -m pytest --gpu
 
 test-oldest:
-	@PYTHON=$(PYTHON) sh scripts/test-oldest.sh
+	@PYTHON='$(PYTHON)' sh scripts/test-oldest.sh
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -47,4 +51,5 @@ train: $(STAMP)
 	$(BIN)/python -m training.train
 
 clean:
-	rm -rf $(VENV) .venv-oldest outputs multirun build dist
+	[ ! -e $(VENV)/pyvenv.cfg ] || rm -rf $(VENV)  # only an environment
+	rm -rf .venv-oldest outputs multirun build dist

@@ -42,8 +42,9 @@ if [ ! -x "$venv/bin/python" ]; then
     say "making the virtual environment $venv"
     if [ -n "$uv" ]; then "$uv" venv --quiet --seed --python "$python" "$venv"
     else
+        [ -e "$venv" ] || made=yes
         "$python" -m venv "$venv" || {
-            rm -rf "$venv"
+            [ -z "${made:-}" ] || rm -rf "$venv"  # a folder that was there may hold anything
             echo "python3 -m venv failed: on Debian and Ubuntu, apt-get install python3-venv" >&2
             exit 1
         }
