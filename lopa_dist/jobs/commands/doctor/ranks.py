@@ -49,9 +49,7 @@ def collectives(machine: Machine) -> Finding:
                 world, Mesh(1, world.size), parallel.backend, JOIN_S, machine.device, Stop(machine.config.job.grace_s)
             )
             found = exchange(machine.group, machine.device)
-            if found.state == State.FINE:
-                machine.group.store.agree("doctor", {"what computes on a CPU": in_c_or_torch(machine)})
-            findings.append(found)
+            findings.append(unlike_rank_0(machine, machine.group) or found)
         except (RuntimeError, ValueError, TimeoutError) as error:
             findings.append(Finding(State.BROKEN, f"{error}"))
 
@@ -86,10 +84,16 @@ def exchange(group: Group, device: torch.device) -> Finding:
     return fine(f"{group.backend} joins {comm.size} ranks; {SENT * 4 >> 10} KiB from each take {took:.2f} ms")
 
 
-def in_c_or_torch(machine: Machine) -> str:
-    """Return what computes on this rank's CPU, as a job compares it (`attempt.settings`)."""
-    dtype = choose_dtype(machine.config.model, machine.device)
-    return form(machine.device, dtype, machine.config.engine.kernels)
+def unlike_rank_0(machine: Machine, group: Group) -> Finding | None:
+    """Return what is broken if this rank's CPU would compute in another way than rank 0's, which ends a job."""
+    own = form(machine.device, choose_dtype(machine.config.model, machine.device), machine.config.engine.kernels)
+    first = group.store.broadcast("doctor", own)
+    if own == first:
+        return None
+    return broken(
+        f"operations of this rank run in the form {own}, those of rank 0 in the form {first}",
+        "a C compiler on every machine, or engine.kernels=torch",
+    )
 
 
 def broken_everywhere(machine: Machine, count: int) -> int:

@@ -47,11 +47,12 @@ class Comm:
         return own.fill_(source)
 
 
-def joined(monkeypatch: pytest.MonkeyPatch, comm: Comm, elsewhere: int = 0) -> list[str]:
+def joined(monkeypatch: pytest.MonkeyPatch, comm: Comm, elsewhere: int = 0, first: str = "") -> list[str]:
     """The doctor is one of two ranks, and the other has found `elsewhere` things broken. Returns what becomes of it."""
     ended: list[str] = []
     store = SimpleNamespace(
-        sum=lambda found: {name: count + elsewhere for name, count in found.items()}, agree=lambda name, own: None
+        sum=lambda found: {name: count + elsewhere for name, count in found.items()},
+        broadcast=lambda name, own: first or own,
     )
     left = SimpleNamespace(leave=lambda: ended.append("left"))
     monkeypatch.setattr(ranks, "detect", lambda: World("torchrun", 0, 2, 0, 2))
