@@ -37,6 +37,7 @@ from lopa_dist.sweep import check_points, say_how_to_compare
 
 log = logging.getLogger("lopa_dist")
 SWEEP = "-m", "--multirun"
+RUN_FOLDERS = "hydra.run.dir=", "hydra.sweep.dir="
 FLAGS = {  # ours, and Hydra's
     "--help", "--dry-run", "--multirun", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run",
     "--info", "--shell-completion", "--config-path", "--config-name", "--config-dir",
@@ -158,10 +159,10 @@ def summary(report: dict[str, Any], folder: Path) -> float:
     if cut := report.get("cut"):
         errors += f", {cut} cut at their limit of tokens"
     log.info(
-        "%d requests%s%s: %s%s%.0f tokens/s; results.jsonl and report.html are in %s",
+        "%d requests%s%s: %s%s%.0f tokens/s; results.jsonl %s in %s",
         report["requests"], errors, unjudged, accuracy,
         "" if "masks" in report else f"TPF {report['tpf']:.2f}, ",
-        report["tokens_per_s"]["job"], folder,
+        report["tokens_per_s"]["job"], "and report.html are" if (folder / "report.html").exists() else "is", folder,
     )  # fmt: skip
     if not report["requests"]:
         shard, shards = report["task"]["shard"], report["task"]["shards"]
@@ -252,6 +253,8 @@ def checked(arguments: list[str]) -> list[str]:
         raise UserError(f"{unknown}: no such flag; settings are KEY=VALUE, such as task=batch (--help)")
     if command := next((a for a in arguments if a in COMMANDS), None):
         raise UserError(f"{command} is a command: it must be the first word, without -m")
+    if remote := next((a for a in arguments if a.startswith(RUN_FOLDERS) and "://" in a), None):
+        raise UserError(f"{remote}: a run folder is on a disk that all ranks see; task.output may be elsewhere")
     if "--dry-run" in arguments:
         raise UserError("--dry-run is for launch/*.sh; `lopa-dist doctor KEY=VALUE ...` checks a job here")
     check_keys([a for a in arguments if not a.startswith("-")])

@@ -658,7 +658,7 @@ def test_the_first_error_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFi
     with caplog.at_level("INFO", "lopa_dist"):
         assert cli.summary(report, tmp_path) == 1.0
     assert "2 with errors (see errors.jsonl)" in caplog.messages[0]
-    assert caplog.messages[0].endswith(f"; results.jsonl and report.html are in {tmp_path}")
+    assert caplog.messages[0].endswith(f"; results.jsonl is in {tmp_path}"), "the page could not be written"
     assert caplog.messages[1] == "the first error: line 2: bad"
     lines.append(every | {"finish_reason": "stop", "unjudged": "KeyError: 'answer'"})
     write_results(tmp_path, lines)
@@ -824,3 +824,10 @@ def test_a_closed_stream_ends_no_command(closed: str) -> None:
 def test_samples_are_limited_before_any_line_is_read() -> None:
     with pytest.raises(ValueError, match=r"task\.samples=129: at most 128 answers per prompt"):
         TaskConfig(name="batch", input="nothing.jsonl", samples=129)
+
+
+@pytest.mark.parametrize("key", ["hydra.run.dir", "hydra.sweep.dir"])
+def test_a_run_folder_elsewhere_is_refused(key: str) -> None:
+    """Hydra would make a folder called s3: here."""
+    with pytest.raises(UserError, match=rf"{re.escape(key)}=s3://b/c: a run folder is on a disk"):
+        cli.checked([f"{key}=s3://b/c"])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,9 @@ if TYPE_CHECKING:  # special tokens are read without transformers, which takes a
 
 RESERVED = re.compile(r"[<\[]\W*(reserved|unused|special|extra_id)\w*\W*[>\]]", re.IGNORECASE)
 """How tokenizers spell tokens that are reserved for later use."""
+
+CLASS_WARNING = "The tokenizer class you load from this checkpoint is not the same type"
+"""What transformers 4 says of every tokenizer that is read from its file, whichever class wrote it."""
 
 ANCHORS = "a", "\n", "1", "."
 """Texts after which, in most tokenizers, another text has the tokens that it has within a text."""
@@ -42,13 +47,29 @@ def load_tokenizer(folder: Path, merged: Path | None = None) -> PreTrainedTokeni
 
         kind = Qwen2TokenizerFast
     try:
-        tokenizer = kind.from_pretrained(folder, trust_remote_code=False)
+        with without(CLASS_WARNING):
+            tokenizer = kind.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # its libraries' errors for damaged files have no common type
         reason = " ".join(str(error).split())
         raise CheckpointError(f"{folder}: its tokenizer cannot be read ({reason}); fetch the files again") from error
     if merged and not tokenizer.chat_template and (own := chat_templates(merged)):
         tokenizer.chat_template = own.get("default", own)
     return tokenizer
+
+
+@contextmanager
+def without(warning: str) -> Iterator[None]:
+    """Leave out a warning of transformers about tokenizers, by how it begins."""
+
+    def other(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith(warning)
+
+    logger = logging.getLogger("transformers.tokenization_utils_base")
+    logger.addFilter(other)
+    try:
+        yield
+    finally:
+        logger.removeFilter(other)
 
 
 def special_tokens(folder: Path) -> dict[str, int]:

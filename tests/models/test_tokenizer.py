@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2TokenizerFast
 
 from lopa_dist.models.files import CheckpointError
 from lopa_dist.models.tokenizer import (
+    CLASS_WARNING,
     anchor,
     load_tokenizer,
     special_tokens,
@@ -157,3 +159,22 @@ def test_a_text_within_another_keeps_its_white_space(
 def test_what_a_tokenizer_puts_after_a_text_is_known(embedded_tokenizer: PreTrainedTokenizerFast) -> None:
     assert tokens_at_end(llama_2(ends=True)) == [2]
     assert tokens_at_end(llama_2()) == tokens_at_end(embedded_tokenizer) == []
+
+
+def test_transformers_4_does_not_warn_of_every_tokenizer(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    logger = logging.getLogger("transformers.tokenization_utils_base")
+    monkeypatch.setattr(logger, "propagate", True)
+    logger.addHandler(caplog.handler)
+
+    def warns(*_: Any, **__: Any) -> None:
+        logger.warning("%s as the class this function is called from", CLASS_WARNING)
+        logger.warning("another one")
+
+    monkeypatch.setattr(PreTrainedTokenizerFast, "from_pretrained", warns)
+    load_tokenizer(folders[1])
+    assert {*caplog.messages} == {"another one"}
+    warns()
+    logger.removeHandler(caplog.handler)
+    assert any(message.startswith(CLASS_WARNING) for message in caplog.messages), "elsewhere it is shown"

@@ -92,7 +92,8 @@ class PromptNotes:
             messages.append(
                 f"prompts with words that model={self.config.model.path} does not know ({words}): "
                 f"{self.strange_prompts}. Its answers to them mean nothing: it is a small model for trying things out. "
-                "examples/prompts.jsonl has prompts that it reads; model=... or model.path=... takes another model"
+                "The repository's examples/prompts.jsonl has prompts that it reads; model=... or model.path=... takes "
+                "another model"
             )
         if self.bounded:
             messages.append(

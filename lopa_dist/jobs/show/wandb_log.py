@@ -98,7 +98,8 @@ class WandbLog:
         from wandb import env
 
         options, folder = config.logging.wandb, self.folder
-        found = "HOME" in os.environ or "XDG_CACHE_HOME" in os.environ  # which its service looks for
+        # its service looks for these, and takes whole paths alone
+        found = any(os.path.isabs(os.environ.get(name, "")) for name in ("HOME", "XDG_CACHE_HOME"))
         if not found or not can_be_written(Path(env.get_cache_dir())):
             # without this folder, it writes its own log to standard error
             os.environ["WANDB_CACHE_DIR"] = str(folder / "wandb" / "cache")
