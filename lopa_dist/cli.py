@@ -143,7 +143,7 @@ def job(raw: DictConfig) -> Any:
 def end(error: Exception) -> NoReturn:
     """Leave with an error's message and without a traceback."""
     if isinstance(error, RankError):
-        die(f"lopa-dist: {error}")
+        die(visible(f"lopa-dist: {error}"))
     sys.exit(visible(f"lopa-dist: {error}"))
 
 
@@ -253,7 +253,7 @@ def checked(arguments: list[str]) -> list[str]:
         raise UserError(f"{unknown}: no such flag; settings are KEY=VALUE, such as task=batch (--help)")
     if command := next((a for a in arguments if a in COMMANDS), None):
         raise UserError(f"{command} is a command: it must be the first word, without -m")
-    if remote := next((a for a in arguments if a.startswith(RUN_FOLDERS) and "://" in a), None):
+    if remote := next((a for a in arguments if a.lstrip("+").startswith(RUN_FOLDERS) and "://" in a), None):
         raise UserError(f"{remote}: a run folder is on a disk that all ranks see; task.output may be elsewhere")
     if "--dry-run" in arguments:
         raise UserError("--dry-run is for launch/*.sh; `lopa-dist doctor KEY=VALUE ...` checks a job here")

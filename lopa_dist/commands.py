@@ -50,7 +50,7 @@ def report(options: argparse.Namespace) -> None:
 
 def table(options: argparse.Namespace) -> None:
     """`lopa-dist table RUN [--out FILE]`."""
-    from lopa_dist.jobs.folder.apart import check_output
+    from lopa_dist.jobs.folder.apart import check_no_prompts
     from lopa_dist.jobs.show.run_state import is_run, state_of
     from lopa_dist.jobs.show.table import write_table
     from lopa_dist.jobs.show.where_it_began import report_where_it_began
@@ -59,7 +59,7 @@ def table(options: argparse.Namespace) -> None:
     if options.out and (options.run / "report.json").exists():
         source = report_where_it_began(options.run)["task"].get("input")
         if source:
-            check_output(options.out, source, f"--out {options.out}")
+            check_no_prompts(options.out, source, f"--out {options.out}")
     try:
         count, columns, missing = write_table(options.run, file)
     except OSError as error:

@@ -80,9 +80,8 @@ class ModelConfig:
     learned_mask: bool = False  # whether the embeddings have one more row, for a mask after the vocabulary
     block_drafts: bool = False  # masks see one another and predict their own positions; only with `shift`
     block_size: int = 32  # tokens per block, as trained, or as usually decoded
-    not_applied: tuple[
-        str, ...
-    ] = ()  # what its generation_config.json asks for that changes texts and is not done here
+    # what its generation_config.json asks for that changes texts and is not done here
+    not_applied: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in SIZES:

@@ -58,7 +58,7 @@ def read_config(folder: Path, mask_adapter: Path | None = None, merged: Path | N
 def not_applied(generation: dict[str, Any]) -> tuple[str, ...]:
     """Return the options of a `generation_config.json` that change even greedy texts and are not supported."""
     asked = ((key, generation.get(key), usual) for key, usual in WITHOUT_EFFECT.items())
-    return tuple(f"{key}={value}" for key, value, usual in asked if value not in (None, usual, []))
+    return tuple(f"{key}={value!s:.40}" for key, value, usual in asked if value not in (None, usual, []))
 
 
 def check_mask(config: ModelConfig, folder: Path, special: dict[str, int]) -> None:

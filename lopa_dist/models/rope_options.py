@@ -23,9 +23,14 @@ def rope_options(family: Family, raw: dict[str, Any]) -> dict[str, Any]:
         ValueError: two places differ.
     """
     newer, older = raw.get("rope_parameters") or {}, raw.get("rope_scaling") or {}
-    bases = {place["rope_theta"] for place in (newer, older) if "rope_theta" in place}
-    if newer and older and (named(newer) != named(older) or len(bases) > 1):
+    if newer and older and named(newer) != named(older):
         raise ValueError("rope_parameters and rope_scaling differ, and programs differ in which they take: remove one")
+    bases = [place["rope_theta"] for place in (raw, newer, older) if place.get("rope_theta") is not None]
+    if len(set(bases)) > 1:
+        raise ValueError(
+            f"rope_theta is {' and '.join(map(str, dict.fromkeys(bases)))} in config.json, its rope_parameters or "
+            "rope_scaling, and programs differ in which they take: remove all but one"
+        )
     rope = newer or older
     inside, beside = (place.get(BEFORE_SCALING) for place in (rope, raw))
     if inside is not None and beside not in (None, inside):

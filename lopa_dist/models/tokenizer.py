@@ -20,6 +20,12 @@ RESERVED = re.compile(r"[<\[]\W*(reserved|unused|special|extra_id)\w*\W*[>\]]", 
 CLASS_WARNING = "The tokenizer class you load from this checkpoint is not the same type"
 """What transformers 4 says of every tokenizer that is read from its file, whichever class wrote it."""
 
+SPACE = "▁"
+"""How tokens are spelt that begin with a space, where a decoder may drop it."""
+
+LETTERS = "a", "A", "1", "0"
+"""Texts with which tokenizers are tried; one that knows none of them is taken as it is."""
+
 ANCHORS = "a", "\n", "1", "."
 """Texts after which, in most tokenizers, another text has the tokens that it has within a text."""
 
@@ -135,9 +141,25 @@ def text_of(tokenizer: PreTrainedTokenizerFast, tokens: Sequence[int], after: Se
 
 
 def anchor(tokenizer: PreTrainedTokenizerFast) -> list[int]:
-    """Return the token of a letter, which stands for any text that another one continues; empty if there is none."""
-    last: list[int] = tokenizer.backend_tokenizer.encode(ANCHORS[0], add_special_tokens=False).ids[-1:]
-    return last if text_of(tokenizer, last).strip() == ANCHORS[0] else []
+    """Return the token of a letter or digit, which stands for any text that another one continues; else nothing."""
+    for text in LETTERS:
+        last = encoded(tokenizer, text)[-1:]
+        if text_of(tokenizer, last).strip() == text:
+            return last
+    return []
+
+
+def begins_with_space(tokenizer: PreTrainedTokenizerFast, tokens: Sequence[int]) -> bool:
+    """Return whether a text's first token has a space of its own, which a decoder may drop at the text's beginning."""
+    return bool(tokens) and str(tokenizer.convert_ids_to_tokens(int(tokens[0]))).startswith(SPACE)
+
+
+def encoded(tokenizer: PreTrainedTokenizerFast, text: str, special: bool = False) -> list[int]:
+    """Return the tokens of a text, perhaps with special ones around it; empty if the tokenizer cannot encode it."""
+    try:
+        return list(tokenizer.backend_tokenizer.encode(text, add_special_tokens=special).ids)
+    except Exception:  # of a vocabulary without a token for what it does not know; its errors have no type
+        return []
 
 
 def tokens_after(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
@@ -146,28 +168,30 @@ def tokens_after(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
     Some tokenizers (Llama 2's) put a space before every text, which does not belong within one.
     """
     before = anchor(tokenizer)
+    text_before = str(tokenizer.decode(before))
 
-    def encoded(text: str) -> list[int]:
-        return list(tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
+    def read(tokens: list[int]) -> str:
+        return str(tokenizer.decode([*before, *tokens]))[len(text_before) :]
 
-    alone = encoded(text)
-    if text_of(tokenizer, alone, before) == text:
+    alone = list(tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
+    if read(alone) == text:
         return alone
     for first in ANCHORS:
-        begun, whole = encoded(first), encoded(first + text)
+        begun, whole = encoded(tokenizer, first), encoded(tokenizer, first + text)
         rest = whole[len(begun) :]
-        if whole[: len(begun)] == begun and text_of(tokenizer, rest, before) == text:
+        if whole[: len(begun)] == begun and read(rest) == text:
             return rest
     return alone
 
 
 def tokens_at_end(tokenizer: PreTrainedTokenizerFast) -> list[int]:
     """Return the special tokens that a tokenizer puts after a text, such as an end-of-text; most put none."""
-    plain, whole = (
-        tokenizer.backend_tokenizer.encode(ANCHORS[0], add_special_tokens=special).ids for special in (False, True)
-    )
-    begin = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), len(whole))
-    return list(whole[begin + len(plain) :])
+    for text in LETTERS:
+        plain, whole = encoded(tokenizer, text), encoded(tokenizer, text, special=True)
+        for begin in range(len(whole)) if plain else ():
+            if whole[begin : begin + len(plain)] == plain:
+                return whole[begin + len(plain) :]
+    return []
 
 
 def unused_token(tokenizer: PreTrainedTokenizerFast, vocabulary: int) -> int:

@@ -379,7 +379,8 @@ def read_stop(value: Any) -> tuple[str, ...]:
         raise BadLine("stop must be a non-empty string or a list of them")
     if any(UNDECODED in encodable(stop) for stop in stops):  # the text would end where a step ends within a character
         raise BadLine(
-            "stop must not contain U+FFFD, which stands for bytes that are no character, or half of a surrogate pair"
+            "stop must contain neither U+FFFD, which stands for bytes that are no character, nor half of a surrogate "
+            "pair"
         )
     return tuple(stops)
 

@@ -38,7 +38,8 @@ class MinervaMath(FewshotBenchmark):
         self.workers = Workers("lopa_dist.tasks.minerva_math", WITHIN_S)
         super().__init__(*options, **named)
 
-    def check_judging(self) -> None:
+    @staticmethod
+    def check_judging() -> None:
         """See `tasks.registry.check_judging`: the library that compares answers must be there."""
         if why := why_lacking("math_verify", name="math-verify"):
             raise ValueError(f"task=math {why}")

@@ -84,8 +84,8 @@ def make_again(options: Any) -> Task:
     return make_task(options)
 
 
-def check_judging(task: Task) -> None:
-    """Raise a ValueError if a task could not judge answers on this machine, before any is generated.
+def check_judging(task: Task | type[Task]) -> None:
+    """Raise a ValueError if a task, or its class, could not judge answers on this machine, before any is generated.
 
     Showing what was judged elsewhere needs none of this.
     """

@@ -87,9 +87,11 @@ def yarn(**changes: Any) -> dict[str, Any]:
             {
                 "rope_parameters": {**small_checkpoints.LLAMA3, "rope_theta": 1e4},
                 "rope_scaling": {**small_checkpoints.LLAMA3, "rope_theta": 5e5},
+                "rope_theta": 5e5,
             },
-            "rope_parameters and rope_scaling differ",
+            "rope_theta is 500000.0 and 10000.0 in config.json, its rope_parameters or rope_scaling",
         ),
+        ("llama", {"rope_parameters": {"rope_theta": 3.0}, "rope_theta": 4.0}, "rope_theta is 4.0 and 3.0 in"),
         (
             "llama3",
             {"rope_scaling": small_checkpoints.LLAMA3, "original_max_position_embeddings": 7},
@@ -109,7 +111,7 @@ def yarn(**changes: Any) -> dict[str, Any]:
         ("qwen2", {"rope_theta": ...}, "no 'rope_theta' in it"),
         (
             "llama",
-            {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 0.5}},
+            {"rope_parameters": {"rope_theta": 1e6, "rope_type": "default", "partial_rotary_factor": 0.5}},
             "partial_rotary_factor=0.5 is not supported, only 1.0",
         ),
         ("sdar", {"block_size": "4"}, "block_size='4': must be a number of tokens"),

@@ -76,7 +76,8 @@ def test_the_share_of_heads_that_is_rotated(tmp_path: Path) -> None:
     folder = write(tmp_path, llada2.KIND, {})
     edit_config(folder, partial_rotary_factor=...)
     assert read_config(folder).rotated == 8
-    edit_config(folder, rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25})
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}
+    edit_config(folder, rope_parameters=rope, rope_theta=...)
     assert read_config(folder).rotated == 4
     edit_config(folder, partial_rotary_factor=0.5)
     with pytest.raises(CheckpointError, match=r"partial_rotary_factor is 0\.5 in config\.json and 0\.25 in"):

@@ -58,9 +58,9 @@ def dream_tokenizer(vocabulary: int) -> dict[str, Any]:
 def llama_2(ends: bool = False) -> PreTrainedTokenizerFast:
     """A tokenizer as Llama 2's: it puts a space before a text, and its decoder drops one."""
     letters = [chr(number) for number in range(33, 127)]
-    vocabulary = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *letters, "▁", "▁▁"]
+    vocabulary = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *letters, "▁", "▁▁", "at"]
     ids = {token: number for number, token in enumerate(vocabulary)}
-    tokenizer = Tokenizer(models.BPE(ids, [("▁", "▁")], byte_fallback=True, unk_token="<unk>"))
+    tokenizer = Tokenizer(models.BPE(ids, [("▁", "▁"), ("a", "t")], byte_fallback=True, unk_token="<unk>"))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     space, strip = decoders.Replace("▁", " "), decoders.Strip(" ", 1, 0)
     tokenizer.decoder = decoders.Sequence([space, decoders.ByteFallback(), decoders.Fuse(), strip])

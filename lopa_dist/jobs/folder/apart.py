@@ -29,10 +29,10 @@ def check_apart(task: TaskConfig, folder: Path | None = None) -> None:
             f"{KEY}={out} is a file that the job itself writes into its run folder. Name another file, or leave it out"
         )
     if out and source:
-        check_output(out, source, f"{KEY}={out}")
+        check_no_prompts(out, source, f"{KEY}={out}")
 
 
-def check_output(out: str, source: str, named: str) -> None:
+def check_no_prompts(out: str, source: str, named: str) -> None:
     """Raise a UserError if results in the file `out` would replace prompts of the input `source`, or be read as such.
 
     `named` is how the user named the file.

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from lopa_dist.engine.request import Generation, Given, Likelihood
 from lopa_dist.jobs.run.judging import Verdict
-from lopa_dist.models.tokenizer import anchor, text_of
+from lopa_dist.models.tokenizer import anchor, begins_with_space, text_of
 from lopa_dist.tasks.task import Item
 
 
@@ -27,7 +27,8 @@ def finished_text(
     The generation keeps the fewest tokens whose text reaches the cut, so that tokens after it are not counted; forwards
     and seconds stay what they were.
     """
-    after = anchor(tokenizer) if generation.request.continues else []
+    continues = generation.request.continues and begins_with_space(tokenizer, generation.tokens)
+    after = anchor(tokenizer) if continues else []
 
     def text_to(count: int) -> str:
         return text_of(tokenizer, generation.tokens[:count], after)

@@ -64,10 +64,10 @@ class PromptNotes:
                 "base model (model.chat_template=never says so); an instruct model's tokenizer_config.json or "
                 "chat_template.jinja is missing, and its texts will be worse"
             )
-        if self.model.not_applied:
+        if self.model.not_applied and not self.scores:
             messages.append(
-                f"the model's generation_config.json has {', '.join(self.model.not_applied)}: not applied here; with "
-                "transformers and vLLM, which do, texts may be others, also greedy ones"
+                f"the model's generation_config.json has {', '.join(self.model.not_applied)}: not applied here; "
+                "transformers' texts may be others, also greedy ones"
             )
         if self.at_end:
             messages.append(

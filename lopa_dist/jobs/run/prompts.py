@@ -242,13 +242,12 @@ class Encoder:
         if not self.tokenizer.chat_template:
             raise Refusal("messages need a chat template and this tokenizer has none; send prompt instead")
         messages = [{"role": "user", "content": item.prompt or ""}] if item.messages is None else item.messages
-        begun = item.answer_prefix
-        if item.suffix is not None and messages[-1]["role"] == "assistant":
-            messages, begun = messages[:-1], messages[-1]["content"]
+        if ends_within_answer(item):
+            messages = messages[:-1]
         try:
             text = str(self.templated(messages, add_generation_prompt=True))
             self.note_roles(messages, text)
-            return text + begun
+            return text + begun_answer(item)
         except Exception as error:  # a template is a program, and messages may hold anything
             raise Refusal(f"the chat template refused these messages: {error}") from error
 
@@ -327,7 +326,7 @@ class Encoder:
             item.token_steps or self.config.logging.token_steps,
             item.stop,
             suffix,
-            continues=not self.is_chat(item) or bool(item.answer_prefix) or item.suffix is not None,
+            continues=not self.is_chat(item) or bool(begun_answer(item)),
         )
 
     def check_tokens(self, ids: Sequence[int], where: str) -> None:
@@ -387,6 +386,16 @@ class Encoder:
         if seed is None:
             return request_key(self.config.seed, item.custom_id)
         return request_key(seed, f"sample-{item.origin.sample if item.origin else 0}")
+
+
+def ends_within_answer(item: Item) -> bool:
+    """Return whether a chat's last message is the beginning of the assistant's answer, which leads to a suffix."""
+    return item.suffix is not None and item.messages is not None and item.messages[-1]["role"] == "assistant"
+
+
+def begun_answer(item: Item) -> str:
+    """Return the text with which the assistant's answer to a chat begins; mostly empty."""
+    return str(item.messages[-1]["content"]) if item.messages and ends_within_answer(item) else item.answer_prefix
 
 
 def wraps(tokenizer: PreTrainedTokenizerFast, chat_template: str) -> bool:

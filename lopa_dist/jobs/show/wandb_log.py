@@ -109,7 +109,8 @@ class WandbLog:
         return wandb.init(
             id=self.id,
             resume="allow" if mode == "online" else None,
-            reinit="create_new",  # a run that the user's own code has begun in this process stays the user's
+            # a run that the user's own code has begun here stays the user's; without one, own code may log to the job's
+            reinit=None if wandb.run is None else "create_new",
             project=options.project or os.environ.get("WANDB_PROJECT") or PROJECT,
             entity=options.entity,
             group=options.group or (folder.name if options.ranks else None),

@@ -15,7 +15,8 @@ from transformers import PreTrainedTokenizerFast
 from lopa_dist.config import Config, ModelOptions, TaskConfig, composed
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
-from lopa_dist.engine.request import Request
+from lopa_dist.engine.request import Generation, Request
+from lopa_dist.jobs.run.answers import finished_text
 from lopa_dist.jobs.run.prompts import Encoder, Rejection
 from lopa_dist.tasks.batch import Batch
 from lopa_dist.tasks.task import Continuation, Item, Origin
@@ -101,7 +102,8 @@ def test_what_continues_a_text_is_told_from_a_message(embedded_tokenizer: PreTra
         (plain, Item("a", prompt="Sam has"), True), (plain, Item("b", prompt="Sam has", suffix=" coins"), True),
         (chat, Item("c", messages=turns), False), (chat, Item("d", prompt="Tom has 3"), False),
         (chat, Item("e", messages=turns, answer_prefix="Tom"), True),
-        (chat, Item("f", messages=turns, suffix=" coins"), True),
+        (chat, Item("f", messages=turns, suffix=" coins"), False),
+        (chat, Item("g", messages=[*turns, {"role": "assistant", "content": "Tom"}], suffix=" coins"), True),
     ]  # fmt: skip
     for encoder, item, continues in items:
         request = encoder.encode(0, item)
@@ -109,6 +111,24 @@ def test_what_continues_a_text_is_told_from_a_message(embedded_tokenizer: PreTra
         assert request.continues == continues, item
         if item.custom_id == "b":
             assert "".join(encoder.tokenizer.convert_ids_to_tokens(list(request.suffix))) == "▁coins"
+
+
+def test_a_vocabulary_that_does_not_know_letters_is_taken_as_it_is() -> None:
+    """As of DNA or sums, without a token for what is unknown: a probe lost tokens of prompts, or ended the job."""
+    dna = Tokenizer(models.BPE({"<s>": 0, "</s>": 1, "A": 2, "C": 3, "G": 4, "T": 5}, []))
+    sums = Tokenizer(models.WordLevel({"<s>": 0, "</s>": 1, "+": 2, "=": 3, "7": 4}, "[UNK]"))
+    sums.pre_tokenizer = pre_tokenizers.Whitespace()
+    for raw, text, wanted in ((dna, "ACGT", [0, 2, 3, 4, 5]), (sums, "7 + 7 =", [0, 4, 2, 4, 3])):
+        raw.add_special_tokens(["<s>", "</s>"])
+        raw.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+        words = PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="<s>", eos_token="</s>")
+        scope = DecodeConfig(max_new_tokens=8, context="vanilla")
+        encoder = Encoder(Config(decode=scope), replace(SMALL, vocab_size=1000, mask_id=999), words)
+        request = encoder.encode(0, Item("a", prompt=text, suffix=text))
+        assert isinstance(request, Request)
+        assert (list(request.prompt), list(request.suffix)) == (wanted, wanted[1:])
+        generation = Generation(request, wanted[1:], "length", 5, 1.0, 0.1, 9)
+        assert finished_text(words, generation, []) == (generation, words.decode(wanted[1:]))
 
 
 def test_stop_strings_that_no_text_has_are_told(embedded_tokenizer: PreTrainedTokenizerFast) -> None:
@@ -330,6 +350,10 @@ def test_a_prompt_that_is_too_long_is_cut_where_that_is_wished(
     encoder = Encoder(config, small, embedded_tokenizer)
     items = [Item("a", words), Item("b", messages=[*TURNS[:2], {"role": "user", "content": words}]), Item("c", "Tom")]
     items.append(Item("d", messages=[{"role": "user", "content": words}, TURNS[0]]))
+    vanilla = replace(config, decode=DecodeConfig(max_new_tokens=32, context="vanilla"))
+    before = Encoder(vanilla, small, embedded_tokenizer).encode(0, Item("e", words, suffix="Tom has 3 coins ."))
+    assert isinstance(before, Request)
+    assert 92 <= len(before.prompt) + len(before.suffix) <= 96, "with room for what comes after"
     for item, request in zip(items, encoder.encode_all(0, items), strict=True):
         if item.custom_id == "d":
             assert isinstance(request, Rejection)

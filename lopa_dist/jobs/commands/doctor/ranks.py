@@ -17,6 +17,10 @@ from lopa_dist.parallel.mesh import Mesh, choose_mesh
 from lopa_dist.parallel.stop import Stop
 
 JOIN_S = 30.0  # seconds within which the ranks must have met and answered
+UNLIKE = (
+    "operations run in the form {} on this rank, and in another on rank 0, which ends a job: a C compiler on every "
+    "machine, or engine.kernels=torch"
+)
 ROUNDS, SENT = 5, 4096  # rounds of collectives, and numbers that each rank sends in one
 
 
@@ -41,6 +45,8 @@ def collectives(machine: Machine) -> Finding:
     if machine.device.type == "cuda":
         torch.cuda.set_device(machine.device)
     parallel = machine.config.parallel
+    # which may have to be compiled
+    own = form(machine.device, choose_dtype(machine.config.model, machine.device), machine.config.engine.kernels)
     findings: list[Finding] = []
 
     def join() -> None:
@@ -49,7 +55,8 @@ def collectives(machine: Machine) -> Finding:
                 world, Mesh(1, world.size), parallel.backend, JOIN_S, machine.device, Stop(machine.config.job.grace_s)
             )
             found = exchange(machine.group, machine.device)
-            findings.append(unlike_rank_0(machine, machine.group) or found)
+            alike = found.state == State.BROKEN or machine.group.store.broadcast("doctor", own) == own
+            findings.append(found if alike else Finding(State.BROKEN, UNLIKE.format(own)))
         except (RuntimeError, ValueError, TimeoutError) as error:
             findings.append(Finding(State.BROKEN, f"{error}"))
 
@@ -82,18 +89,6 @@ def exchange(group: Group, device: torch.device) -> Finding:
             )
     took = 1000 * statistics.median(times)
     return fine(f"{group.backend} joins {comm.size} ranks; {SENT * 4 >> 10} KiB from each take {took:.2f} ms")
-
-
-def unlike_rank_0(machine: Machine, group: Group) -> Finding | None:
-    """Return what is broken if this rank's CPU would compute in another way than rank 0's, which ends a job."""
-    own = form(machine.device, choose_dtype(machine.config.model, machine.device), machine.config.engine.kernels)
-    first = group.store.broadcast("doctor", own)
-    if own == first:
-        return None
-    return broken(
-        f"operations of this rank run in the form {own}, those of rank 0 in the form {first}",
-        "a C compiler on every machine, or engine.kernels=torch",
-    )
 
 
 def broken_everywhere(machine: Machine, count: int) -> int:

@@ -17,7 +17,7 @@ from lopa_dist.optional import why_lacking
 from lopa_dist.tasks import sandbox
 from lopa_dist.tasks.harness import HarnessTask, manager_of
 from lopa_dist.tasks.hub_data import data_sets, why_not_there
-from lopa_dist.tasks.registry import check_judging, first_errors, make_task, options_of, read_later
+from lopa_dist.tasks.registry import check_judging, first_errors, make_task, options_of, read_later, task_class
 from lopa_dist.tasks.rows import check, files_of, naming, refuse_utf_16
 
 LEAST_FREE = 1 << 30  # bytes on the disk of the run folders
@@ -90,7 +90,7 @@ def files(machine: Machine) -> Finding:
         if why := why_lacking("datasets", name="the datasets library"):
             return Finding(State.BROKEN, f"{', '.join(sources)} {why}")
         if "allow_code_execution" not in options_of(config.task.name):  # `programs` checks that
-            check_judging(make_task(config.task))
+            check_judging(task_class(config.task.name))  # not made: that reads examples from the hub
         return fine(f"{', '.join(sources)}: in the cache, or the hub has it")
     if config.task.name == HarnessTask.name:
         if why := why_lacking("lm_eval", name="lm-evaluation-harness"):

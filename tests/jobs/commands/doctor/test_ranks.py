@@ -91,4 +91,4 @@ def test_ranks_that_would_compute_in_other_ways_are_told(monkeypatch: pytest.Mon
     joined(monkeypatch, Comm(), first="another form")
     found = ranks.collectives(machine())
     assert found.state == State.BROKEN
-    assert "those of rank 0 in the form another form: a C compiler on every machine, or engine" in found.text
+    assert "and in another on rank 0, which ends a job: a C compiler on every machine, or engine" in found.text
