@@ -31,6 +31,8 @@ from torch import Tensor
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.decode.context import Part
 from lopa_dist.engine.request import Given, Likelihood, TokenLikelihood
+from lopa_dist.kernels import native
+from lopa_dist.kernels.dispatch import in_c
 from lopa_dist.kernels.segment_attention import Segments, attend_grouped, plan
 from lopa_dist.models.tensor_parallel import head_shard
 from lopa_dist.models.transformer import Transformer
@@ -239,8 +241,11 @@ class Scorer:
         extra = padded(len(tokens)) - len(tokens)
         start, rows, base, seen = segments.T
         laid_out = Segments(start, rows, base, seen, start, ends)
-        groups = plan(laid_out, shape.heads // shape.kv_heads, weight.device, weight.dtype)
         sent = to_device(np.array([tokens + extra * [0], positions + extra * [0]]), weight.device)
+        if in_c(weight):  # the other form has a mask whose size is the square of the longest segment's
+            sees = native.plan(laid_out)
+            return self.model(*sent, lambda layer, q, k, v: native.attend(q, k, v, sees))
+        groups = plan(laid_out, shape.heads // shape.kv_heads, weight.device, weight.dtype)
         return self.model(*sent, lambda layer, q, k, v: attend_grouped(q, k, v, groups))
 
     def logprobs(self, hidden: Tensor, rows: list[int], targets: list[int], top: int = 0) -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""How many masks a learning step may have in a GPU's memory, beside the model."""
+"""How many masks a learning step may have in memory beside the model, and whether layers keep only their inputs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from lopa_dist.models.config import ModelConfig
 
 MASKS = 4  # per group, at least
 SHARE = 0.8  # of the free memory; the rest allows for fragmentation
+WHOLE = 0.25  # of a CPU's free memory: if a step with all that layers compute needs more, they keep only their inputs
 FP32 = 4
 
 
@@ -18,19 +19,20 @@ def bytes_of_adapter(config: ModelConfig, rank: int) -> int:
     return 4 * FP32 * rank * sides * config.layers
 
 
-def bytes_of_row(config: ModelConfig, longest: int, element: int) -> int:
-    """Return the bytes that a mask takes in a step in which layers keep only their inputs.
+def bytes_of_row(config: ModelConfig, longest: int, element: int, by_layer: bool = True) -> int:
+    """Return the bytes that a mask takes in a step.
 
     Args:
         config: the model's.
         longest: tokens of the longest text that it may see.
         element: bytes per number of the weights.
+        by_layer: whether layers keep only their inputs; otherwise they keep all that they compute.
     """
     d, heads, kv = config.hidden_size, config.heads * config.head_dim, config.kv_heads * config.head_dim
     kept = config.layers * d
     within = 8 * d + 3 * heads + 4 * kv + 5 * config.intermediate_size  # of one layer, with its gradients
     scores = 4 * config.heads * longest  # before and after the softmax, with gradients
-    return element * (kept + within + scores)
+    return element * (kept + (within + scores) * (1 if by_layer else config.layers))
 
 
 def text_tokens(rows: int, longest: int) -> int:
@@ -41,12 +43,12 @@ def text_tokens(rows: int, longest: int) -> int:
     return longest + 2 * rows // MASKS
 
 
-def bytes_of_step(config: ModelConfig, rows: int, longest: int, element: int) -> int:
+def bytes_of_step(config: ModelConfig, rows: int, longest: int, element: int, by_layer: bool = True) -> int:
     """Return the bytes of a step, without the adapter."""
     numbers = 2 * config.layers * config.kv_heads * config.head_dim + 8 * config.hidden_size  # of a token
     clean = text_tokens(rows, longest) * (numbers + 3 * config.intermediate_size) * element
     head = 3 * FP32 * min(rows, HEAD_ROWS) * config.vocab_size
-    return rows * bytes_of_row(config, longest, element) + clean + head
+    return rows * bytes_of_row(config, longest, element, by_layer) + clean + head
 
 
 def rows_that_fit(config: ModelConfig, free: int, rank: int, longest: int, element: int, most: int, least: int) -> int:

@@ -16,15 +16,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lopa_dist.engine.memory import free_bytes
+from lopa_dist.engine.memory import available_memory, free_bytes
 from lopa_dist.learn.drafts_adapter import DraftsAdapter
 from lopa_dist.learn.groups import Answer, GroupBatch, group_batches
-from lopa_dist.learn.memory import rows_that_fit, text_tokens
+from lopa_dist.learn.memory import WHOLE, bytes_of_step, rows_that_fit, text_tokens
 from lopa_dist.learn.network import clean_forward, drafts_forward
 from lopa_dist.learn.predictions import Reached, losses_of, reach, reached, targets_of, tokens_of
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator
 from lopa_dist.parallel.failures import in_words
+from lopa_dist.parallel.launcher import detect
 from lopa_dist.parallel.step_watch import Watched, unwatched
 from lopa_dist.staging import to_device
 
@@ -89,6 +90,7 @@ class Trainer:
             (torch.optim.Muon(matrices, lr=MUON_LR, momentum=0.95, weight_decay=0.0), MUON_LR),
             (torch.optim.AdamW(others, lr=ADAM_LR, betas=(0.9, 0.98), weight_decay=0.0), ADAM_LR),
         ]
+        self.by_layer = False  # whether layers keep only their inputs for the backward pass
         self.steps = self.measurements = 0
         self.failure = ""  # of this rank, which the others hear of in the next sum
 
@@ -153,15 +155,17 @@ class Trainer:
         return group_batches(usable, self.masks, rows, rng, self.model.config.eos_ids[0], tokens=most)
 
     def rows_of_step(self, longest: int) -> int:
-        """Return how many masks this rank has per step, for texts of at most `longest` tokens."""
+        """Return how many masks this rank has per step, for texts of at most `longest` tokens, and set `by_layer`."""
         at_once = self.ranks.size // self.tensor.size
         most, least = max(ROWS // at_once, 4 * self.masks), 4 * self.masks
-        free = free_bytes(self.device)
-        if free is None:
-            return most
+        on_gpu = free_bytes(self.device)
+        free = available_memory() // detect().local_size if on_gpu is None else on_gpu
         free = int(self.tensor.all_gather(torch.tensor([free], device=self.device)).min())
         rank, element = len(self.adapter.a[0]), self.model.head_weight.element_size()
-        return rows_that_fit(self.model.config, free, rank, longest, element, most, least)
+        config = self.model.config
+        whole = bytes_of_step(config, most, longest, element, by_layer=False)
+        self.by_layer = on_gpu is not None or whole > WHOLE * free
+        return rows_that_fit(config, free, rank, longest, element, most, least)
 
     def step(self, batches: Iterator[GroupBatch | None], factor: float, share: float) -> tuple[float, int, float]:
         """Make one step on all ranks.
@@ -251,8 +255,7 @@ class Trainer:
         tokens, starts, counts = (to_device(x, self.device) for x in (batch.tokens, batch.starts, batch.counts))
         with self.precision():
             clean = clean_forward(self.model, tokens)
-            by_layer = self.device.type != "cpu"
-            hidden = drafts_forward(self.model, self.adapter, clean, tokens, starts, self.masks, by_layer)
+            hidden = drafts_forward(self.model, self.adapter, clean, tokens, starts, self.masks, self.by_layer)
         targets = targets_of(tokens, starts, counts, self.masks)
         return hidden[targets.real], targets.tokens, targets.real
 

@@ -6,11 +6,11 @@ import math
 import os
 import resource
 import sys
-from pathlib import Path
 
 import torch
 
 from lopa_dist.engine import memory
+from lopa_dist.engine.memory import available_memory
 from lopa_dist.engine.request import Request
 from lopa_dist.engine.runners import wants_graphs
 from lopa_dist.jobs.commands.doctor.finding import GIB, Finding, Machine, broken, fine, slow
@@ -119,15 +119,6 @@ def allotted_memory() -> float:
     texts = [os.environ.get(f"SLURM_{name}", "") for name in ("MEM_PER_NODE", "MEM_PER_CPU", "CPUS_ON_NODE")]
     a_node, a_cpu, cpus = (int(text) if text.isdecimal() else 0 for text in texts)
     return (a_node or a_cpu * cpus) * 2.0**20 or math.inf
-
-
-def available_memory() -> int:
-    """Return the free bytes of this machine's memory; all of its bytes where the system does not say."""
-    lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines() if Path("/proc/meminfo").exists() else []
-    for line in lines:
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) << 10
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def tokenizer(machine: Machine) -> Finding:
