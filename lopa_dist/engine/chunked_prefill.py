@@ -35,6 +35,7 @@ class ChunkedPrefill:
     prefix_rules: PrefixRules  # how long chunks are
     row_maker: RowMaker  # of the rule
     attempt: Callable[[], AbstractContextManager[None]]  # context in which a chunk runs: `Lockstep.attempt`
+    must_leave: Callable[[], bool]  # `Lockstep.must_leave`
     computed: set[int] = field(default_factory=set)  # slots whose prefix was computed here and is not counted yet
 
     def waiting(self) -> list[int]:

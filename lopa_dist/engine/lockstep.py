@@ -34,7 +34,7 @@ class Lockstep:
     Args:
         comm: the branch group.
         tensor: the group that the model is split over.
-        requested: returns what this rank was asked to do; called once a step.
+        requested: returns what this rank was asked to do.
         statistics: records the times of phases.
         own_parts: as in `Agreement`.
     """
@@ -55,6 +55,12 @@ class Lockstep:
         self.own_level = StopLevel.RUN
         self.error: Exception | None = None  # of this rank in this step, from `attempt`
         self.choice = Choice(0, 0)  # how far to look ahead in the next step: the first rank's proposal
+
+    def must_leave(self) -> bool:
+        """Return whether this rank was told to leave at once, and no other rank waits for it; then `level` says so."""
+        leaves = self.comm.size == self.tensor.size == 1 and self.requested() == StopLevel.ABORT
+        self.level = StopLevel.ABORT if leaves else self.level
+        return leaves
 
     def least(self, value: int, device: torch.device) -> int:
         """Return the least of all ranks' values, from which all ranks then decide the same."""

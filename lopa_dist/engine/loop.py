@@ -55,7 +55,8 @@ class Engine:
         on_step: a callback that reads the state. It gets the engine after every step, before the next one is queued.
             Callbacks that do not read the state belong in the list `meanwhile`: they run while the device computes,
             after the results of the last step were yielded. More callbacks may be appended to either list.
-        requested: returns what this rank was asked to do (go on, stop); called once a step.
+        requested: returns what this rank was asked to do (go on, stop); called once a step, and before each chunk of a
+            long prompt.
         tensor: the group that the model is split over.
         watched: a context around the parts of a step, for a thread that notices when the host waits too long.
         text_of: decodes tokens, for stop strings of requests; None: these end no sequence.
@@ -150,6 +151,8 @@ class Engine:
         while batch.running:
             with self.watched(False):  # on a GPU all of it is queued, and nothing waits
                 step = batch.schedule()  # all sequences, or those that fit engine.max_rows
+                if step is None:
+                    break
                 rows = rule.rows.layout(step.state, step.before, share, step.prefixes, step.lookahead, batch.structures)
                 prepared, gathered = self.lockstep.forward(batch.runner, rows, step)  # records of all ranks
                 records = rule.rows.unpack(step.state, rows, gathered)  # [S, K, W] token, probability, confidence
@@ -175,7 +178,8 @@ class Engine:
         pool, runner, plan = space.pool, space.runner, space.plan
         state = State.empty(self.config, self.vocabulary, plan.sequences, space.longest, self.device, space.suffix)
         scheduler = Scheduler(pool, self.config, self.rule.rows, plan.row_limit, self.share, self.prefix_rules)
-        chunks = ChunkedPrefill(pool, runner, self.prefix_rules, self.rule.rows, self.lockstep.attempt)
+        lockstep = self.lockstep
+        chunks = ChunkedPrefill(pool, runner, self.prefix_rules, self.rule.rows, lockstep.attempt, lockstep.must_leave)
         self.batch = RunningBatch(
             next_requests, state, pool, runner, scheduler, chunks, self.lookahead, self.sampling,
             self.statistics, Chains(self.drafter, plan.sequences) if self.drafter else None, begin, self.text_of,

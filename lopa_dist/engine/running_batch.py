@@ -127,14 +127,17 @@ class RunningBatch:
             record_written(self.state, any(admission.request.token_steps for admission in self.running.values()))
         self.statistics.lap("host")
 
-    def schedule(self) -> Step:
+    def schedule(self) -> Step | None:
         """Prefill, draft, choose how far to look ahead and which sequences run, and return that step.
 
-        At most one chunk of a long prompt is prefilled; more if nothing else can run.
+        At most one chunk of a long prompt is prefilled; more if nothing else can run. None: this rank was told to leave
+        meanwhile.
         """
         waiting = self.chunks.waiting()
         chunk = bool(waiting)
         waiting = self.compute_chunk(waiting)
+        if len(waiting) == len(self.running):
+            return None
         if self.chains:
             choice = self.lookahead.choice
             foresee = self.lookahead.foresees()
@@ -159,14 +162,14 @@ class RunningBatch:
         """Prefill one chunk of a long prompt, or more if nothing can run otherwise; return the slots that still wait.
 
         So a step waits for at most one chunk, however long newly admitted prompts are. `waiting` are the slots that
-        wait before it.
+        wait before it. If this rank is told to leave meanwhile, all may wait still.
         """
         while waiting:
             self.statistics.lap("host")
             self.chunks.compute(waiting[0])
             self.statistics.lap("forward")
             waiting = self.chunks.waiting()
-            if len(waiting) < len(self.running):
+            if len(waiting) < len(self.running) or self.chunks.must_leave():
                 break
         return waiting
 

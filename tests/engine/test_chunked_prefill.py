@@ -19,6 +19,7 @@ from lopa_dist.engine.request import Request
 from lopa_dist.engine.runner import Prepared, Runner
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
+from lopa_dist.parallel.stop import StopLevel
 from tests.engine.ranks import on_ranks
 from tests.engine.test_loop import BASE
 from tests.engine.test_prefix_cache import QUICK, prefixed
@@ -188,3 +189,22 @@ def test_a_chunk_that_fails_ends_all_ranks(small_model: Transformer, monkeypatch
         return "finished"
 
     assert sorted("no memory" in said for said in on_ranks(2, outcome)) == [False, True]
+
+
+def test_a_rank_that_is_told_to_leave_does_not_compute_the_whole_prompt_first(small_model: Transformer) -> None:
+    """The chunks of a long prompt may take minutes, and a scheduler kills what does not leave."""
+    requests = prefixed(0, 1, longest=60)
+    asked: list[int] = []
+
+    def requested() -> StopLevel:
+        asked.append(1)
+        return StopLevel.ABORT if len(asked) > 2 else StopLevel.RUN
+
+    engine = Engine(small_model, BLOCKS, Solo(), EngineConfig(4, prefill_chunk=4), requested=requested)
+    assert list(engine.generate(requests)) == []
+    assert (len(asked), engine.lockstep.level) == (3, StopLevel.ABORT)
+    assert engine.batch is not None
+    [entry] = {id(entry): entry for entry in engine.batch.pool.entry_of.values()}.values()
+    assert 0 < entry.computed < entry.tokens
+    engine = Engine(small_model, BLOCKS, Solo(), EngineConfig(4, prefill_chunk=4))
+    assert len(list(engine.generate(requests))) == 1, "and without being told, it is computed"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterator
 from itertools import combinations, pairwise
 
 import numpy as np
@@ -13,10 +14,18 @@ from torch import Tensor
 
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.likelihood import Given, Likelihood, Scorer
+from lopa_dist.kernels.dispatch import by_torch
 from lopa_dist.models.transformer import Transformer
 from tests.engine.test_causal import attend_causally, causal
 
 CONTEXTS = ["d2f", "d2f_causal", "lopa_released", "blocks", "vanilla"]
+
+
+@pytest.fixture(autouse=True, params=["C", "torch"])
+def _form(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Run each test with both forms of attention: in C, on CPUs with a compiler, and torch's."""
+    with by_torch(frozenset() if request.param == "C" else frozenset({"rope"})):
+        yield
 
 
 def config(context: str) -> DecodeConfig:

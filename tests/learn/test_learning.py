@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from lopa_dist.engine.work import Work
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.learn.groups import Answer, group_batches
 from lopa_dist.learn.learning import Answers, Learning, answers_of, check_learnable, is_held_out
-from lopa_dist.learn.trainer import LearningFailed
+from lopa_dist.learn.trainer import ROWS, LearningFailed
 from lopa_dist.models.adapter import load_adapter
 from lopa_dist.models.checkpoint import attaching, load_model
 from lopa_dist.models.config import Experts
@@ -289,3 +290,20 @@ def test_the_umask_says_who_may_read_what_was_learned(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert {file.stat().st_mode & 0o777 for file in (tmp_path / "drafts").iterdir()} == {0o640}
+
+
+@pytest.mark.parametrize(("free", "by_layer"), [(64 << 30, False), (1 << 20, True)])
+def test_layers_keep_only_their_inputs_where_a_cpu_s_memory_is_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, by_layer: bool
+) -> None:
+    """A model of 0.5B parameters took 11 GB for answers of 24 tokens; and steps have fewer masks, if need be."""
+    monkeypatch.setattr("lopa_dist.learn.trainer.available_memory", lambda: free)
+    model = small(tmp_path / "base")
+    learning, answers = Learning(model, 79, 8), own_answers(model)
+    steps = iter(range(2))
+    lesson = learning.lesson(answers, 600, stop=lambda: next(steps, None) is None)
+    assert learning.trainer is not None
+    assert learning.trainer.by_layer == by_layer
+    masks = learning.trainer.rows_of_step(64)
+    assert masks == (4 * learning.trainer.masks if by_layer else ROWS)
+    assert all(math.isfinite(loss) for loss in lesson.losses)
