@@ -10,7 +10,7 @@ unless a row's whole distribution is needed (top-p, top-k).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -168,6 +168,9 @@ def _reduce(
         logits.select(1, mask_id - low).fill_(torch.finfo(torch.float32).min)
     if sampling.filtered:
         logits = filter_logits(logits, sampling.top_p, sampling.top_k)
+        if in_c(logits):
+            filtered = replace(sampling, temperature=1.0, top_p=1.0, top_k=0)  # as they are now
+            return native.reduce(logits, low, width, mask_id, keys, filtered, second_choices)
     starts = torch.arange(low, low + logits.shape[1], width, device=logits.device)
     flat, logits = logits, logits.unflatten(1, (-1, width))
     top, choice = logits.max(2)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from itertools import product as every
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -237,13 +238,14 @@ def test_rotation(dtype: torch.dtype, norms: bool, slots: list[int] | None) -> N
 
 
 @there
+@pytest.mark.parametrize("filters", [{}, {"top_p": 0.7}, {"top_k": 9}, {"top_p": 0.9, "top_k": 40}], ids=str)
 @pytest.mark.parametrize("confidence", native.CONFIDENCES)
-def test_records(confidence: str) -> None:
+def test_records(confidence: str, filters: dict[str, Any]) -> None:
     """Tokens are torch's, and numbers nearly; a row's bits are those that it has alone."""
     for vocabulary, rows, temperature, second in every((101, 496, 20_000), (1, 5, 70), (0.0, 0.7), (False, True)):
         hidden, weight = random(rows, 48), random(vocabulary, 48, seed=1) / 2
         keys = torch.randint(-(2**62), 2**62, (rows,), generator=torch.Generator().manual_seed(2))
-        sampling = Sampling(confidence, temperature)
+        sampling = Sampling(confidence, temperature, **filters)
         with by_torch(IN_TORCH):
             wanted = record_head(hidden, weight, 3, keys, sampling, second_choices=second)
         for laid_out in (weight, weight.t().contiguous().t()):
