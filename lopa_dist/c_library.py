@@ -58,8 +58,12 @@ def c_compiler() -> str | None:
 @cache
 def version_of(compiler: str) -> str:
     """Return what `compiler` prints about its version."""
-    run = subprocess.run([compiler, "--version"], capture_output=True, timeout=COMPILE_S)
-    return run.stdout.decode(errors="replace")
+    return run_compiler(compiler, "--version").stdout
+
+
+def run_compiler(*command: str) -> subprocess.CompletedProcess[str]:
+    """Return what a compiler did and said. It may speak in bytes that are not UTF-8, which are replaced."""
+    return subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=COMPILE_S)
 
 
 @cache
@@ -174,11 +178,9 @@ def compiled(source: Path, *defined: str) -> Path:
             if intact(path):
                 return path
             made = Path(own) / path.name
-            command = [compiler, *flags, "-o", str(made), str(source), "-lm"]
-            run = subprocess.run(command, capture_output=True, timeout=COMPILE_S)
+            run = run_compiler(compiler, *flags, "-o", str(made), str(source), "-lm")
             if run.returncode:
-                said = run.stderr.decode(errors="replace").strip().splitlines() or ["without a word"]
-                raise Unavailable(f"{compiler} fails: {said[0]}")
+                raise Unavailable(f"{compiler} fails: {(run.stderr.strip().splitlines() or ['without a word'])[0]}")
             seal(made)
             made.replace(path)
     except (OSError, subprocess.SubprocessError) as error:

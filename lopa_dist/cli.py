@@ -142,9 +142,10 @@ def job(raw: DictConfig) -> Any:
 
 def end(error: Exception) -> NoReturn:
     """Leave with an error's message and without a traceback."""
+    message = visible(f"lopa-dist: {error}")
     if isinstance(error, RankError):
-        die(visible(f"lopa-dist: {error}"))
-    sys.exit(visible(f"lopa-dist: {error}"))
+        die(message)
+    sys.exit(message)
 
 
 def summary(report: dict[str, Any], folder: Path) -> float:
