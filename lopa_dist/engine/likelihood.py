@@ -31,9 +31,9 @@ from torch import Tensor
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.decode.context import Part
 from lopa_dist.engine.request import Given, Likelihood, TokenLikelihood
-from lopa_dist.kernels import native
+from lopa_dist.kernels.attention import AttentionKernel, Grouped, Native
 from lopa_dist.kernels.dispatch import in_c
-from lopa_dist.kernels.segment_attention import Segments, attend_grouped, plan
+from lopa_dist.kernels.segment_attention import Segments
 from lopa_dist.models.tensor_parallel import head_shard
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
@@ -242,11 +242,11 @@ class Scorer:
         start, rows, base, seen = segments.T
         laid_out = Segments(start, rows, base, seen, start, ends)
         sent = to_device(np.array([tokens + extra * [0], positions + extra * [0]]), weight.device)
-        if in_c(weight):  # the other form has a mask whose size is the square of the longest segment's
-            sees = native.plan(laid_out)
-            return self.model(*sent, lambda layer, q, k, v: native.attend(q, k, v, sees))
-        groups = plan(laid_out, shape.heads // shape.kv_heads, weight.device, weight.dtype)
-        return self.model(*sent, lambda layer, q, k, v: attend_grouped(q, k, v, groups))
+        kernel: AttentionKernel = Grouped(shape.heads // shape.kv_heads, weight.device, weight.dtype)
+        if in_c(weight):  # the other one has a mask whose size is the square of the longest segment's
+            kernel = Native()
+        plan = kernel.plan(laid_out, len(tokens) + extra)
+        return self.model(*sent, lambda layer, q, k, v: kernel.attend(q, k, v, plan))
 
     def logprobs(self, hidden: Tensor, rows: list[int], targets: list[int], top: int = 0) -> NDArray[np.float64]:
         """Return what `rows` predict about their `targets` and the most probable tokens, ``[3 + 2 top, H]``.
