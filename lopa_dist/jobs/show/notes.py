@@ -17,7 +17,6 @@ OF_JUDGES = f"{SOURCE_OF}task", f"{SOURCE_OF}task.score"
 BUSY = 1.5  # load per core above which a run's times are not reliable
 SCATTER = 1.2  # a note is added where the fastest run of a point is more than this many times as fast as the slowest
 
-
 Numbered = Sequence[tuple[str, dict[str, Any]]]
 """What each point is called, and its report."""
 
@@ -36,8 +35,8 @@ def notes_of(groups: Sequence[SeedGroup], pairs: Sequence[Paired | None], called
         *of_problems(numbered, counts),
         *of_seeds(numbered, bool(counts)),
         *of_speeds(numbered),
-        *of_own_code(groups),
-        *of_input(groups, called, bool(counts)),
+        *of_own_code(numbered),
+        *of_input(numbered, bool(counts)),
         *of_machines(numbered),
         *of_warnings(numbered),
     ]
@@ -122,12 +121,11 @@ def busy_at(report: dict[str, Any]) -> list[tuple[float, int]]:
     return [(load, int(cores[1]))] if cores and load > BUSY * int(cores[1]) else []
 
 
-def of_own_code(groups: Sequence[SeedGroup]) -> Iterator[str]:
+def of_own_code(numbered: Numbered) -> Iterator[str]:
     """Yield notes on runs that were judged by other rules, or whose code of the user's own was edited between them."""
     rules: dict[Any, set[Any]] = {}
     hashes: dict[tuple[str, str], set[str]] = {}
-    reports = [group.report for group in groups]
-    for report in reports:
+    for _, report in numbered:
         own = report.get("own_code") or {}
         known = {tuple(map(own.get, OF_JUDGES))} if "own_code" in report else set()  # not in an older version's report
         rules.setdefault(report["task"].get("score"), set()).update(known)
@@ -136,7 +134,7 @@ def of_own_code(groups: Sequence[SeedGroup]) -> Iterator[str]:
             file = str(report.get(section, {}).get(key)).rpartition(":")[0]
             hashes.setdefault((source, file), set()).add(own[source])
     judged_alike = len(rules) == 1 and all(len(versions) < 2 for versions in rules.values())
-    if not judged_alike and any("accuracy" in report for report in reports):
+    if not judged_alike and any("accuracy" in report for _, report in numbered):
         yield (
             "Not all runs were judged by the same rule (task.score, or a task's own), so their accuracies are not "
             "comparable."
@@ -145,25 +143,18 @@ def of_own_code(groups: Sequence[SeedGroup]) -> Iterator[str]:
         yield f"Not all runs had the same code: {source} changed between them."
 
 
-def of_input(groups: Sequence[SeedGroup], called: Sequence[str], compared: bool) -> Iterator[str]:
-    """Yield notes on runs that were not asked the same.
-
-    Args:
-        groups: the points.
-        called: how each point is called.
-        compared: whether some are compared with a baseline problem by problem.
-    """
-    reports = [group.report for group in groups]
+def of_input(numbered: Numbered, compared: bool) -> Iterator[str]:
+    """Yield notes on runs that were not asked the same; `compared`: whether there are differences from a baseline."""
     inputs: dict[Any, set[str]] = {}  # by stream of problems
-    key = "whole_prompts" if all("whole_prompts" in report for report in reports) else "whole_input"
-    for report in reports:
+    key = "whole_prompts" if all("whole_prompts" in report for _, report in numbered) else "whole_input"
+    for _, report in numbered:
         inputs.setdefault(report["task"].get("problem_seed"), set()).add(str(report.get(key)))
     if any(len(of_stream - {"None"}) > 1 for of_stream in inputs.values()):
         words = "differences are of those alone that have the baseline's" if compared else "compare them with care"
         yield f"Not all runs had the same input: {words}."
-    asked = [inputs_of(report, "whole_input").keys() for report in reports]
-    if any(streams != asked[0] for streams in asked):
-        which = ", ".join(f"{name}: {', '.join(streams)}" for name, streams in zip(called, asked, strict=True))
+    asked = [(number, inputs_of(report, "whole_input").keys()) for number, report in numbered]
+    if any(streams != asked[0][1] for _, streams in asked):
+        which = ", ".join(f"{number}: {', '.join(streams)}" for number, streams in asked)
         yield f"Not all runs were asked the same problems, by their task.problem_seed ({which})."
 
 
