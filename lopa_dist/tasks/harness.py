@@ -71,8 +71,6 @@ class HarnessTask:
         fewshot_as_multiturn: bool = True,
         masks: int = 128,
     ) -> None:
-        if why := why_lacking("lm_eval", name="lm-evaluation-harness"):
-            raise ValueError(f"task=harness {why}")
         self.tasks, self.groups = load(harness)
         self.fewshot, self.limit, self.multiturn, self.masks = fewshot, limit, fewshot_as_multiturn, masks
         for name, task in self.tasks.items():
@@ -274,10 +272,13 @@ def load(task: str) -> tuple[dict[str, Any], dict[str, Any]]:
 def manager_of(task: str) -> tuple[Any, str]:
     """Return the harness's `TaskManager`, and by which name it knows `task`.
 
-    A ValueError says that it does not know it, before data is read.
-
     It takes ten seconds, unless `task` is a task's file.
+
+    Raises:
+        UserError: the harness is not installed, or does not know the task; no data is read before.
     """
+    if why := why_lacking("lm_eval", name="lm-evaluation-harness"):
+        raise UserError(f"task=harness {why}")
     from lm_eval.tasks import TaskManager
 
     is_file = Path(task).is_file()

@@ -93,8 +93,6 @@ def files(machine: Machine) -> Finding:
             check_judging(task_class(config.task.name))  # not made: that reads examples from the hub
         return fine(f"{', '.join(sources)}: in the cache, or the hub has it")
     if config.task.name == HarnessTask.name:
-        if why := why_lacking("lm_eval", name="lm-evaluation-harness"):
-            return Finding(State.BROKEN, f"task=harness {why}")
         manager_of(config.task.harness or "")
         return fine(f"the harness has {config.task.harness}; its data are read when the job begins")
     if not config.task.input:
