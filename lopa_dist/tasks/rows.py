@@ -442,7 +442,8 @@ def parquet_rows(source: str, key: str) -> Iterator[Row]:
             except NOT_HELD:
                 found = [parquet_row(batch, index) for index in range(batch.num_rows)]
             for value, wrong in found:
-                value |= {name: shortest(value[name], kind) for name, kind in short.items()}
+                for name, precision in short.items():
+                    value[name] = shortest(value[name], precision)
                 number = next(numbers)
                 yield Row(number, value, f"line {number}: {wrong}" if wrong else None)
     except ArrowException as error:
@@ -458,8 +459,8 @@ def shortest(value: float | None, kind: type[np.floating[Any]]) -> float | None:
     return value if value is None else float(str(kind(value)))
 
 
-NOT_HELD = (UnicodeDecodeError, OverflowError, ValueError, LookupError)
-"""Errors for values that Python cannot hold: texts that are not UTF-8, years above 9999, unknown time zones."""
+NOT_HELD = (OverflowError, ValueError, LookupError)
+"""Errors for values that Python cannot hold: texts not in UTF-8 (ValueError), years above 9999, unknown time zones."""
 
 
 def parquet_row(batch: Any, index: int) -> tuple[dict[str, Any], str]:
