@@ -6,11 +6,9 @@ is allocated at the start: a growing pool would hold two copies for a moment, an
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -64,15 +62,6 @@ def free_bytes(device: torch.device) -> int | None:
         return None
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return int(torch.cuda.mem_get_info(device)[0]) + unused
-
-
-def available_memory() -> int:
-    """Return the free bytes of this machine's memory; all of its bytes where the system does not say."""
-    lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines() if Path("/proc/meminfo").exists() else []
-    for line in lines:
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) << 10
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def release_cached(device: torch.device) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lopa_dist.engine.memory import available_memory, free_bytes
+from lopa_dist.engine.memory import free_bytes
 from lopa_dist.learn.drafts_adapter import DraftsAdapter
 from lopa_dist.learn.groups import Answer, GroupBatch, group_batches
 from lopa_dist.learn.memory import WHOLE, bytes_of_step, rows_that_fit, text_tokens
@@ -26,6 +26,7 @@ from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator
 from lopa_dist.parallel.failures import in_words
 from lopa_dist.parallel.launcher import detect
+from lopa_dist.parallel.node_memory import memory_left
 from lopa_dist.parallel.step_watch import Watched, unwatched
 from lopa_dist.staging import to_device
 
@@ -159,7 +160,7 @@ class Trainer:
         at_once = self.ranks.size // self.tensor.size
         most, least = max(ROWS // at_once, 4 * self.masks), 4 * self.masks
         on_gpu = free_bytes(self.device)
-        free = available_memory() // detect().local_size if on_gpu is None else on_gpu
+        free = memory_left(detect().local_size) if on_gpu is None else on_gpu
         free = int(self.tensor.all_gather(torch.tensor([free], device=self.device)).min())
         rank, element = len(self.adapter.a[0]), self.model.head_weight.element_size()
         config = self.model.config

@@ -297,7 +297,7 @@ def test_layers_keep_only_their_inputs_where_a_cpu_s_memory_is_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, by_layer: bool
 ) -> None:
     """A model of 0.5B parameters took 11 GB for answers of 24 tokens; and steps have fewer masks, if need be."""
-    monkeypatch.setattr("lopa_dist.learn.trainer.available_memory", lambda: free)
+    monkeypatch.setattr("lopa_dist.learn.trainer.memory_left", lambda ranks: free)
     model = small(tmp_path / "base")
     learning, answers = Learning(model, 79, 8), own_answers(model)
     steps = iter(range(2))

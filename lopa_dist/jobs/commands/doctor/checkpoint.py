@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
-import resource
-import sys
 
 import torch
 
 from lopa_dist.engine import memory
-from lopa_dist.engine.memory import available_memory
 from lopa_dist.engine.request import Request
 from lopa_dist.engine.runners import wants_graphs
 from lopa_dist.jobs.commands.doctor.finding import GIB, Finding, Machine, broken, fine, slow
@@ -26,6 +22,7 @@ from lopa_dist.models.tokenizer import load_tokenizer
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Solo
 from lopa_dist.parallel.launcher import detect
+from lopa_dist.parallel.node_memory import allotted_memory, available_memory, process_memory
 
 PROMPT = 1024  # tokens of a prompt when planning memory: the doctor reads no input
 
@@ -102,23 +99,11 @@ def memory_needed(machine: Machine) -> Finding:
 
 
 def own_share(free: float) -> int:
-    """Return the bytes of `free` that this rank can use on a CPU, besides what a process takes by itself.
+    """Return the bytes of `free` that this rank can use on a CPU, besides those for Python and its libraries.
 
-    The ranks of a node share its memory.
+    The ranks of a node share its memory. This process has loaded Python and the same libraries, but no model.
     """
     return int(free / detect().local_size) - process_memory()
-
-
-def process_memory() -> int:
-    """Return the bytes that a rank needs for Python and its libraries: as many as this process has used."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << (0 if sys.platform == "darwin" else 10)
-
-
-def allotted_memory() -> float:
-    """Return the bytes that Slurm lets the processes of a job have on this node; infinity where it does not say."""
-    texts = [os.environ.get(f"SLURM_{name}", "") for name in ("MEM_PER_NODE", "MEM_PER_CPU", "CPUS_ON_NODE")]
-    a_node, a_cpu, cpus = (int(text) if text.isdecimal() else 0 for text in texts)
-    return (a_node or a_cpu * cpus) * 2.0**20 or math.inf
 
 
 def tokenizer(machine: Machine) -> Finding:

@@ -1,0 +1,42 @@
+"""The memory that a rank may still take on a CPU."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from lopa_dist.parallel import node_memory
+from lopa_dist.parallel.node_memory import allotted_memory, available_memory, memory_left, process_memory
+
+
+def test_memory_is_counted_in_bytes() -> None:
+    assert 1 << 20 < process_memory() < 1 << 42
+    assert 1 << 20 < available_memory() < 1 << 50
+
+
+@pytest.mark.parametrize(
+    ("given", "allotted"),
+    [
+        ({}, math.inf),
+        ({"SLURM_MEM_PER_NODE": "3000"}, 3000 << 20),
+        ({"SLURM_MEM_PER_CPU": "1000", "SLURM_CPUS_ON_NODE": "3"}, 3000 << 20),
+        ({"SLURM_MEM_PER_NODE": "0"}, math.inf),  # as --mem=0 asks for: all of the node's
+    ],
+)
+def test_slurm_says_how_much_a_job_may_use(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], allotted: float
+) -> None:
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert allotted_memory() == allotted
+
+
+def test_ranks_share_what_is_free_and_what_is_left_of_what_slurm_allots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_memory, "available_memory", lambda: 40 << 30)
+    monkeypatch.setattr(node_memory, "process_memory", lambda: 1 << 30)
+    assert memory_left(4) == 10 << 30
+    monkeypatch.setenv("SLURM_MEM_PER_NODE", str(16 << 10))
+    assert memory_left(4) == 3 << 30  # of 4 GiB each has taken one
+    monkeypatch.setenv("SLURM_MEM_PER_NODE", "3000")
+    assert memory_left(4) == 0
