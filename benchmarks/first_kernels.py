@@ -19,7 +19,7 @@ from lopa_dist.kernels.dispatch import KERNELS
 from lopa_dist.kernels.preflight import VARIANTS, Widths, faults
 from lopa_dist.kernels.quantized import fp8_linear, int8_linear, quantize_fp8, quantize_int8, quantize_rows
 from lopa_dist.kernels.random import gumbel
-from lopa_dist.kernels.record_head import record_head
+from lopa_dist.kernels.record_head import filter_logits, record_head
 from lopa_dist.kernels.rope import rope_and_store, rope_table
 from lopa_dist.kernels.rows import add_rms_norm, swiglu
 from lopa_dist.kernels.sampling import Sampling
@@ -34,7 +34,8 @@ FAST_BOUND = 1e-2  # the same with fast accumulation, which keeps fewer bits of 
 FAR = (1 << 31) + 4096  # numbers in a pool that is too large for 32-bit offsets
 TIED = 0.05  # rounding may choose either of two tokens whose preferences differ by at most this
 TRITON_FILES = (
-    "meta_kernels", "rope_triton", "rows_triton", "record_head_triton", "virtual_gemm_triton", "experts_triton",
+    "meta_kernels", "rope_triton", "rows_triton", "record_head_triton", "filters_triton", "virtual_gemm_triton",
+    "experts_triton",
 )  # fmt: skip
 
 
@@ -155,6 +156,8 @@ RULES = {
     "probability": Sampling("probability"),
     "margin": Sampling("margin"),
     "noise": Sampling("probability", 0.8),
+    "top-p": Sampling("probability", 0.8, top_p=0.9),
+    "top-k": Sampling("probability", 0.8, top_k=20),
     "second choice": Sampling(),
 }
 
@@ -172,6 +175,8 @@ def head(device: torch.device, shape: ModelConfig, rows: int, rule: str = "neg_e
     logits = torch.cat([part.double() @ weight.double().T for part in hidden[:real].split(64)])
     logits[:, shape.mask_id] = -torch.inf
     logits /= sampling.temperature or 1
+    if sampling.filtered:
+        logits = filter_logits(logits, sampling.top_p, sampling.top_k)
     preferences = logits if keys is None else logits + gumbel(keys[:real], torch.arange(logits.shape[1], device=device))
     top = preferences.topk(3, 1)
     gaps = -top.values.diff(dim=1)

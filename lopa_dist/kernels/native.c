@@ -440,24 +440,24 @@ static inline V exponentials(V x) {
 
 static inline float exponential(float x) { return exponentials(all(x))[0]; }
 
-/* the natural logarithm of a normal number above 0, within 2 units in the last place */
-static inline float logarithm(float x) {
-    union { float number; int32_t bits; } of = {.number = x};
-    int32_t shifted = of.bits - 0x3f3504f3, power = shifted >> 23; /* x = 2^power m, with m at least sqrt(1/2) */
-    of.bits -= power * (1 << 23);
-    float f = of.number - 1.0f, square = f * f, n = (float)power;
-    float p = __builtin_fmaf(f, 7.0376836e-2f, -1.1514610e-1f);
-    p = __builtin_fmaf(p, f, 1.1676998e-1f);
-    p = __builtin_fmaf(p, f, -1.2420141e-1f);
-    p = __builtin_fmaf(p, f, 1.4249323e-1f);
-    p = __builtin_fmaf(p, f, -1.6668057e-1f);
-    p = __builtin_fmaf(p, f, 2.0000714e-1f);
-    p = __builtin_fmaf(p, f, -2.4999994e-1f);
-    p = __builtin_fmaf(p, f, 3.3333331e-1f);
-    p = __builtin_fmaf(p * f, square, n * -2.12194440e-4f);
-    p = __builtin_fmaf(square, -0.5f, p);
-    return __builtin_fmaf(n, 0.693359375f, f + p);
+/* the natural logarithm of normal numbers above 0, within 2 units in the last place */
+static inline V logarithms(V x) {
+    I power = ((I)x - 0x3f3504f3) >> 23; /* x = 2^power m, with m at least sqrt(1/2) */
+    V f = (V)((I)x - (power << 23)) - all(1.0f), square = f * f, n = __builtin_convertvector(power, V);
+    V p = fused(f, all(7.0376836e-2f), all(-1.1514610e-1f));
+    p = fused(p, f, all(1.1676998e-1f));
+    p = fused(p, f, all(-1.2420141e-1f));
+    p = fused(p, f, all(1.4249323e-1f));
+    p = fused(p, f, all(-1.6668057e-1f));
+    p = fused(p, f, all(2.0000714e-1f));
+    p = fused(p, f, all(-2.4999994e-1f));
+    p = fused(p, f, all(3.3333331e-1f));
+    p = fused(p * f, square, n * all(-2.12194440e-4f));
+    p = fused(square, all(-0.5f), p);
+    return fused(n, all(0.693359375f), f + p);
 }
+
+static inline float logarithm(float x) { return logarithms(all(x))[0]; }
 
 static void normalise(const T *x, const T *weight, T *y, ptrdiff_t d, float eps, V squares) {
     V scale = all(1.0f / sqrtf(total(squares) / (float)d + eps));
@@ -534,15 +534,30 @@ void rotate_and_store(const T *qkv, T *q, const T *cos, const T *sin, const int6
 
 #if !defined(BF16)
 
-static inline uint64_t mix(uint64_t x) { /* as in random.py */
+#define LOWEST -3.40282347e38f /* of tokens that are left out; finite: 0 x -inf would be NaN */
+
+typedef uint64_t W __attribute__((vector_size(sizeof(V)))); /* half as many numbers as in V */
+typedef int32_t Narrow __attribute__((vector_size(sizeof(V) / 2)));
+
+static inline W mix(W x) { /* as in random.py */
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
     x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
     return x ^ (x >> 31);
 }
 
-static inline float gumbel(uint64_t key, uint64_t counter) { /* `key` is mixed already */
-    float uniform = ((float)(int32_t)(mix(key + counter * 0x9E3779B97F4A7C15u) >> 41) + 0.5f) * 0x1p-23f;
-    return -logarithm(-logarithm(uniform));
+/* noise of L counters, `counter` and those after it; `key` is mixed already */
+static inline V gumbel(uint64_t key, uint64_t counter) {
+    const uint64_t golden = 0x9E3779B97F4A7C15u;
+    Narrow bits[2];
+    W at;
+    for (int j = 0; j < L / 2; j++) at[j] = (uint64_t)j * golden;
+    at += key + counter * golden;
+    bits[0] = __builtin_convertvector(mix(at) >> 41, Narrow);
+    bits[1] = __builtin_convertvector(mix(at + L / 2 * golden) >> 41, Narrow);
+    I both;
+    memcpy(&both, bits, sizeof both);
+    V uniform = (__builtin_convertvector(both, V) + all(0.5f)) * all(0x1p-23f);
+    return -logarithms(-logarithms(uniform));
 }
 
 /* Returns the first index of the greatest of n numbers, leaving out index `without`; -1 if there is none. */
@@ -564,10 +579,63 @@ static ptrdiff_t greatest(const float *x, ptrdiff_t n, ptrdiff_t without) {
     return found;
 }
 
+/* integers in the order of the numbers */
+static inline I ordered(V x) {
+    I bits = (I)(x + all(0)); /* -0 becomes 0 */
+    return bits ^ ((bits >> 31) & 0x7fffffff);
+}
+
+/* Returns the greatest integer such that the numbers x whose integers (`ordered`) are not less weigh more than `enough`,
+or the least of all integers if there is none. weights 0: each weighs 1. Each pass cuts the range of integers in four. */
+static int32_t least_kept(const float *x, const float *weights, ptrdiff_t n, float enough) {
+    int64_t low = INT32_MIN, high = (int64_t)INT32_MAX + 1; /* the one that is sought is not below low, but below high */
+    while (high - low > 1) {
+        int64_t quarter = (high - low + 3) / 4, cuts[3] = {low + quarter, low + 2 * quarter, low + 3 * quarter};
+        V sums[3] = {all(0), all(0), all(0)};
+        for (EVERY(n)) {
+            I at = ordered(AT(x + i));
+            V weight = weights ? AT(weights + i) : all(1);
+            if (some) weight = where(counting() < (int32_t)some, weight, all(0));
+            for (int c = 0; c < 3; c++) sums[c] += where(at > (int32_t)(cuts[c] - 1), weight, all(0));
+        }
+        int c = 3;
+        while (c && !(cuts[c - 1] < high && total(sums[c - 1]) > enough)) c--;
+        high = c < 3 && cuts[c] < high ? cuts[c] : high;
+        low = c ? cuts[c - 1] : low;
+    }
+    return (int32_t)low;
+}
+
+/* Sets numbers to the lowest one unless their integers (`ordered`) are at least `least`. */
+static void keep_from(float *x, ptrdiff_t n, int32_t least) {
+    for (EVERY(n)) {
+        V numbers = AT(x + i), kept = where(ordered(numbers) < least, all(LOWEST), numbers);
+        if (some) store_some(x + i, kept, (int)some);
+        else store(x + i, kept);
+    }
+}
+
+/* Filters logits as `record_head.filter_logits` does; overwrites `room` [n]. */
+static void filter(float *x, float *room, ptrdiff_t n, float top_p, int64_t top_k) {
+    if (top_k > 0 && top_k < n) keep_from(x, n, least_kept(x, 0, n, (float)top_k - 0.5f));
+    if (top_p >= 1) return;
+    ptrdiff_t first = greatest(x, n, -1);
+    V top = all(first < 0 ? NAN : x[first]), sum = all(0);
+    for (EVERY(n)) {
+        V below = AT(x + i) - top, e = where(below < all(-87.0f), all(0), exponentials(below));
+        if (some) e = where(counting() < (int32_t)some, e, all(0));
+        sum += e;
+        if (some) store_some(room + i, e, (int)some);
+        else store(room + i, e);
+    }
+    keep_from(x, n, least_kept(x, room, n, top_p * total(sum)));
+}
+
 /* Computes sums [7 or 10, R, C / width] of logits [R, C] from token `low` on, as `record_head._reduce` says; overwrites
-logits and preferences [R, C]. temperature 0: greedy, without keys and preferences. */
+logits and preferences [R, C]. temperature 0: greedy, without keys, preferences and filters. */
 void reduce(float *logits, float *preferences, ptrdiff_t R, ptrdiff_t C, int64_t low, ptrdiff_t width, int64_t mask,
-            float temperature, const int64_t *keys, int margin, int entropy, int second_choices, float *sums, int threads) {
+            float temperature, float top_p, int64_t top_k, const int64_t *keys, int margin, int entropy,
+            int second_choices, float *sums, int threads) {
     ptrdiff_t tiles = C / width, step = R * tiles;
     if (R * C < MANY_NUMBERS) threads = 1;
 #pragma omp parallel for num_threads(threads) if (threads > 1)
@@ -575,11 +643,18 @@ void reduce(float *logits, float *preferences, ptrdiff_t R, ptrdiff_t C, int64_t
         float *row = logits + r * C, *wish = row;
         if (temperature > 0)
             for (ptrdiff_t i = 0; i < C; i++) row[i] /= temperature;
-        if (low <= mask && mask < low + C) row[mask - low] = -3.40282347e38f; /* finite: 0 x -inf would be NaN */
+        if (low <= mask && mask < low + C) row[mask - low] = LOWEST;
         if (temperature > 0) {
-            uint64_t key = mix((uint64_t)keys[r]);
+            uint64_t key = mix((W){0} + (uint64_t)keys[r])[0];
             wish = preferences + r * C;
-            for (ptrdiff_t i = 0; i < C; i++) wish[i] = row[i] + gumbel(key, (uint64_t)(low + i));
+            filter(row, wish, C, top_p, top_k);
+            int filtered = top_p < 1 || top_k > 0;
+            for (EVERY(C)) {
+                V wished = AT(row + i);
+                if (!filtered || greatest_of(wished) > LOWEST) wished += gumbel(key, (uint64_t)(low + i));
+                if (some) store_some(wish + i, wished, (int)some);
+                else store(wish + i, wished);
+            }
         }
         for (ptrdiff_t t = 0; t < tiles; t++) {
             const float *x = row + t * width, *wished = wish + t * width;
@@ -598,7 +673,7 @@ void reduce(float *logits, float *preferences, ptrdiff_t R, ptrdiff_t C, int64_t
             choice = choice < 0 ? 0 : choice;
             ptrdiff_t next = margin ? greatest(x, width, first) : -1;
             sums[at] = top;
-            sums[step + at] = !margin ? top : next < 0 ? -3.40282347e38f : x[next];
+            sums[step + at] = !margin ? top : next < 0 ? LOWEST : x[next];
             sums[2 * step + at] = total(sum);
             sums[3 * step + at] = entropy ? total(moment) : top;
             sums[4 * step + at] = wished[choice];
@@ -607,7 +682,7 @@ void reduce(float *logits, float *preferences, ptrdiff_t R, ptrdiff_t C, int64_t
             if (second_choices) {
                 next = greatest(wished, width, choice);
                 ptrdiff_t of = next < 0 ? 0 : next;
-                sums[7 * step + at] = next < 0 ? -3.40282347e38f : wished[next];
+                sums[7 * step + at] = next < 0 ? LOWEST : wished[next];
                 sums[8 * step + at] = x[of];
                 sums[9 * step + at] = (float)(low + t * width + of);
             }

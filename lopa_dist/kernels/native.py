@@ -37,7 +37,7 @@ FUNCTIONS: dict[str, Function] = {
     "room_of": (LONG, (N, N, N, N, N, N)),
 }
 OF_LOGITS: dict[str, Function] = {  # always in fp32
-    "reduce": (None, (P, P, N, N, LONG, N, LONG, F, P, INT, INT, INT, P, INT)),
+    "reduce": (None, (P, P, N, N, LONG, N, LONG, F, F, LONG, P, INT, INT, INT, P, INT)),
     "records": (None, (P, N, N, INT, INT, P)),
 }
 NAMES = {"fp32": torch.float32, "bf16": torch.bfloat16}  # as in `model.dtype`
@@ -183,15 +183,15 @@ def rotate_and_store(
 def reduce(
     logits: Tensor, low: int, width: int, mask_id: int, keys: Tensor | None, sampling: Sampling, second_choices: bool
 ) -> Tensor:
-    """Compute `kernels.record_head._reduce`; overwrites ``logits [R, C]``."""
+    """Compute `kernels.record_head._reduce`; overwrites ``logits [R, C]``. With filters, `width` is C."""
     rows, columns = logits.shape
     sums = logits.new_empty(10 if second_choices else 7, rows, columns // width)
     temperature = sampling.divisor if sampling.temperature > 0 else 0.0
     preferences = torch.empty_like(logits) if temperature else None
     library().reduce(
-        logits.data_ptr(), pointer(preferences), rows, columns, low, width, mask_id, temperature, pointer(keys),
-        sampling.confidence == "margin", sampling.confidence == "neg_entropy", second_choices, sums.data_ptr(),
-        torch.get_num_threads(),
+        logits.data_ptr(), pointer(preferences), rows, columns, low, width, mask_id, temperature, sampling.top_p,
+        sampling.top_k, pointer(keys), sampling.confidence == "margin", sampling.confidence == "neg_entropy",
+        second_choices, sums.data_ptr(), torch.get_num_threads(),
     )  # fmt: skip
     return sums
 

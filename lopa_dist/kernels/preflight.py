@@ -282,13 +282,14 @@ def swiglu(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator
 
 
 def head(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[Comparison]:
-    """Compare tokens, probabilities and confidences of rows with a clear choice, without and with noise."""
+    """Compare records of rows with a clear choice: without noise, with it, and with filters."""
     weight = normal(VOCABULARY, widths.hidden, seed=9, dtype=dtype, device=device)
     hidden = weight[torch.arange(ROWS, device=device) * 11] * (12 / widths.hidden)
     keys = torch.arange(ROWS, device=device) * 977
-    for temperature in (0.0, 0.5):
-        given = (hidden, weight, VOCABULARY - 1, keys if temperature else None, Sampling(temperature=temperature))
-        result = record_head.fused_records(*given, rows=count(device))[:REAL]
+    for sampling in (Sampling(), Sampling(temperature=0.5), Sampling(temperature=0.5, top_p=0.9, top_k=20)):
+        by_kernels = record_head.filtered_records if sampling.filtered else record_head.fused_records
+        given = (hidden, weight, VOCABULARY - 1, keys if sampling.temperature else None, sampling)
+        result = by_kernels(*given, rows=count(device))[:REAL]
         with by_torch(frozenset({"head"})):
             expected = record_head.record_head(*given)[:REAL]
         yield result[:, 0], expected[:, 0]

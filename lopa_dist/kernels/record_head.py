@@ -3,14 +3,14 @@
 The logits of all rows never exist at once. Rows and vocabulary are taken in tiles; every tile is reduced to running
 sums (online softmax), which are merged at the end. Tensor ranks, which have a part of the vocabulary each, exchange
 only these sums. Each row results in three numbers: token, probability, confidence; for a tree of drafts also in the
-second choice and its probability. On CUDA, the kernel that multiplies a tile also reduces it (`record_head_triton`),
-unless a row's whole distribution is needed (top-p, top-k).
+second choice and its probability. On CUDA, the kernel that multiplies a tile also reduces it (`record_head_triton`).
+Top-p and top-k need a row's whole distribution: the logits of a tile of rows are computed first (`filters_triton`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,7 @@ from lopa_dist.kernels.product import product
 from lopa_dist.kernels.random import gumbel
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.ragged import ROW_TILE
+from lopa_dist.staging import every_row
 
 ROWS, VOCABULARY = 64, 8192  # a tile of logits
 ROWS_IN_C = 256  # C is faster with more rows, and its bits do not depend on the tile
@@ -76,8 +77,9 @@ def record_head(
         ``[H, 3]`` int32: token id, bits of the fp32 probability, bits of the fp32 confidence. With `second_choices`
         ``[H, 5]``: also the second choice's token id and the bits of its fp32 probability.
     """
-    if fused(hidden, "head") and not sampling.filtered:
-        return fused_records(hidden, weight, mask_id, keys, sampling, shard, rows, second_choices)
+    if fused(hidden, "head"):
+        by_kernels = filtered_records if sampling.filtered else fused_records
+        return by_kernels(hidden, weight, mask_id, keys, sampling, shard, rows, second_choices)
     # a GPU's library gives a row the same bits if it is always called for whole tiles of logits
     count, extra = len(hidden), -len(hidden) % (ROWS if hidden.is_cuda else ROW_TILE)
     at_once = ROWS_IN_C if in_c(hidden) and not sampling.filtered else ROWS  # filters need whole rows of logits
@@ -105,13 +107,44 @@ def fused_records(
     rows: Tensor | None = None,
     second_choices: bool = False,
 ) -> Tensor:
-    """Compute `record_head` with the kernel that multiplies and reduces at once, which has no top-p and top-k."""
+    """Compute `record_head` without top-p and top-k, with the kernel that multiplies and reduces at once."""
     from lopa_dist.kernels.record_head_triton import merged_records, share_sums
 
     vocabulary = len(weight) * shard.size
     shares = SHARES // shard.size if vocabulary % SHARES == 0 else 1
     sums = share_sums(hidden, weight, shard.rank * len(weight), shares, mask_id, keys, sampling, rows, second_choices)
     return merged_records(shard.gather(sums).movedim(0, 2).flatten(2), sampling.confidence)
+
+
+def filtered_records(
+    hidden: Tensor,
+    weight: Tensor,
+    mask_id: int,
+    keys: Tensor | None,
+    sampling: Sampling,
+    shard: Shard = WHOLE,
+    rows: Tensor | None = None,
+    second_choices: bool = False,
+) -> Tensor:
+    """Compute `record_head` with top-p or top-k, with kernels that filter and reduce one tile of logits at a time."""
+    from lopa_dist.kernels.filters_triton import filtered_sums
+    from lopa_dist.kernels.record_head_triton import merged_records
+
+    assert keys is not None
+    count, rows = len(hidden), every_row(hidden) if rows is None else rows
+    hidden = F.pad(hidden, (0, 0, 0, -count % ROWS))  # the library gives a row the same bits in tiles of one size
+    parts = [torch.empty(0, record_size(second_choices), dtype=torch.int32, device=hidden.device)]
+    for begin in range(0, len(hidden), ROWS):
+        logits = whole_rows(hidden[begin : begin + ROWS], weight, shard)
+        real = (rows - begin).clamp(0, ROWS)
+        sums = filtered_sums(logits, mask_id, keys[begin : begin + ROWS], sampling, real, second_choices)
+        parts.append(merged_records(sums, sampling.confidence))
+    return torch.cat(parts)[:count]
+
+
+def whole_rows(rows: Tensor, weight: Tensor, shard: Shard) -> Tensor:
+    """Return the logits ``[R, V]`` of rows, those of all ranks of a `shard` together."""
+    return shard.gather(product(rows, weight.t(), in_fp32=True)).transpose(0, 1).flatten(1)
 
 
 def _sums(
@@ -125,7 +158,7 @@ def _sums(
 ) -> Tensor:
     """Return running sums ``[7 or 10, R, tiles]`` of this rank's tiles; with filters, of the whole rows as one tile."""
     if sampling.filtered:
-        logits = shard.gather(product(rows, weight.t(), in_fp32=True)).transpose(0, 1).flatten(1)
+        logits = whole_rows(rows, weight, shard)
         return _reduce(logits, 0, logits.shape[1], mask_id, keys, sampling, second_choices)
     first, parts = shard.rank * len(weight), []
     for low, high, width in tiles(first, first + len(weight), len(weight) * shard.size):
@@ -159,7 +192,7 @@ def _reduce(
     logit and token of its choice. With `second_choices` ``[10, R, tiles]``: the last three also of the second choice.
     All are of the logits after temperature and filters, and never of the mask token.
     """
-    if in_c(logits) and not sampling.filtered:
+    if in_c(logits):
         return native.reduce(logits, low, width, mask_id, keys, sampling, second_choices)
     if sampling.temperature > 0:
         logits = logits / sampling.divisor
@@ -168,9 +201,6 @@ def _reduce(
         logits.select(1, mask_id - low).fill_(torch.finfo(torch.float32).min)
     if sampling.filtered:
         logits = filter_logits(logits, sampling.top_p, sampling.top_k)
-        if in_c(logits):
-            filtered = replace(sampling, temperature=1.0, top_p=1.0, top_k=0)  # as they are now
-            return native.reduce(logits, low, width, mask_id, keys, filtered, second_choices)
     starts = torch.arange(low, low + logits.shape[1], width, device=logits.device)
     flat, logits = logits, logits.unflatten(1, (-1, width))
     top, choice = logits.max(2)
@@ -229,16 +259,17 @@ def _records(sums: Tensor, sampling: Sampling) -> Tensor:
 def filter_logits(logits: Tensor, top_p: float, top_k: int) -> Tensor:
     """Return logits ``[H, V]`` without the tokens that top-k and nucleus sampling exclude.
 
-    top-k keeps ties at the k-th; top-p drops every token whose preceding mass already exceeds it, never the best one.
-    With both, the mass is that of the k tokens, as in transformers and vLLM.
+    top-k keeps the k best tokens; top-p drops a token if those with greater logits have a greater mass than it. So both
+    keep ties, and never drop the best token. With both, the mass is that of the k tokens, as in transformers and vLLM.
     """
     lowest = torch.finfo(logits.dtype).min
     if top_k:
         least = logits.topk(min(top_k, logits.shape[1]), 1).values[:, -1:]
         logits = logits.masked_fill(logits < least, lowest)
     if top_p < 1:
-        ordered, index = logits.sort(dim=1, descending=True, stable=True)
+        ordered = logits.sort(dim=1, descending=True).values
         mass = ordered.softmax(1)
-        drop = mass.cumsum(1) - mass > top_p
-        logits = logits.masked_fill(torch.zeros_like(drop).scatter(1, index, drop), lowest)
+        dropped = mass.cumsum(1) - mass > top_p
+        least = ordered.masked_fill(dropped, torch.inf).amin(1, keepdim=True)
+        logits = logits.masked_fill(logits < least, lowest)
     return logits

@@ -32,6 +32,7 @@ from lopa_dist.staging import every_row
 GROUP = 16  # tiles of rows that share a tile of the vocabulary: 2,048 hidden rows fit in L2
 MERGED = 2048  # numbers of one kind of sum that the merging kernel holds: 16 per thread
 RECORD_ROWS = 64  # rows per program of the kernel that makes records
+LOWEST = tl.constexpr(-3.4028234663852886e38)  # of tokens that are left out; finite: 0 x -inf would poison the moment
 SIZES = ("count", "first", "mask_id", "share", "tiles", "all_tiles", "row_tiles", "shares")  # never specialised
 
 
@@ -85,19 +86,14 @@ def share_sums(
     count, size = hidden.shape
     hidden, weight = hidden.contiguous(), weight.contiguous()
     share = len(weight) // shares
-    noise = sampling.temperature > 0
-    chosen = config(count, hidden.dtype, noise, hopper(hidden.device))
+    chosen = config(count, hidden.dtype, sampling.temperature > 0, hopper(hidden.device))
     tiles = triton.cdiv(share, chosen.bv)
     rows = every_row(hidden) if rows is None else rows
     kinds = 10 if second_choices else 7
     parts = hidden.new_empty(kinds, shares * tiles, count, dtype=torch.float32)
-    sums = hidden.new_empty(kinds, count, shares, dtype=torch.float32)
     if not count:
-        return sums
-    wanted = {
-        "MOMENT": sampling.confidence == "neg_entropy", "SECOND": sampling.confidence == "margin", "NOISE": noise,
-        "SECOND_CHOICES": second_choices,
-    }  # fmt: skip
+        return parts.new_empty(kinds, count, shares)
+    wanted = wanted_sums(sampling, second_choices)
     row_tiles = triton.cdiv(count, chosen.bm)
     tile_sums_kernel[(row_tiles * shares * tiles,)](
         hidden, weight, hidden if keys is None else keys, parts, rows, count, first, mask_id, sampling.divisor,
@@ -105,6 +101,27 @@ def share_sums(
         K=size, BM=chosen.bm, BV=chosen.bv, BK=chosen.bk, GROUP=GROUP, STAGES=chosen.stages, **wanted,
         PRECISION="ieee" if hidden.dtype == torch.float32 else "tf32", num_warps=chosen.warps, **OPTIONS,
     )  # fmt: skip
+    return merged_sums(parts, rows, shares, wanted)
+
+
+def wanted_sums(sampling: Sampling, second_choices: bool) -> dict[str, bool]:
+    """Return which kinds of sums kernels compute besides those that every record needs."""
+    return {
+        "MOMENT": sampling.confidence == "neg_entropy", "SECOND": sampling.confidence == "margin",
+        "NOISE": sampling.temperature > 0, "SECOND_CHOICES": second_choices,
+    }  # fmt: skip
+
+
+def merged_sums(parts: Tensor, rows: Tensor, shares: int, wanted: dict[str, bool]) -> Tensor:
+    """Return the sums of shares of the vocabulary, ``[7 or 10, H, shares]``, from those of their tiles.
+
+    Args:
+        parts: ``[7 or 10, shares * tiles, H]`` fp32.
+        rows: as in `record_head`.
+        wanted: what `wanted_sums` returned for the tiles.
+    """
+    kinds, all_tiles, count = parts.shape
+    sums, tiles = parts.new_empty(kinds, count, shares), all_tiles // shares
     padded = triton.next_power_of_2(tiles)
     merged = max(MERGED // padded, 1)
     share_sums_kernel[(triton.cdiv(count, merged), shares)](
@@ -189,19 +206,38 @@ def tile_sums_kernel(
         a += BK
         b += BK
 
-    lowest = -3.4028234663852886e38  # finite: 0 x -inf would poison the moment
     if NOISE:
         logits = logits / temperature
-    token = first + low + column
-    logits = tl.where(inside & (token != mask_id)[None], logits, lowest)
+    begin = first + low
+    logits = tl.where(inside & (begin + column != mask_id)[None], logits, LOWEST)
     plane = all_tiles.to(tl.int64) * count
     at = parts + tile.to(tl.int64) * count + row
-    kept = row < limit
+    store_sums(logits, begin, width, keys + row, row < limit, at, plane, MOMENT, SECOND, NOISE, SECOND_CHOICES)
+
+
+@triton.jit
+def store_sums(
+    logits: tl.tensor,  # [BM, BV]; LOWEST where a token is left out
+    begin: tl.tensor,  # id of the first of the tile's BV tokens
+    width: tl.tensor,  # how many of the tokens there are
+    keys: tl.tensor,  # [BM] pointers
+    kept: tl.tensor,  # [BM] rows whose sums are wanted
+    at: tl.tensor,  # [BM] pointers to the sums of one kind
+    plane: tl.tensor,  # between kinds of sums
+    MOMENT: tl.constexpr,
+    SECOND: tl.constexpr,
+    NOISE: tl.constexpr,
+    SECOND_CHOICES: tl.constexpr,
+) -> None:
+    """Store the running sums of a tile's rows, of the kinds that `record_head._reduce` computes."""
+    column = tl.arange(0, logits.shape[1])
+    inside = (column < width)[None]
+    last: tl.constexpr = logits.shape[1] - 1
     top = tl.max(logits, 1)
-    index = tl.min(tl.where(logits == top[:, None], column[None], BV - 1), 1)  # on a tie, the lower id
+    index = tl.min(tl.where(logits == top[:, None], column[None], last), 1)  # on a tie, the lower id
     tl.store(at, top, kept)
     if SECOND:
-        second = tl.max(tl.where(column[None] == index[:, None], lowest, logits), 1)
+        second = tl.max(tl.where(column[None] == index[:, None], LOWEST, logits), 1)
         tl.store(at + plane, second, kept)
     shifted = logits - top[:, None]
     exponential = tl.where(inside, tl.exp(shifted), 0)
@@ -210,20 +246,20 @@ def tile_sums_kernel(
         tl.store(at + 3 * plane, tl.sum(exponential * shifted, 1), kept)
     noisy = logits
     if NOISE:
-        noisy = logits + gumbel(tl.load(keys + row, kept, 0), token)
+        noisy = logits + gumbel(tl.load(keys, kept, 0), begin + column)
         preference = tl.max(noisy, 1)
-        index = tl.min(tl.where(noisy == preference[:, None], column[None], BV - 1), 1)
+        index = tl.min(tl.where(noisy == preference[:, None], column[None], last), 1)
         tl.store(at + 4 * plane, preference, kept)
-        tl.store(at + 5 * plane, tl.max(tl.where(column[None] == index[:, None], logits, lowest), 1), kept)
+        tl.store(at + 5 * plane, tl.max(tl.where(column[None] == index[:, None], logits, LOWEST), 1), kept)
     chosen = tl.minimum(index, width - 1)  # a valid token, even if the row is NaN
-    tl.store(at + 6 * plane, (first + low + chosen).to(tl.float32), kept)  # exact up to 2^24
+    tl.store(at + 6 * plane, (begin + chosen).to(tl.float32), kept)  # exact up to 2^24
     if SECOND_CHOICES:
-        noisy = tl.where(column[None] == index[:, None], lowest, noisy)
+        noisy = tl.where(column[None] == index[:, None], LOWEST, noisy)
         preference = tl.max(noisy, 1)
-        index = tl.min(tl.where(noisy == preference[:, None], column[None], BV - 1), 1)
+        index = tl.min(tl.where(noisy == preference[:, None], column[None], last), 1)
         tl.store(at + 7 * plane, preference, kept)
-        tl.store(at + 8 * plane, tl.max(tl.where(column[None] == index[:, None], logits, lowest), 1), kept)
-        tl.store(at + 9 * plane, (first + low + tl.minimum(index, width - 1)).to(tl.float32), kept)
+        tl.store(at + 8 * plane, tl.max(tl.where(column[None] == index[:, None], logits, LOWEST), 1), kept)
+        tl.store(at + 9 * plane, (begin + tl.minimum(index, width - 1)).to(tl.float32), kept)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -252,8 +288,7 @@ def share_sums_kernel(
     plane = (shares * tiles).to(tl.int64) * count
     at = parts + (share * tiles + tile).to(tl.int64) * count + row[None]
     out, out_plane = sums + row.to(tl.int64) * shares + share, count.to(tl.int64) * shares
-    lowest = -3.4028234663852886e38
-    tops = tl.load(at, inside, lowest)
+    tops = tl.load(at, inside, LOWEST)
     totals = tl.load(at + 2 * plane, inside, 0)
     tokens = tl.load(at + 6 * plane, inside, 0)
     top = tl.max(tops, 0)
@@ -262,17 +297,18 @@ def share_sums_kernel(
     second, moment, preference, logit = top, top, top, top
     preferences, logits = tops, tops
     if SECOND:
-        seconds = tl.load(at + plane, inside, lowest)
-        second = tl.max(tl.maximum(seconds, tl.where(tile == best[None], lowest, tops)), 0)
+        seconds = tl.load(at + plane, inside, LOWEST)
+        second = tl.max(tl.maximum(seconds, tl.where(tile == best[None], LOWEST, tops)), 0)
     if MOMENT:
         moments = tl.load(at + 3 * plane, inside, 0)
-        moment = tl.sum((moments + totals * (tops - top[None])) * scale, 0)
+        below = tl.maximum(tops - top[None], -1e30)  # of a tile that is left out: its product with the total is finite
+        moment = tl.sum((moments + totals * below) * scale, 0)
     if NOISE:
-        preferences = tl.load(at + 4 * plane, inside, lowest)
+        preferences = tl.load(at + 4 * plane, inside, LOWEST)
         preference = tl.max(preferences, 0)
         best = tl.min(tl.where(preferences == preference[None], tile, TILES - 1), 0)
-        logits = tl.load(at + 5 * plane, inside, lowest)
-        logit = tl.max(tl.where(tile == best[None], logits, lowest), 0)
+        logits = tl.load(at + 5 * plane, inside, LOWEST)
+        logit = tl.max(tl.where(tile == best[None], logits, LOWEST), 0)
     token = tl.max(tl.where(tile == best[None], tokens, 0), 0)
     tl.store(out, top, kept)
     tl.store(out + out_plane, second, kept)
@@ -283,14 +319,14 @@ def share_sums_kernel(
     tl.store(out + 6 * out_plane, token, kept)
     if SECOND_CHOICES:  # the best of the other tiles' choices and this tile's second choice
         own = tile == best[None]
-        preferences = tl.where(own, tl.load(at + 7 * plane, inside, lowest), preferences)
-        logits = tl.where(own, tl.load(at + 8 * plane, inside, lowest), logits)
+        preferences = tl.where(own, tl.load(at + 7 * plane, inside, LOWEST), preferences)
+        logits = tl.where(own, tl.load(at + 8 * plane, inside, LOWEST), logits)
         tokens = tl.where(own, tl.load(at + 9 * plane, inside, 0), tokens)
         preference = tl.max(preferences, 0)
         best = tl.min(tl.where(preferences == preference[None], tile, TILES - 1), 0)
         own = tile == best[None]
         tl.store(out + 7 * out_plane, preference, kept)
-        tl.store(out + 8 * out_plane, tl.max(tl.where(own, logits, lowest), 0), kept)
+        tl.store(out + 8 * out_plane, tl.max(tl.where(own, logits, LOWEST), 0), kept)
         tl.store(out + 9 * out_plane, tl.max(tl.where(own, tokens, 0), 0), kept)
 
 
@@ -333,22 +369,21 @@ def records_kernel(
     inside = kept[:, None] & (share < shares)
     plane = count.to(tl.int64) * shares
     at = sums + row[:, None].to(tl.int64) * shares + share
-    lowest = -3.4028234663852886e38
-    tops = tl.load(at, inside, lowest)
+    tops = tl.load(at, inside, LOWEST)
     totals = tl.load(at + 2 * plane, inside, 0)
-    preferences = tl.load(at + 4 * plane, inside, lowest)
-    logits = tl.load(at + 5 * plane, inside, lowest)
+    preferences = tl.load(at + 4 * plane, inside, LOWEST)
+    logits = tl.load(at + 5 * plane, inside, LOWEST)
     tokens = tl.load(at + 6 * plane, inside, 0)
     top = tl.max(tops, 1)
     scale = tl.exp(tops - top[:, None])
     total = tl.sum(totals * scale, 1)
     own = share == first_greatest(preferences, share, SHARES)[:, None]
-    probability = tl.exp(tl.max(tl.where(own, logits, lowest), 1) - top) / total
+    probability = tl.exp(tl.max(tl.where(own, logits, LOWEST), 1) - top) / total
     confidence = probability
     if CONFIDENCE == "margin":
-        seconds = tl.load(at + plane, inside, lowest)
+        seconds = tl.load(at + plane, inside, LOWEST)
         of_top = share == first_greatest(tops, share, SHARES)[:, None]
-        second = tl.max(tl.maximum(seconds, tl.where(of_top, lowest, tops)), 1)
+        second = tl.max(tl.maximum(seconds, tl.where(of_top, LOWEST, tops)), 1)
         confidence = (1 - tl.exp(second - top)) / total
     if CONFIDENCE == "neg_entropy":
         moments = tl.load(at + 3 * plane, inside, 0)
@@ -359,11 +394,11 @@ def records_kernel(
     tl.store(out + 1, probability.to(tl.int32, bitcast=True), kept)
     tl.store(out + 2, confidence.to(tl.int32, bitcast=True), kept)
     if SECOND_CHOICES:  # the best of the other shares' choices and this share's second choice
-        preferences = tl.where(own, tl.load(at + 7 * plane, inside, lowest), preferences)
-        logits = tl.where(own, tl.load(at + 8 * plane, inside, lowest), logits)
+        preferences = tl.where(own, tl.load(at + 7 * plane, inside, LOWEST), preferences)
+        logits = tl.where(own, tl.load(at + 8 * plane, inside, LOWEST), logits)
         tokens = tl.where(own, tl.load(at + 9 * plane, inside, 0), tokens)
         own = share == first_greatest(preferences, share, SHARES)[:, None]
-        probability = tl.exp(tl.max(tl.where(own, logits, lowest), 1) - top) / total
+        probability = tl.exp(tl.max(tl.where(own, logits, LOWEST), 1) - top) / total
         tl.store(out + 3, tl.max(tl.where(own, tokens, 0), 1).to(tl.int32), kept)
         tl.store(out + 4, probability.to(tl.int32, bitcast=True), kept)
 

@@ -35,6 +35,7 @@ def step(rows: int, scratch: int, slots: int) -> None:
     """The kernels of a forward, with the widths of small models; all that differs between steps is an argument."""
     from lopa_dist.kernels import (
         experts_triton,
+        filters_triton,
         meta_attention,
         record_head_triton,
         rope_triton,
@@ -71,6 +72,9 @@ def step(rows: int, scratch: int, slots: int) -> None:
         sampling = Sampling("neg_entropy", temperature)
         record_head_triton.share_sums(zeros(rows, 256), zeros(8 * 200, 256), 0, 8, 5, random_keys, sampling, real)
     record_head_triton.merged_records(zeros(7, rows, 8, dtype=torch.float32), "neg_entropy")
+    filtered = Sampling("probability", 0.7, top_p=0.9, top_k=20 + rows % 3)
+    logits = zeros(64, 1600, dtype=torch.float32)
+    filters_triton.filtered_sums(logits, 5, zeros(rows, dtype=torch.long), filtered, real, second_choices=False)
     room = meta_attention.Capacity(rows // 8, rows // 16, rows // 8)
     plan = meta_attention.MetaPlan(rows, room, 4, 2, 64, 16, scratch, torch.device("cpu"))
     meta_attention.attend_meta(zeros(rows, 4, 64), keys, values, plan)

@@ -60,13 +60,10 @@ def distribution(logits: list[float], sampling: Sampling, mask_id: int) -> list[
         least = sorted(scaled, reverse=True)[: sampling.top_k][-1]
         scaled = [x if x >= least else -math.inf for x in scaled]
     if sampling.temperature and sampling.top_p < 1:
-        order = sorted(range(len(scaled)), key=lambda i: -scaled[i])
-        total, mass = sum(math.exp(x) for x in scaled), 0.0
-        for i in order:
-            weight = math.exp(scaled[i]) / total
-            if mass > sampling.top_p:
-                scaled[i] = -math.inf
-            mass += weight
+        weights = [math.exp(x) for x in scaled]
+        most = sampling.top_p * sum(weights)
+        greater = [sum(w for y, w in zip(scaled, weights, strict=True) if y > x) for x in scaled]
+        scaled = [x if mass <= most else -math.inf for x, mass in zip(scaled, greater, strict=True)]
     exponentials = [math.exp(x) for x in scaled]
     return [x / sum(exponentials) for x in exponentials]
 
@@ -317,12 +314,16 @@ def test_top_k_keeps_ties_at_the_kth(k: int, wanted: list[int]) -> None:
     assert kept([2.0, 3.0, 1.0, 2.0, 2.0], top_k=k) == wanted
 
 
+def test_top_p_keeps_ties() -> None:
+    assert kept([1.0, 3.0, 2.0, 2.0, 2.0], top_p=0.6) == [1, 2, 3, 4]
+
+
 @pytest.mark.parametrize(("p", "wanted"), [(1e-9, [1]), (0.45, [1]), (0.6, [1, 2]), (0.79, [1, 2]), (0.81, [0, 1, 2])])
 def test_top_p_drops_what_follows_enough_mass(p: float, wanted: list[int]) -> None:
     assert kept([math.log(0.2), math.log(0.5), math.log(0.3)], top_p=p) == wanted
 
 
-def test_top_k_counts_what_top_p_left() -> None:
+def test_top_p_counts_what_top_k_left() -> None:
     assert kept([math.log(x) for x in (0.4, 0.3, 0.2, 0.1)], top_p=0.35, top_k=3) == [0]
     assert kept([math.log(x) for x in (0.4, 0.3, 0.2, 0.1)], top_p=0.95, top_k=3) == [0, 1, 2]
 
