@@ -95,6 +95,11 @@ class ModelOptions:
         if self.lora_rows != "all" and self.lora is None:
             raise ValueError(f"model.lora_rows={self.lora_rows} needs an adapter: set model.lora")
 
+    @property
+    def merged_lora(self) -> str | None:
+        """The adapter that is merged into the weights, and so acts on all rows; None: there is none."""
+        return self.lora if self.lora_rows == "all" else None
+
 
 AUTO_CHOICES = ("context",)
 AUTO_NUMBERS = ("block_size", "sub_block_size", "max_active_blocks")

@@ -45,6 +45,7 @@ class EngineBuilder:
         pattern: how it was trained to see text, which decode options set to ``auto`` follow.
         dtype: the name of the weights' precision.
         tokenizer: the checkpoint's own.
+        merged: where the adapter is that is merged into the weights; None: there is none.
 
     Raises:
         CheckpointError: there is no such checkpoint, or it cannot be used.
@@ -54,12 +55,11 @@ class EngineBuilder:
         self.options, self.device = options, device
         self.folder = find(options.path)
         adapter = None if options.lora is None else find(options.lora, "model.lora")
-        mask_adapter, merged = (adapter if options.lora_rows == rows else None for rows in ("masks", "all"))
-        self.shape = read_config(self.folder, mask_adapter, merged)
+        self.merged = adapter if options.merged_lora else None
+        self.shape = read_config(self.folder, None if self.merged else adapter, self.merged)
         self.pattern = training_pattern(self.shape, options.pattern)
         self.dtype = choose_dtype(options, device)
-        self.tokenizer = load_tokenizer(self.folder, merged)
-        self.merged = merged
+        self.tokenizer = load_tokenizer(self.folder, self.merged)
         self.model: Transformer | None = None
         self._tensor = Relay(Solo())
 
@@ -81,7 +81,7 @@ class EngineBuilder:
     @property
     def drafts_revision(self) -> str:
         """What drafts are learned on: the checkpoint's `revision`, and that of an adapter merged into it."""
-        merged = self.adapter_revision if self.options.lora_rows == "all" else None
+        merged = self.adapter_revision if self.merged else None
         return self.revision if merged is None else f"{self.revision}+{merged}"
 
     def addresses(self) -> list[int]:
@@ -90,7 +90,7 @@ class EngineBuilder:
 
     def changed_since(self, weights: Mapping[str, Any]) -> str:
         """Return in words which weights are others than a report says (`weights`); empty if all are the same."""
-        merged = self.adapter_revision if self.options.lora_rows == "all" else None
+        merged = self.adapter_revision if self.merged else None
         checkpoint, adapter = f"the checkpoint {self.options.path}", f"model.lora={self.options.lora}"
         found = (checkpoint, "revision", self.revision), (adapter, "lora", merged)
         return " and ".join(

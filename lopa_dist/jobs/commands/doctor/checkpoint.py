@@ -112,7 +112,7 @@ def tokenizer(machine: Machine) -> Finding:
     folder = find(path) if local(path) is not None else in_cache(path, "tokenizer_config.json")
     if folder is None:
         return fine("comes with the model")
-    lora = machine.config.model.lora if machine.config.model.lora_rows == "all" else None
+    lora = machine.config.model.merged_lora
     merged = lora and (local(lora, "model.lora") or in_cache(lora, "tokenizer_config.json"))
     words = load_tokenizer(folder, merged or None)
     known = read_config(folder).vocab_size
