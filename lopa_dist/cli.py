@@ -92,7 +92,7 @@ def job(raw: DictConfig) -> Any:
         config = OmegaConf.to_object(raw)
         if not isinstance(config, Config):
             raise UserError(
-                "the configuration that was read is not of lopa_dist: let it begin with the line "
+                "the configuration that was read does not extend lopa_dist's: let it begin with the line "
                 "`defaults: [config, _self_]`"
             )
         check_files(config)
@@ -236,7 +236,7 @@ def check_command(arguments: list[str]) -> None:
 
 
 def check_name(arguments: list[str]) -> None:
-    """Raise a UserError if the configuration seems to be a file of the user's own, but one of the package is taken."""
+    """Raise a UserError if the user seems to mean a configuration file of theirs, but the package's would be taken."""
     name, folder = named("--config-name", arguments), Path(named("--config-dir", arguments) or "")
     file = f"{(name or 'config').removesuffix('.yaml')}.yaml"
     of_a_run = (folder / "overrides.yaml").exists()  # beside the configuration in `.hydra` of a run folder

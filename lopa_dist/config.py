@@ -225,7 +225,9 @@ class TaskConfig:
         if self.prompt is not None:
             template_of(self.prompt)
             if self.column is not None:
-                raise ValueError(f"task.column={self.column} with task.prompt: one of them says what the prompt is")
+                raise ValueError(
+                    f"task.column={self.column} with task.prompt: both say what the prompt is; leave one of them out"
+                )
         if not own and hasattr(TASKS[self.name], "check"):
             TASKS[self.name].check(self)
         if self.input == "-" and not getattr(TASKS.get(self.name), "reads_stdin", False):
@@ -475,10 +477,10 @@ def by_hydra(overrides: tuple[str, ...]) -> DictConfig:
 
 @contextmanager
 def reading_conf() -> Iterator[None]:
-    """Have Hydra read `conf` in the block, which one thread at a time enters.
+    """Have Hydra read `conf` within the block, which one thread at a time may enter.
 
-    Hydra reads one program's files per process. They may be the user's, as in an own `@hydra.main` that makes an `LLM`,
-    and are so again at the end.
+    Hydra reads the files of one program per process. That may be the user's program, such as one with `@hydra.main`
+    that makes an `LLM`, so at the end Hydra is set back to it.
     """
     with COMPOSING:
         program, version = GlobalHydra.instance().hydra, VersionBase.instance().version_base
@@ -549,8 +551,8 @@ def no_names(override: str) -> Iterator[str]:
 def nearest(key: str, known: Iterable[str]) -> list[str]:
     """Return up to three `known` keys that `key` may be meant for, the most alike first.
 
-    They end in nearly the same name, or in one that begins with it. If some are of the same section, it is one of them;
-    otherwise, if some have the very name, it is one of those.
+    Their last part is nearly the same as that of `key`, or begins with it. If some of them are in the same section,
+    only these are returned; otherwise, if some have exactly the same last part, only those.
     """
     section, _, name = key.rpartition(".")
     parts = {one: one.rpartition(".") for one in known if one != "task.name"}  # which presets set

@@ -175,7 +175,7 @@ class LLM:
         if self.weights is not None and self.weights != self.builder.addresses():
             raise ValueError(
                 "the model's weights are other tensors than in the last call, as after load_state_dict(assign=True) or "
-                "`parameter.data = ...`. Write into those that there are (load_state_dict, copy_), or make a new LLM"
+                "`parameter.data = ...`. Write into the existing ones (load_state_dict, copy_), or make a new LLM"
             )
 
     @in_turn
@@ -382,7 +382,7 @@ class LLM:
         if decode is not None and not isinstance(decode, str | DecodeConfig):
             kind = type(decode).__name__
             what = "sampling=SamplingParams(...)" if kind == "SamplingParams" else "single options as drafts=4"
-            raise ValueError(f"decode is of type {kind}: it is a preset's name; give {what}")
+            raise ValueError(f"decode is of type {kind}: it must be a preset's name or a DecodeConfig; give {what}")
         overrides = {key: value.item() if isinstance(value, np.generic) else value for key, value in overrides.items()}
         for key, value in overrides.items():
             if key in SAMPLING_ONLY or key == "samples":
@@ -496,8 +496,8 @@ def check_top(top_logprobs: Any, config: Config) -> None:
         raise ValueError(f"top_logprobs={top_logprobs!r}: must be a number from 0 on")
     if not config.decode.causal:
         raise ValueError(
-            f"top_logprobs={top_logprobs}: only a causal model's tokens have log probabilities of their own; of a "
-            "masked model there is a bound for the whole text"
+            f"top_logprobs={top_logprobs}: only a causal model's tokens have log probabilities of their own; for a "
+            "masked model there is only a bound for the whole text"
         )
 
 

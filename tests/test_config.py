@@ -128,7 +128,7 @@ def test_a_path_alone_is_a_model_of_its_own(
         ({"tau_entropy": 0.5, "confidence": "margin"}, "needs decode.confidence=neg_entropy"),
         (
             {"tau_entropy": 0.5, "fill": "a.py:f"},
-            "decode.tau_entropy=0.5: decode.fill=a.py:f decides; leave it at null",
+            "decode.tau_entropy=0.5: decode.fill=a.py:f decides which tokens are filled; leave tau_entropy at null",
         ),
     ],
 )

@@ -20,8 +20,8 @@ from lopa_dist.own_code import load
 def advance(state: State, winner: Winner) -> Window:
     """Move every running sequence by one step, in place.
 
-    Slots that are done pass through the same operations. None of their positions is inside the window, so nothing is
-    filled; what a branch of an earlier step may still write there is never read.
+    Finished slots go through the same operations. None of their positions is inside the window, so nothing is filled.
+    A branch of an earlier step may still write tokens there, but nothing reads them.
 
     Args:
         state: from which the forward was laid out.
@@ -140,7 +140,7 @@ def write(window: Tensor, offset: Tensor, token: Tensor) -> Tensor:
 def keep_boundary(state: State, records: Records, running: Tensor) -> None:
     """Store in `State.boundary` what a committing forward predicts for the first position after the cached tokens.
 
-    Their rows do not run again.
+    Later forwards use it if the row that predicts this position does not run again (`structure.record_of_commit`).
     """
     if state.vocabulary.shift and state.config.scope.caches_kv:
         commits = running & (state.committed != state.complete)
@@ -186,7 +186,8 @@ def own_fill(name: str, records: Records, masked: Tensor) -> Tensor:
     """Return which of the masked positions the user's rule `name` chooses, ``[S, W]`` bool.
 
     Raises:
-        UserError: it returned something else; a tensor of another shape would be broadcast, and fill what nobody chose.
+        UserError: the rule returned anything else. A tensor of another shape would be broadcast, and would fill
+            positions that the rule did not choose.
     """
     # copies, because the rule may write into them
     given = records.probability.clone(), records.confidence.clone(), masked.clone()

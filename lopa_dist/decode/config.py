@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from lopa_dist.checks import Reader, check_options, number, option, require_count
 from lopa_dist.decode.context import CONTEXTS, Context
 
-IntOrAuto: TypeAlias = Any  # with `int | str`, every use of the number would have to exclude text
+IntOrAuto: TypeAlias = Any  # not `int | str`: every use of the number would first have to rule out text
 
 MOST_DRAFTS = 16  # the most drafts of a causal model's chain, with drafts=auto
 FILLING = Reader(lambda config: not config.causal, "models that fill masks")
@@ -20,9 +20,10 @@ LOOKAHEAD = frozenset({"branches", "drafts", "draft_from"})  # the settings of l
 
 
 def record_size(second_choices: bool) -> int:
-    """Return how many numbers a record has: token, probability and confidence; of a second choice token, probability.
+    """Return how many numbers a record has: 3, or 5 with `second_choices`.
 
-    A second choice is the token that would be chosen without the first.
+    These are the token, its probability and its confidence, then the second choice's token and probability. A second
+    choice is the token that would be chosen if the first were excluded.
     """
     return 5 if second_choices else 3
 
@@ -153,8 +154,8 @@ class DecodeConfig:
         self.drafts = number(self.drafts)
         if self.drafts == "auto" and not self.causal:
             raise ValueError(
-                "decode.drafts=auto: is for causal models, whose text no number of drafts changes; write a number, "
-                "such as 10"
+                "decode.drafts=auto: is for causal models, whose texts do not depend on the number of drafts; write a "
+                "number, such as 10"
             )
         require_count("decode.drafts", self.drafts, 0, auto=self.causal)
         for keys, least, most, allowed in (
@@ -188,7 +189,10 @@ class DecodeConfig:
         if not 0 <= most < math.inf:
             raise ValueError(f"decode.tau_entropy={most}: must be a number of nats, 0 or more, or null")
         if self.fill is not None:
-            raise ValueError(f"decode.tau_entropy={most}: decode.fill={self.fill} decides; leave it at null")
+            raise ValueError(
+                f"decode.tau_entropy={most}: decode.fill={self.fill} decides which tokens are filled; leave "
+                "tau_entropy at null"
+            )
         if self.confidence != "neg_entropy":
             raise ValueError(
                 f"decode.tau_entropy={most} with decode.confidence={self.confidence}: needs "

@@ -28,7 +28,7 @@ def end_of(attention: str, position: Ints, size: int) -> Ints | int:
     """Return the position after the last one that each row sees: ``[R]``, or one bound for all rows.
 
     Args:
-        attention: as in `Context`, of windows or of prompts.
+        attention: `window_attention` or `prompt_attention` of a `Context`.
         position: ``[R]`` of the rows.
         size: of a block.
     """
@@ -64,9 +64,10 @@ class Context:
     """Which K/V a step takes from an earlier one.
 
     - none: no K/V; all rows of a sequence run in every step.
-    - block: those of all tokens before. The forward after a block was completed computes its K/V for good.
-    - dual: those of all tokens before and of the masks after. The forward after a block was completed computes all K/V
-      of the sequence anew.
+    - block: K/V of all tokens before the window. The forward after a block becomes complete computes the block's K/V
+      once and for all.
+    - dual: K/V of all tokens before the window and of the masks after it. The forward after a block becomes complete
+      computes all K/V of the sequence anew.
 
     With block, rows see only the masks of appended blocks; otherwise they see those of the whole answer."""
 
@@ -88,7 +89,7 @@ class Context:
 
     @property
     def from_prompt(self) -> bool:
-        """Whether blocks are counted from the prompt's first token. Then all of an answer's blocks are whole."""
+        """Whether blocks are counted from the prompt's first token; then an answer's last block has its full length."""
         return self.prompt_attention == "blocks"
 
     @property
@@ -129,8 +130,8 @@ class Context:
     def last_end(self, limit: IntsOrTensor, size: int) -> IntsOrTensor:
         """Return where the last block ends in answers that end at `limit`.
 
-        Blocks that are counted from the prompt's first token are whole, as in training. What lies after the limit
-        belongs to no answer.
+        If blocks are counted from the prompt's first token, the last one has its full length, as in training. Its
+        positions after the limit do not belong to the answer.
         """
         return -(-limit // size) * size if self.from_prompt else limit
 
@@ -157,7 +158,7 @@ class Context:
         """
         if self.causal:  # the last prompt token, the answer, and what drafts may lie after its end
             return answer + drafts + 2
-        # twice the length: the widest window of the batch, laid over any sequence, stays inside
+        # twice the length, so that a window as wide as the batch's widest fits into the canvas of every sequence
         return 2 * -(-(answer + (size - 1) * self.from_prompt) // size) * size
 
     def sees(self, position: Ints, size: int) -> Ints | int:
@@ -173,7 +174,7 @@ class Context:
         return np.where(position < 0, end_of(self.prompt_attention, position, size), in_window)
 
     def parts(self, prompt: int, end: int, size: int, shift: int) -> list[Part]:
-        """Return the parts in which a given answer is scored: all of it, or its blocks if none sees those after it.
+        """Return the parts in which a given answer is scored: the whole answer, or its blocks if none sees a later one.
 
         Args:
             prompt, end: tokens of the prompt, and of prompt and answer together.
@@ -191,7 +192,7 @@ class Context:
         return [Part(at, max(at, prompt), min(at + size, end)) for at in range(first, end, size)]
 
     def estimates(self, masks: int) -> int:
-        """Return how many masks of a text its likelihood is computed from: at most 1 if it is exact, else `masks`."""
+        """Return how many random masks of a text its likelihood needs: `masks`, but at most 1 if it is exact."""
         return min(masks, 1) if self.causal else masks
 
     def before(self, part: Part, prompt: int) -> int:
@@ -221,7 +222,7 @@ CONTEXTS = {
     # Fast-dLLM's dual cache (arXiv 2505.22618): vanilla, but K/V outside the window come from the forward after the
     # last block was completed.
     "dual": Context("full", "joint", "fill", "dual", None, "all but the window, anew after each block"),
-    # Every row, of a mask too, sees what is before it and itself.
+    # Every row, a mask's row included, sees itself and the tokens before it.
     "causal": Context("causal", "causal", "fresh", "block", 1, "all verified tokens"),
 }
 """The contexts, by their names in `DecodeConfig.context`."""

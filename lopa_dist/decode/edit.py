@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lopa_dist.decode.state import Records, State
 
-MOST_CHECKS = 16  # forwards of a block without masks, after which it is complete, whatever the last one changed
+MOST_CHECKS = 16  # after this many forwards without masks, a block is complete even if the last one changed it
 
 
 class Replacements(NamedTuple):

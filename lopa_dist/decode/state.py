@@ -160,8 +160,8 @@ class State:
     paths: Tensor  # [4, S, K] of each branch's path: `path_depth`, `path_parent`, `path_token`, `path_drafts`
     boundary: Tensor  # [3 or 5, S] record of position `committed`, from the forward that committed the token before it
     sampled: NDArray[np.bool_]  # [S] whether the request draws random numbers
-    # the memory of all tensors above of this type but `eos_ids`, in one piece, so that the host can change several of
-    # them in one operation; None in what `take` returns
+    # one piece of memory that holds all int64 tensors above except `eos_ids`, so that the host can change several of
+    # them in one operation; None in a state that `take` returns
     storage: Tensor | None = None
     written: Tensor | None = None  # [S, 3, N + 1] how tokens were written (`decode/written.py`); None: not asked for
 
@@ -313,7 +313,7 @@ class State:
         for field, value in (("done", 1), ("branches", 0), ("drafts", 0)):
             getattr(self, field).index_fill_(0, at, value)
             values[HostState._fields.index(field), slots] = value
-        self.path_drafts.index_fill_(0, at, 0)  # else the next step would verify what no forward computes
+        self.path_drafts.index_fill_(0, at, 0)  # otherwise the next step would verify drafts that no forward computed
         return HostState._make(values)
 
     def limit_branches(self, host: HostState, most: int) -> HostState:

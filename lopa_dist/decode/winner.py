@@ -10,15 +10,15 @@ from lopa_dist.decode.state import Records, State
 
 
 class Winner(NamedTuple):
-    """What verification decides for every sequence. F is how many tokens a winner may bring."""
+    """What verification decides for every sequence. F is the most tokens that a winner may contribute."""
 
     branch: Tensor  # [S] int64, the branch that wins
     records: Records  # [S, W] that branch's predictions, over the windows
-    position: Tensor  # [S, F] int64, where it brings tokens; -1: nothing
+    position: Tensor  # [S, F] int64, the positions of the tokens that it contributes; -1: none
     token: Tensor  # [S, F] int64, the tokens there (those of records are int32)
     scores: Tensor | None = None  # [S, K] branch confidences, -inf for branches that did not run (`rules.lopa`)
-    # [S] accepted drafts, whose tokens come first; None: the rule verifies no drafts. Where it does, `fill` forces no
-    # position in a sequence to which the winner brings tokens
+    # [S] number of accepted drafts, whose tokens come first; None: the rule verifies no drafts. If it verifies drafts,
+    # `fill` forces no position in a sequence to which the winner contributes tokens
     accepted: Tensor | None = None
     accepted_with: Tensor | None = None  # [S, K] drafts that the first 1 .. K branches alone would have brought
     probability: Tensor | None = None  # [S, F] bits of the tokens' fp32 probabilities; where there is `accepted`

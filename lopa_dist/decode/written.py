@@ -60,7 +60,7 @@ def note(
 
     Args:
         state: with the drafts of this step.
-        winner: of the step; what it brings was written.
+        winner: of the step; the tokens that it contributes have been written.
         window: the windows after the fill; None: the model has none.
         chosen: ``[S, W]`` bool, the positions that were filled from the winner's records.
         replaced: ``[S, W]`` bool, the positions whose token was replaced by the records'; None: none.

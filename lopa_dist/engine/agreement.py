@@ -1,4 +1,4 @@
-"""Whether the ranks of a replica have decided alike: code of the user's own may depend on more than its arguments."""
+"""Check that the ranks of a replica decide alike: the user's own code may depend on more than its arguments."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def fault() -> str | None:
 
 
 def context_rows() -> Ints:
-    """Return the contexts as C reads them, a row each: what it tells, length, number of parts, places, kinds."""
+    """Return the contexts as C reads them, one row each: `tells`, length, number of parts, their places and kinds."""
     rows = np.zeros((len(NGRAM_CONTEXTS), 3 + 2 * PARTS), np.int64)
     for row, context in zip(rows, NGRAM_CONTEXTS, strict=True):
         count = len(context.parts)

@@ -15,7 +15,7 @@ def change_of(places: Ints, slots: Ints, complete: Ints, tokens: Ints, counts: I
         slots: ``[n]`` of the sequences.
         complete: ``[n]`` as in `HostState`.
         tokens: ``[n, m]`` their drafts; tokens after the last draft are written, too, but nothing reads them.
-        counts: ``[n]`` how many drafts they have; no row could verify more than stand before the answer's limit.
+        counts: ``[n]`` how many drafts they have; none stands at or after the answer's last position.
         expects_eos: ``[n]`` 1 if an end-of-text is expected after them.
     """
     number = np.arange(tokens.shape[1])

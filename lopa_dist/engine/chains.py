@@ -99,8 +99,8 @@ class Chains:
                 wanted = free and made.counts[number]
                 paths.append(drafter.paths(slot, free, masks.of(slot)) if wanted else [])
         if drafter.masks:
-            # if an end-of-text is expected or the answer's limit is near, that is why a chain is short: places after
-            # that do not count as predicted
+            # a chain may be short because an end-of-text is expected or the answer's limit is near: places after that
+            # do not count as predicted
             reach = np.where(made.expects_eos, made.counts, made.room)
             self.predicted[slots] = np.minimum(masks.counts[slots], reach)
             self.ends[slots] = made.ends

@@ -1,9 +1,9 @@
 """Long prompts are prefilled in chunks, one between two steps, so that decoding never waits for a whole prompt.
 
-Chunked prefill (Sarathi, arXiv 2308.16369; XY-Serve, section 2) is exact where a prompt is block-causal: a chunk is a
-number of complete blocks, which see those before them in the cache. Chunks begin at the same tokens whatever else is
-running, so they change no text from batch to batch. A chunk is a forward of its own: it keeps a device busy, so
-sharing the forward with windows would gain nothing.
+Chunked prefill (Sarathi, arXiv 2308.16369; XY-Serve, section 2) is exact if a prompt is block-causal: a chunk consists
+of complete blocks, which see the blocks before them in the cache. Chunks begin at the same tokens whatever else is
+running, so no text depends on the batch. A chunk is a forward of its own: it keeps a device busy by itself, so sharing
+the forward with windows would gain nothing.
 """
 
 from __future__ import annotations

@@ -20,8 +20,9 @@ class EngineConfig:
 
     `prefix_cache` says which K/V requests share:
 
-    - exact: those that change no text (of samples' common prompt; of few-shot examples and system prompts, on models
-      that read prompts block by block; of any beginning that prompts have in common, on causal models).
+    - exact: K/V whose sharing changes no text: those of the prompt that samples have in common; on models that read
+      prompts block by block, also those of few-shot examples and system prompts; on causal models, also those of any
+      beginning that prompts have in common.
     - none: every request computes its own.
 
     `kernels` applies to all operations that have a Triton version: attention, rotation, norms, gate, record head, and

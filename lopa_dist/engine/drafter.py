@@ -55,7 +55,7 @@ BITS = [min(count.bit_length(), 7) for count in range(COUNT + 1)]
 OF_PASSAGES = 8 * len(NGRAM_CONTEXTS)
 OF_MASKS = OF_PASSAGES + MATCH + 1
 LEVELS = 8  # of a mask's probability (`level`)
-DEPTHS = 16  # of masks' proposals; those after the chain has left what masks predicted are counted apart
+DEPTHS = 16  # of masks' proposals; once a chain has left what masks predicted, later ones are counted separately
 KINDS = OF_MASKS + 2 * DEPTHS * LEVELS
 HOPES = [HOPE] * OF_MASKS + [1 - 0.75 * 0.5 ** (kind % LEVELS) for kind in range(KINDS - OF_MASKS)]
 SOURCE_OF = [*(TEXT if context.tells == TOKEN else OWN for context in NGRAM_CONTEXTS), OWN, MASKS]  # by voter
@@ -110,7 +110,7 @@ class Text:
     backs: list[int]  # how far back each token had last occurred (`back_of`)
     counted: int  # how many tokens are counted in the table
     work: Work  # in which its drafts are counted
-    index: dict[tuple[int, int], int] = field(default_factory=dict)  # by two tokens: where they last went on
+    index: dict[tuple[int, int], int] = field(default_factory=dict)  # by two tokens: the place that last followed them
     chain: list[Decision] = field(default_factory=list)  # drafts that the next forward verifies
     refused: Decision | None = None  # the decision after the chain's last one, if it was not drafted
     ends: list[float] = field(default_factory=list)  # probabilities that the chain's accepted part ends at each depth
@@ -275,7 +275,7 @@ class Drafter:
         Args:
             slot: of the sequence.
             most: the most drafts.
-            worth: a draft whose probability of being reached and right is below this is not worth a row.
+            worth: the least probability of being reached and right at which a draft is worth a row.
             masks: tokens that masks predicted for the chain's places, and their probabilities.
             from_text: whether to draft from text, too; without it, masks alone draft.
         """
@@ -323,7 +323,7 @@ class Drafter:
         return [self.mixer.proposal(token, MASK_VOTER, mask_kind(on_track, depth, probability))]
 
     def paths(self, slot: int, most: int, masks: Sequence[tuple[int, float]] = ()) -> list[list[int]]:
-        """Return alternatives to the chain, the likeliest first: each leaves it with a token that was proposed there.
+        """Return alternatives to the chain, the likeliest first: each replaces a draft by another token proposed there.
 
         Args:
             slot, masks: as in `draft`, which must have been called before.
@@ -348,7 +348,10 @@ class Drafter:
         return [self.onward(slot, [*chain[:depth], other], chain) for depth, other in best]
 
     def onward(self, slot: int, path: list[int], chain: list[int]) -> list[int]:
-        """Return `path`, which leaves `chain`, continued to its length: as text proposes, then as `chain` goes on."""
+        """Return `path`, which has left `chain`, continued until it is as long as `chain`.
+
+        First come the tokens that text proposes, as far as it does, then the tokens of `chain` at these depths.
+        """
         while len(path) < len(chain):
             proposed = max(self.proposed(slot, path), key=lambda one: one[1], default=(-1, 0.0))[0]
             if proposed < 0 or proposed in self.eos_ids:
@@ -371,7 +374,7 @@ class Drafter:
         return [(draft.token, draft.chance) for draft in self.texts[slot].chain]
 
     def passage(self, text: Text) -> tuple[int, int]:
-        """Return where the last occurrence of the text's final tokens goes on (0: nowhere), and how many match."""
+        """Return the place after the last earlier occurrence of the final tokens (0: none), and how many match."""
         tokens = text.tokens
         if len(tokens) < 2:
             return 0, 0
@@ -395,14 +398,14 @@ def mask_kind(on_track: int, depth: int, probability: float) -> int:
 
     Args:
         on_track: 0 while the chain is what masks predicted, then DEPTHS.
-        depth: of the place in the chain; the last kind of depths is also that of all after it.
+        depth: of the place in the chain; all depths from `DEPTHS` - 1 on have the same kind.
         probability: of the predicted token.
     """
     return OF_MASKS + (on_track + min(depth, DEPTHS - 1)) * LEVELS + level(probability)
 
 
 def level(probability: float) -> int:
-    """Return the level of a mask's probability p: how many times 1 can be halved and stay above 1 - p, at most 7."""
+    """Return the level of a mask's probability p: how many times 1 - p must be doubled to reach 0.5, at most 7."""
     rest, halved = 1.0 - probability, 0
     while rest < 0.5 and halved < LEVELS - 1:
         rest, halved = 2 * rest, halved + 1

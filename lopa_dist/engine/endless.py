@@ -14,8 +14,8 @@ MORE = 64  # forwards that any sequence may take beyond those of its positions
 def check_ends(after: HostState) -> None:
     """Raise a UserError if a sequence has taken more forwards than any rule of ours needs.
 
-    Each of ours fills a position or completes a block in every forward, except that a block without masks may be looked
-    at `MOST_CHECKS` times.
+    Each of our own rules fills a position or completes a block in every forward, except that a block without masks may
+    be checked `MOST_CHECKS` times.
 
     Args:
         after: what the host knows after a step.
@@ -26,5 +26,5 @@ def check_ends(after: HostState) -> None:
         raise UserError(
             f"an answer of at most {after.limit[slot]} tokens does not end: it has taken {after.step[slot]} forwards. "
             "In every forward, a rule of your own (decode.rule, decode.fill) must fill a masked position, or leave "
-            "that to the step; without such a rule, please report it"
+            "that to the step. If you use no such rule, please report this"
         )

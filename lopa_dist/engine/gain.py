@@ -28,7 +28,7 @@ def gain(policy: LookaheadPolicy, after: Rates, before: Rates | None = None, mas
         after: rates of other masks; if they are not known, 1 is returned.
         before: rates of the job's present masks, measured in the same way, so that equal rates give 1. None: those of
             the job itself.
-        mask_cost: how many times as long a row of the other masks takes.
+        mask_cost: how many times as long a row of the other masks takes as one of the present masks.
     """
     if not after.chains:
         return 1.0
@@ -39,7 +39,7 @@ def gain(policy: LookaheadPolicy, after: Rates, before: Rates | None = None, mas
     if policy.auto and own.times.all.points:
         now, as_dear = present.fastest(policy.sequences), other.fastest(policy.sequences)
         other.mask_cost = mask_cost
-        # dearer rows make nothing faster, whatever noisy times say
+        # rows that cost more make nothing faster, even if noisy times say so
         return min(other.fastest(policy.sequences), as_dear) / now
     deepest = own.most
     lengths = [sum(d * p for d, p in enumerate(of.outcomes.helped.ends(deepest))) for of in (other, present)]

@@ -75,7 +75,7 @@ def needed(model: Transformer, options: EngineConfig, tile_rows: int | None) -> 
 
 
 def without_graphs(model: Transformer, plain: frozenset[str], device: torch.device) -> bool:
-    """Return whether the torch form of a kernel in `plain` makes the host wait for the device, as no graph may."""
+    """Return whether the torch form of a kernel in `plain` makes the host wait for the device: no graph can do that."""
     dtype = model.head_weight.dtype
     wholes = {FP8 if mlp.kind == "fp8" else dtype for mlp in mixtures(model)}  # int8 is widened before it is multiplied
     asks = device.type == "cuda" and any(not by_library(device, dtype, whole) for whole in wholes)

@@ -132,7 +132,7 @@ class Scorer:
         return self.scope.parts(prompt, prompt + len(given.answer), self.config.block_size, self.shift)
 
     def masks(self, length: int, random: np.random.Generator) -> tuple[list[Mask], list[float], bool]:
-        """Return masks of `length` tokens, their weights in the sum, and whether they are a sample (else all)."""
+        """Return masks of `length` tokens, their weights in the sum, and whether they are a random sample."""
         if self.exact:  # every token is predicted, and seen by the tokens after it
             return [np.ones(length, bool)], [1.0], False
         if length < 63 and 2**length - 1 <= self.samples:
@@ -144,7 +144,7 @@ class Scorer:
         return masks, [length / count / self.samples for count in counts.tolist()], True
 
     def greedy(self, given: Sequence[Given], forwards: Counter[int]) -> list[bool]:
-        """Return for each answer whether it results if each forward fills the most probable token of each part.
+        """Return for each answer whether decoding gives it if every forward fills the likeliest token of each part.
 
         Args:
             given: the answers.
@@ -243,7 +243,7 @@ class Scorer:
         laid_out = Segments(start, rows, base, seen, start, ends)
         sent = to_device(np.array([tokens + extra * [0], positions + extra * [0]]), weight.device)
         kernel: AttentionKernel = Grouped(shape.heads // shape.kv_heads, weight.device, weight.dtype)
-        if in_c(weight):  # the other one has a mask whose size is the square of the longest segment's
+        if in_c(weight):  # `Grouped` makes a mask as large as the square of the longest segment
             kernel = Native()
         plan = kernel.plan(laid_out, len(tokens) + extra)
         return self.model(*sent, lambda layer, q, k, v: kernel.attend(q, k, v, plan))

@@ -2,8 +2,9 @@
 
 Every rank brings a `StopLevel` to each step, and all ranks follow the highest of them. So all ranks stop at the same
 step, whichever was asked to stop or failed. Each rank also proposes how far to look ahead in the next step
-(`LookaheadPolicy`), and all ranks follow the first one's proposal. What all of them decide by themselves, from the same
-records, must be the same: that is checked where code of the user's own takes part (`Agreement`).
+(`LookaheadPolicy`), and all ranks follow the first one's proposal. Every other decision is made by each rank alone,
+from the same records, and must be the same on all ranks: that is checked if the user's own code takes part
+(`Agreement`).
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ class LookaheadPolicy:
         return self.steps % (RECONSIDER if self.steps < SETTLED else RARELY) == 0
 
     def start(self) -> None:
-        """Begin a generation, whose first step has none before it to be measured."""
+        """Begin a generation: there is no step before its first one to be measured."""
         self.began = None
 
     def begin(self, ahead: Lookahead, host: HostState, chunk: bool) -> None:
@@ -173,7 +173,7 @@ class LookaheadPolicy:
         return self.ranked[0]._replace(worth=self.worth)
 
     def of_other_kind(self) -> Choice | None:
-        """Return a choice of another kind of step if it is time to measure that kind: each in turn, if several are.
+        """Return a choice of another kind of step if it is time to measure that kind; several kinds take turns.
 
         If possible it is the best choice with only its kind changed, otherwise the best choice of that kind. A single
         step would not show its gain, because a step's masks draft for the step after it.

@@ -48,7 +48,7 @@ class TooLarge(ValueError):
 
 
 def short_of_memory(error: torch.OutOfMemoryError) -> torch.OutOfMemoryError:
-    """Return a forward's error with advice on what to do: the plan leaves room, but not for what it does not know."""
+    """Return a forward's out-of-memory error with advice: the plan leaves some room, but cannot foresee everything."""
     return torch.OutOfMemoryError(
         f"{error}\nTake fewer rows or sequences (engine.max_rows, engine.max_sequences), model.quantization, or "
         "parallel.tensor. Memory was planned from what was free when the engine began: if another process on the GPU "
@@ -67,8 +67,8 @@ def free_bytes(device: torch.device) -> int | None:
 def release_cached(device: torch.device) -> None:
     """Give a GPU's cached memory back to the driver.
 
-    Tensors that are made now and kept would otherwise lie inside large freed pieces, where the next K/V space, which
-    needs one piece, would not fit.
+    Otherwise, tensors that are made now and stay would lie inside large freed blocks. The next K/V space needs a single
+    block, and would no longer fit there.
     """
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from lopa_dist.engine.contexts import NGRAM_CONTEXTS, TOKEN, back_of, keys
 
-COUNT = 255  # the largest count; the low 8 bits of an entry have its count, those above what it tells
+COUNT = 255  # the largest count; the low 8 bits of an entry are its count, the bits above are what it tells
 MOST = 2**20  # entries of the young table, and of the old one
 ENTRY_BYTES = 100  # of a Python dictionary's entry, its two integers included
 

@@ -27,8 +27,8 @@ class Outcomes:
 
     def __init__(self, drafts: int, new_tokens: int, text: bool) -> None:
         self.helped = Acceptance(drafts)  # chains that masks helped to draft
-        # chains without masks' drafts, as far as the drafter's own probabilities say. They are counted even while text
-        # does not draft, so that it shows when drafting from text would pay
+        # chains drafted without masks, counted by the drafter's own probabilities. They are counted even while text
+        # does not draft, to show when drafting from text would pay
         self.bare = Acceptance(drafts, HOPE * text)
         self.branched = [1.0, 1.0]  # sequence steps with branches beside the chain, and drafts that the branches won
         self.answers = [1.0, float(new_tokens)]  # answers that ended, and their tokens; begins with one

@@ -71,7 +71,7 @@ def check_reproducible(experts: bool, plain: Collection[str], static: bool) -> N
     if plain:
         raise ValueError(
             "engine.reproducible=true on a GPU needs all of Triton's kernels, since torch's forms may give a row "
-            f"other bits in another batch; without Triton run: {', '.join(sorted(plain))}"
+            f"other bits in another batch; these run in torch's form: {', '.join(sorted(plain))}"
         )
     if not static:
         raise ValueError(

@@ -61,7 +61,7 @@ class Step:
     prefixes: SharedPrefixes | None  # what the prompts that it prefills share; None: it prefills none
     after: HostState  # what the host knows of them after it; until then the same as `before`
     lookahead: Lookahead  # of a causal model
-    proposal: Choice  # of this rank, for the next step's
+    proposal: Choice  # this rank's proposal for the next step's lookahead
     works: list[Work | None]  # of these slots' requests
     masks: Ints | None = None  # [S] places of each chain for which masks had predicted a token; None: all drafts
     accepted_with: Ints | None = None  # [S, K] as in `Winner`, once the step is over
@@ -162,7 +162,7 @@ class RunningBatch:
         """Prefill one chunk of a long prompt, or more if nothing can run otherwise; return the slots that still wait.
 
         So a step waits for at most one chunk, however long newly admitted prompts are. `waiting` are the slots that
-        wait before it. If this rank is told to leave meanwhile, all may wait still.
+        wait before the call. If this rank is told to leave meanwhile, all of them may still wait.
         """
         while waiting:
             self.statistics.lap("host")

@@ -193,11 +193,16 @@ class Head:
 class StaticRunner(Runner):
     """The runner of one device that has the whole model.
 
-    `sequences` are the most that a batch has, `branches` the most segments of a sequence besides its prompt's, and
-    `longest` the most tokens of a sequence with its prompt; they size the tables of tiles. `rows` are the most that a
-    step usually has, and `predictions` the most that it usually makes. The pool gets scratch for the rows now, because
-    graphs hold addresses and a pool that grows invalidates them all. Without `stacked`, attention's tiles depend only
-    on their own segment. If a bucket cannot be captured, its kind runs without graphs, unless `insist` is set.
+    The pool gets scratch for the rows now, because graphs hold addresses, and a pool that grows invalidates them all.
+
+    Args:
+        sequences: the most sequences of a batch; `sequences`, `branches` and `longest` size the tables of tiles.
+        branches: the most segments of a sequence besides those of its prompt.
+        longest: the most tokens of a sequence, its prompt included.
+        rows: the most rows that a step usually has.
+        predictions: the most predictions that a step usually makes.
+        stacked: if false, attention's tiles depend only on their own segment.
+        insist: raise an error if a bucket cannot be captured; otherwise, no further graph of its kind is captured.
     """
 
     def __init__(

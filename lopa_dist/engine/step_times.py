@@ -1,4 +1,4 @@
-"""How long steps take, by their kind and their rows: what ``drafts=auto`` weighs tokens against."""
+"""How long steps take, by kind and rows: ``drafts=auto`` compares these times with the tokens that steps bring."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 REMEMBERED = 9  # last steps of a size class whose median time counts
-SPAN = 2.0  # least ratio between the rows of steps from which other sizes are judged
+SPAN = 2.0  # a kind's times serve for other sizes if its largest step had this many times the rows of its smallest
 
 
 class StepKind(NamedTuple):
@@ -23,7 +23,7 @@ class StepKind(NamedTuple):
 class StepTimes:
     """How long a step takes, by its rows: medians of the last measured times, with straight lines between them.
 
-    Of two times in the middle, the lower one counts: what disturbs a step makes it longer.
+    Of an even number of times, the lower of the two in the middle counts: disturbances only make steps longer.
     """
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ class Work:
     prompt_tokens: int = 0
     prompt_reused: int = 0  # those of them whose K/V another request had computed
     wins: Counter[int] = field(default_factory=Counter)  # by branch: forwards with several branches that it won
-    # by number of lookahead branches: drafts that would have been accepted with these, summed over the same forwards
+    # by number of lookahead branches: drafts that would be accepted with only so many, summed over the same forwards
     accepted_with: Counter[int] = field(default_factory=Counter)
     proposed: Counter[int] = field(default_factory=Counter)  # forwards with drafts, by their number of drafts
     accepted: Counter[int] = field(default_factory=Counter)  # the same forwards, by how many drafts were accepted
@@ -67,8 +67,8 @@ class Work:
             return ""
         return (
             f"of {tried:,} drafts {share:.1%} were accepted: they took time and brought next to nothing. Was this "
-            "checkpoint trained to draft (docs/lossless.md)? decode.drafts=0 runs without; causal models draft from "
-            "text with decode.draft_from=text"
+            "checkpoint trained to draft (docs/lossless.md)? decode.drafts=0 runs without drafts; causal models can "
+            "draft from text with decode.draft_from=text"
         )
 
     def accepted_per_forward(self) -> float:

@@ -1,4 +1,4 @@
-"""What rows see while drafts are learned: clean rows what is before them; masks constant K/V and their own group."""
+"""What rows see in training: clean rows see the tokens before them; masks see constant K/V and their own group."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def check_learnable(model: Transformer) -> None:
         raise ValueError("drafts of a mixture of experts cannot be learned: its products have no gradients here")
     if any(isinstance(module, QuantizedLinear) for module in model.modules()):
         raise ValueError(
-            "model.quantization: drafts are learned beside weights as they are; learn with quantization=none"
+            "model.quantization: drafts cannot be learned with quantized weights; learn with quantization=none"
         )
 
 
@@ -70,7 +70,10 @@ class Answers:
 
 
 def with_end(tokens: Sequence[int], finish_reason: str, request: Request, eos: int) -> list[int]:
-    """Return an answer's tokens, and the end-of-text after them if that ended it and no stop string could have."""
+    """Return an answer's tokens, with the end-of-text after them if the model ended the answer with one.
+
+    It is left out if the request has stop strings, because one of these may have ended the answer.
+    """
     return [*tokens, *([eos] * (finish_reason == "stop" and not request.stop))]
 
 
@@ -174,8 +177,8 @@ class Learning:
         """Make the model's masks draft with the adapter as it is; engines must take it, too (`Engine.take_adapter`).
 
         Raises:
-            LearningFailed: it has NaN or infinity, or a rank has no memory for it. No rank then drafts with it: those
-                of a replica draft alike.
+            LearningFailed: the adapter has NaN or infinity, or a rank has no memory for it. Then no rank drafts with
+                it, because the ranks of a replica must draft alike.
         """
         weight = self.model.model.embed_tokens.weight
 
@@ -206,7 +209,7 @@ class Learning:
             revision: the checkpoint's.
 
         Raises:
-            LearningFailed: the one that is there does not fit; on rank 0, the message says why.
+            LearningFailed: the saved adapter does not fit; on rank 0, the message says why.
         """
         found = self.together(lambda: self.ranks.rank == 0 and self.read(folder, revision))
         with self.watched(True):

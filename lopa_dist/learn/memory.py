@@ -38,7 +38,7 @@ def bytes_of_row(config: ModelConfig, longest: int, element: int, by_layer: bool
 def text_tokens(rows: int, longest: int) -> int:
     """Return the most tokens, padding included, of the texts of a step with `rows` masks; a longest text always fits.
 
-    Texts that have groups after half of their positions have fewer.
+    Texts that have groups after at least half of their positions stay below this number.
     """
     return longest + 2 * rows // MASKS
 

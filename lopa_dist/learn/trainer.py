@@ -223,7 +223,7 @@ class Trainer:
     def gradients(self, parameters: list[nn.Parameter]) -> Tensor:
         """Return this rank's gradients, flattened.
 
-        Those of parameters that all tensor ranks have alike are counted on the first of them only.
+        Gradients that every tensor rank computes in full count only on the group's first rank.
         """
         again = {id(p) for p in self.adapter.same_everywhere()} if self.tensor.rank else set()
         found = [torch.zeros_like(p) if p.grad is None or id(p) in again else p.grad for p in parameters]

@@ -91,10 +91,10 @@ class Calls:
 
 @cache
 def meet(world: World, timeout_s: float) -> Heartbeat:
-    """Connect the ranks, and return the signs of life that they give until their programs end, also between calls.
+    """Connect the ranks, and return their `Heartbeat`, which beats until their programs end, also between calls.
 
     When a program ends, it tells the others, which may wait for its next call. After an error it ends within two
-    timeouts, because MPI's own end waits for all ranks.
+    timeouts, even if MPI's shutdown still waits for other ranks.
 
     Args:
         timeout_s: `parallel.timeout_s`.

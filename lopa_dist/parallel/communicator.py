@@ -80,7 +80,7 @@ class Relay:
         return self.comm.sum(values)
 
 
-# torch 2.13 gave it the first name. It gathers into one tensor; NCCL would fill a list from a tensor of its own.
+# torch 2.13 introduced the first name. It gathers into one tensor; for a list, NCCL would copy from its own tensor.
 all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 

@@ -180,7 +180,7 @@ class Failures:
             time.sleep(PATIENCE_S)
 
     def _announce(self, verdict: str) -> str:
-        """Announce `verdict` and return it. Unannounced, ranks that find this one gone would blame it."""
+        """Announce `verdict` and return it; otherwise, ranks that find this one gone would blame it."""
         with contextlib.suppress(RuntimeError):  # the store's host may be gone
             announce_first(self.store, verdict)
         return verdict
@@ -266,7 +266,7 @@ class Failures:
         rank, rank_0 = self.world.rank, f"rank 0 of {self.world.size} does not answer"
         if self.world.launcher != "torchrun":
             seen = f"{rank_0}: its host, which keeps the rendezvous,"
-        elif rank == 0:  # beside which torchrun's process keeps it
+        elif rank == 0:  # torchrun's process on this host keeps the rendezvous
             seen = "torchrun's process, which keeps the rendezvous, does not answer: it was suspended, or its host"
         else:
             there = "torchrun's process there, which keeps the rendezvous"

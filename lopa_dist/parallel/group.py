@@ -42,8 +42,8 @@ class Group:
     Args:
         timeout_s: seconds that a collective may take before a rank counts as lost.
         meeting: number of earlier groups of these processes; it keeps their keys in the store apart.
-        check_alive: called while others are awaited, for as long as they take; it may raise a RankError. None: ranks
-            that do not come in the time for a start are missing.
+        check_alive: called while this rank waits for the others, which then has no time limit; it may raise a
+            RankError. None: ranks that do not join within the time limit for a start count as missing.
 
     Attributes:
         comm: the communicator of the branch group.

@@ -76,7 +76,10 @@ class Heartbeat:
         self._own.set(keys.SILENT, " ".join([str(turn), *silent]))
 
     def _hear(self) -> None:
-        """Read from rank 0 who has been silent for too long; it is rank 0 itself if it writes no more, or never did."""
+        """Read which ranks have been silent for too long, as rank 0 has written.
+
+        If rank 0 has stopped writing, or never wrote, it is the silent rank itself.
+        """
         written = self._own.get(keys.SILENT) if self._own.check([keys.SILENT]) else b""
         last, quiet_s = self._round
         self._round = (written, quiet_s + 2 * INTERVAL_S if written == last else 0.0)

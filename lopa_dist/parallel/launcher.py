@@ -136,7 +136,7 @@ def mpi(environment: Mapping[str, str] = os.environ) -> Any:
 
 
 def end_of(library: Any) -> None:
-    """End the MPI that this process started, unless that is done: a launcher takes anything else for a failure."""
+    """Finalize the MPI that this process started, if need be: a launcher takes an exit without it for a failure."""
     if not library.Is_finalized():
         library.Finalize()
 

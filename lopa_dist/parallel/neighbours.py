@@ -110,7 +110,7 @@ def wait_until(
             before, ended, looked = ended, {*ended_here(process=process)}, now
             if gone := before & ended:  # in two checks; `reached` has seen what it may have announced
                 names = names_of(gone, world.size)
-                raise LaunchError(f"{names} ended before all had joined: killed, or it says why itself ({state()})")
+                raise LaunchError(f"{names} ended before all had joined: killed, or its message says why ({state()})")
         if now - began > limit_s:
             raise LaunchError(f"{state()}, after {limit_s:.0f} s")
         if now - said > WORD_S and world.local_rank == 0:

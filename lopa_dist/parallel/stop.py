@@ -20,10 +20,10 @@ STOPPED = 75  # exit status of a job that was asked to stop and can go on (EX_TE
 
 
 def leave_at_signals() -> None:
-    """Answer `SIGNALS` by leaving at once, as a job that can go on, until `Stop.install` takes over.
+    """Make `SIGNALS` end this process at once, as a job that can be resumed, until `Stop.install` takes over.
 
-    If one of several ranks has failed, launchers send SIGTERM to the others, so it says nothing about the job. The exit
-    status is then a shell's for a process that this signal ended.
+    If one of several ranks has failed, launchers send SIGTERM to the others, so SIGTERM says nothing about the job. The
+    exit status is then the one that a shell reports for a process that SIGTERM ended.
     """
 
     def leave(number: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""torchrun that, if its ranks were stopped in order, ends with their status and without a traceback.
+"""Run torchrun, and end with the ranks' status and without a traceback if they were stopped in order.
 
     python -m lopa_dist.parallel.torchrun --nproc-per-node 8 -m lopa_dist ...
 

@@ -61,7 +61,7 @@ class RowCounts(NamedTuple):
 def row_counts(host: HostState, lookahead: Lookahead) -> RowCounts:
     """Return how many rows each sequence has.
 
-    Masks are left out if no row before the answer's limit could verify their predictions, and after an end-of-text.
+    Masks are left out if they would predict the answer's last position or a later one, and after an end-of-text.
 
     Args:
         host: of the step.
@@ -80,7 +80,7 @@ def row_counts(host: HostState, lookahead: Lookahead) -> RowCounts:
         wanted = last | np.isin(depth, lookahead.depths) if lookahead.depths else last
     wanted &= (depth <= (drafts - host.expects_eos)[:, None]) & running[:, None]
     # After the token at depth d, which has the position complete - 1 + d, mask i predicts position complete + d + i.
-    # There may be drafts up to position limit - 2: no row would verify one at the answer's last position, limit - 1.
+    # Drafts go up to position limit - 2: the row there predicts the answer's last token, at limit - 1, without a draft.
     most = host.limit[:, None] - 2 - (host.complete[:, None] + depth)
     masks = np.minimum(np.maximum(most, 0), lookahead.masks) * wanted
     of_groups = masks.sum(1) + lookahead.lead * (masks > 0).sum(1)
@@ -410,7 +410,10 @@ class CausalRows:
         return 1 + drafts + of_groups + (branches - 1) * (drafts + int(masks[0]))
 
     def predictions(self, config: DecodeConfig, branches: int, window: int) -> int:
-        """See `RowMaker`. What auto tries must not take longer only because its graph is captured on the way."""
+        """See `RowMaker`; with ``drafts=auto``, enough for every choice.
+
+        Otherwise, a choice could seem slow only because its graph is captured while it is tried.
+        """
         return self.apart(config, branches) if config.drafts == "auto" else self.usual(config)
 
     def groups(self, config: DecodeConfig) -> int:

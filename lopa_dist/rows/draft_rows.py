@@ -1,7 +1,8 @@
 """Rows that verify several drafts in one branch.
 
-A branch verifies the drafts d_1 .. d_m, at positions p_1 .. p_m. Its own record says what it predicts at p_1. For the
-others, the drafts before them would have to be filled in the branch. Instead it gets two more rows for each draft:
+A branch verifies the drafts d_1 .. d_m, at positions p_1 .. p_m. Its own record says what it predicts at p_1. For a
+later position, the drafts before it would have to be filled in the branch. Instead, the branch gets two more rows for
+each draft:
 
 - the *token row* T_i (i < m): the token of d_i at position p_i;
 - the *verification row* C_i (i > 1): the row that predicts position p_i, in the context of d_1 .. d_{i-1}. With the
@@ -167,7 +168,7 @@ class VerifiedDrafts(Kind):
 def sees_drafts_from(config: DecodeConfig, host: HostState, structure: Structure) -> Ints:
     """Return the first position from which a sequence's rows see drafts, ``[S]``, counted from `block_begins`.
 
-    Drafts that a row before it predicts are verified by the branch's own records (`VerifiedDrafts.unpack`).
+    Drafts that earlier rows predict are verified by the branch's own records (`VerifiedDrafts.unpack`).
 
     Args:
         config, host: of this step.

@@ -249,7 +249,7 @@ def predict_windows(
 def rows_minus_cells(
     state: State, host: HostState, structure: Structure, prefixes: SharedPrefixes | None, reported: Ints
 ) -> Ints:
-    """Return the number of the row that predicts a position minus that of the position's cell in ``[S, W]``, ``[h]``.
+    """Return the number of a position's predicting row minus the number of its cell in ``[S, W]``, ``[h]``.
 
     The host knows how many positions of a window are masked, but not which, so the device finds their cells
     (`window_rows.predict`). This difference is the same everywhere in a segment. For example, the windows of sequence 2
@@ -338,8 +338,8 @@ def row_span(state: State, host: HostState) -> tuple[Ints, Ints]:
 
     With `kv_is_final` the range begins at the first uncommitted token or at the boundary row before it, and ends with
     the last appended block and the suffix. In the first step it includes the prompt, unless that is prefilled apart.
-    Without `kv_is_final` it is the whole sequence; but with a dual cache it is so only in the first step and after a
-    block was completed, and in other steps it has the appended blocks alone.
+    Without `kv_is_final` it is the whole sequence. With a dual cache, that is so only in the first step and after a
+    block was completed; in other steps, the range is that of the appended blocks after the committed tokens.
     """
     scope = state.config.scope
     if scope.kv_is_final:

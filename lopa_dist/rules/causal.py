@@ -43,9 +43,9 @@ def verify(state: State, records: Records) -> Winner:
             ``[S, K, D, n]`` is what the n masks after each of these rows predict; without a mask, the token is -1.
 
     Returns:
-        The verified tokens, up to the first end-of-text and the answer's limit. If a prediction is not a number, those
-        before it are brought, and the step ends there. The next step predicts it first, and fails the sequence, unless
-        a stop string has ended it before.
+        The verified tokens, up to the first end-of-text and the answer's limit. If a prediction is not a number, only
+        the tokens before it are returned. The next step makes this prediction first, and fails the sequence, unless a
+        stop string has ended the sequence before.
     """
     depth = arange(records.packed.shape[3], state.canvas.device)
     position = state.complete[:, None] + depth  # [S, D] which each row predicts
@@ -126,9 +126,9 @@ def spawn(state: State, winner: Winner, window: Window | None) -> None:
     """Set the drafts of the next step to what the masks after the chain's end predicted.
 
     If drafts come from text and there are no branches, set none: the host drafts (`put_chains`). The anchor's drafts
-    are also written into the canvas. Drafts that no row before the answer's limit could verify are left out, and so are
-    an end-of-text and all drafts after it: if the end-of-text is right, the row of the last draft before it predicts
-    it. `window` is None: causal models have no windows.
+    are also written into the canvas. Drafts from the answer's last position on are left out, and so are an end-of-text
+    and all drafts after it: the row of the last draft before them predicts the answer's last token or the end-of-text.
+    `window` is None: causal models have no windows.
     """
     config = state.config
     if config.drafts_text and not config.branches:
@@ -178,7 +178,7 @@ def put_chains(
     Args:
         state, host: of all slots, after the same step.
         slots: ``[n]`` of the sequences.
-        counts: ``[n]`` how many drafts they have; no row could verify more than stand before the answer's limit.
+        counts: ``[n]`` how many drafts they have; none stands at or after the answer's last position.
         expects_eos: ``[n]`` 1 if an end-of-text is expected after them.
         change: what their chains change in `State.storage`, ``[2, c]`` (`engine.chain_change`).
         paths: for each sequence, more branches after those that it has, each with as many drafts as its chain; empty

@@ -59,7 +59,7 @@ def best_paths(first: Tensor, second: Tensor, count: Tensor, k: int, m: int) -> 
 
 
 class AllPaths(NamedTuple):
-    """All paths for n drafts, numbered in the order in which the first of equals is taken. P is how many there are."""
+    """All P paths for n drafts. Of paths with nearly equal weights, the one with the lowest number is taken."""
 
     length: Tensor  # [P] drafts for which a path makes a choice
     second: Tensor  # [P, n] bool: drafts for which it takes the second choice

@@ -41,7 +41,7 @@ class Rule:
     name: str
 
     verify: Callable[[State, Records], Winner] = anchor_alone
-    """Choose the branch that wins for each sequence, and the tokens that it brings.
+    """Choose the branch that wins for each sequence, and the tokens that it contributes.
 
     Its arguments are the state from which the forward was laid out, and the records, ``[S, K, W]`` over
     `State.window`."""
@@ -52,7 +52,7 @@ class Rule:
     Its arguments are the state after the step, the winner, and the window from `advance`."""
 
     advance: Callable[[State, Winner], Window | None] = advance
-    """Write what the winner brings, fill, and move the frontiers; rules of masked models share D2F's."""
+    """Write the winner's tokens, fill, and move the frontiers; rules of masked models share D2F's function."""
 
     rows: RowMaker = WINDOWS
     """Lays out the rows."""

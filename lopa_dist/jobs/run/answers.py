@@ -19,10 +19,10 @@ from lopa_dist.tasks.task import Item
 def finished_text(
     tokenizer: PreTrainedTokenizerFast, generation: Generation, stops: Sequence[str]
 ) -> tuple[Generation, str]:
-    """Return the generation as if it had ended at the stop string that is complete first, and the text before that.
+    """Return the generation as if it had ended at its first stop string, and the text before that string.
 
-    If several are complete at the same place, the longest counts. So the result does not depend on how much more was
-    generated before anyone looked: a longer stop string that began earlier is complete later.
+    The first stop string is the one whose last character comes first; of several that end at the same place, the
+    longest. So the result does not depend on how much was generated before the engine looked for stop strings.
 
     The generation keeps the fewest tokens whose text reaches the cut, so that tokens after it are not counted; forwards
     and seconds stay what they were.
@@ -75,7 +75,10 @@ def answer_of(
 
 
 class Pieces:
-    """The texts of an answer's tokens: the first one's as it begins the text, others' as they read after another."""
+    """The texts of an answer's tokens.
+
+    The first token reads as at the beginning of a text, the others read as after another token.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self.tokenizer = tokenizer
@@ -139,7 +142,7 @@ def invalid(generation: Generation, item: Item) -> str:
     """Return why an answer does not have the format that was asked for, and what to do."""
     assert item.response_format is not None
     tries, most = generation.tries, item.response_format.tries
-    remedy = "the same job with a higher task.tries tries these alone again; or say more of the format in the prompt"
+    remedy = "the same job with a higher task.tries retries only these; or describe the format better in the prompt"
     if generation.finish_reason == "length":
         remedy = "it was cut at its limit of tokens: raise that (decode.max_new_tokens, or the line's max_tokens)"
     elif tries < most:

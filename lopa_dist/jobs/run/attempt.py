@@ -127,17 +127,17 @@ def open_attempt(
         log.warning(others)
     if strangers:
         log.warning(
-            "%d finished answers in %s are of other requests than those of the input today%s: they stay in journal/, "
-            "and are not in these results. A request is known by its id, or without one by its line's number, and with "
-            "task.samples above 1 also by its sample; an earlier version of lopa_dist may have named requests of own "
-            "tasks otherwise",
+            "%d finished answers in %s belong to requests that are not in today's input%s: they stay in journal/, and "
+            "are not in these results. A request is identified by its id or, without one, by its line's number, and "
+            "with task.samples above 1 also by its sample's number; an earlier version of lopa_dist may have named the "
+            "requests of your own task differently",
             strangers, folder, f" with task.limit={limit}" if (limit := config.task.limit) else "",
         )  # fmt: skip
     if sum(done) and (last := AttemptRecord.last(journal.folder)) and last.code != code_hash():
         log.warning(
-            "WARNING: other code of lopa_dist (%s; now %s) wrote the %d results that are there. Where a rule has "
-            "changed since (CHANGELOG.md), the rest may differ from what it would have written; job.resume=new starts "
-            "over", last.code or "an older version", code_hash(), sum(done),
+            "WARNING: other code of lopa_dist (%s; now %s) wrote the %d results so far. If a rule has changed since "
+            "(CHANGELOG.md), the rest may differ from what that code would have written; job.resume=new starts over",
+            last.code or "an older version", code_hash(), sum(done),
         )  # fmt: skip
     AttemptRecord.of(number, len(job_input), rejected, sum(done), errors, invalid, world, drafted).write(journal.folder)
     return Attempt(journal, settings, number, done, crashed, changes, rejudged, errors, invalid)

@@ -21,8 +21,8 @@ class Beginnings:
 
     The K/V of a causal model's tokens depend only on the tokens before them, so a cut changes no text. A prompt is
     compared with the latest ones before it. It shares the longest beginning that was cut off before, or a longer one
-    that it has in common with an earlier prompt, if that pays: the longer one must be computed from its first token,
-    and as many further prompts are expected to have it as did so far.
+    that it has in common with earlier prompts, if that pays. The longer one must be computed anew from its first token,
+    and is expected to serve as many further prompts as have had it so far.
     """
 
     def __init__(self) -> None:
@@ -36,8 +36,8 @@ class Beginnings:
 
         Args:
             tokens: the prompt.
-            known: of how many first tokens it is known that others begin with them.
-            copies: how many requests have this prompt. A prompt that is cut is computed after its cut for each.
+            known: how many of its first tokens other prompts are known to begin with.
+            copies: how many requests have this prompt. What follows a cut is computed for each of them.
         """
         prompt = array("i", tokens).tobytes()
         longest, having = self.longest(prompt)

@@ -23,7 +23,7 @@ IN_ORDER = (Stopped, KeyboardInterrupt, OSError, ValueError)  # no request is to
 
 
 class Begun(AbstractContextManager["Begun"]):
-    """The file of one replica's attempt: a line with the id of a request when it begins, one with a minus at its end.
+    """The file of one replica's attempt: a request's id when it begins, and the id with a minus before it when it ends.
 
     The file remains only if a request may be the reason why the attempt ended.
 

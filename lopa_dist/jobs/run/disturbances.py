@@ -17,8 +17,8 @@ class Disturbances:
     Args:
         config: without any ``auto``.
         group: notices pauses.
-        device: where the model is. Other programs disturb only a CPU, and of what other ranks on the same machine use
-            nothing is known here.
+        device: where the model is. Other programs disturb only work on a CPU. They cannot be told from other ranks on
+            the same machine, so they are noticed only if there are none.
     """
 
     def __init__(self, config: Config, group: Group, device: torch.device) -> None:

@@ -322,7 +322,7 @@ class Job:
             (folder / BATCH_OUTPUT).unlink(missing_ok=True)  # of an earlier input
         else:
             raise RuntimeError(
-                f"{lines} result lines of {len(self.input)} requests in {folder}; is it one folder for all ranks?"
+                f"{lines} result lines of {len(self.input)} requests in {folder}; do all ranks use the same folder?"
             )
         for replica in merged.replicas:
             if replica["attempt"] == self.attempt.number and replica["replica"] > 0:

@@ -91,7 +91,7 @@ class JobInput:
         for index in np.flatnonzero(too_often(crashes, most)).tolist():
             self.rejected[index] = 1
             times = f"{counts[index]} times" if counts[index] > 1 else "once"
-            alone = ", the last time with no other beside it" if counts[index] > 1 else ""
+            alone = ", the last time with no other request running" if counts[index] > 1 else ""
             self.aside[index] = (
                 f"the process ended {times} while this request ran{alone}; it was set aside. job.retry=errors runs it "
                 "again: give it more memory, or a shorter prompt"

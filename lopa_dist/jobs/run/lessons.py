@@ -388,9 +388,10 @@ class Lessons:
         return int(total), int(held_out)
 
     def mask_cost(self) -> float:
-        """Return how many times as long a row of masks will take: on a CPU by its arithmetic; a GPU waits for memory.
+        """Return how many times as long a mask's row will take with the adapter as without it.
 
-        The times of steps know it once the engine drafts with an adapter.
+        On a CPU this follows from the adapter's arithmetic. On a GPU it is 1, because a GPU waits for memory. It is
+        also 1 once the engine drafts with an adapter, because the measured times of steps then include it.
         """
         if self.engine.device.type != "cpu" or self.engine.lookahead.forecast.adapted:
             return 1.0
@@ -454,7 +455,7 @@ class Lessons:
     def without_harm(self, outcome: Outcome) -> Iterator[None]:
         """Turn a failure of learning, which is raised on all ranks, into a warning and the end of the lessons.
 
-        The `outcome` of what may fail then says so, and is told. A failure of the ranks themselves is raised further:
+        The `outcome` then says what failed, and is passed to `tell`. A failure of the ranks themselves is not caught:
         it would end generation, too.
         """
         began = time.perf_counter()

@@ -31,10 +31,10 @@ def warnings_of(task: TaskConfig, begins: bool) -> list[str]:
 
 
 def check_parts(folder: Path, out: str, answers: int, begins: bool) -> None:
-    """Raise a UserError if there are parts that are not this job's: they would be replaced, or read with its own.
+    """Raise a UserError if there are parts of another job: they would be replaced, or read together with this job's.
 
-    A run with a journal knows which parts it has written on this machine. Elsewhere, parts count as its own if it has
-    begun and has as many.
+    A run with a journal knows which parts it has written on this machine. Otherwise, once the job has begun, parts
+    count as its own if their numbers are among those of its own parts.
 
     Args:
         folder: of the run.
@@ -47,7 +47,7 @@ def check_parts(folder: Path, out: str, answers: int, begins: bool) -> None:
     foreign = [name for number, name in parts_there(out, KEY).items() if number >= own and (known or number >= most)]
     if foreign:
         names = f"{foreign[0]} to {foreign[-1]}" if len(foreign) > 1 else foreign[0]
-        raise UserError(f"{KEY}={out}: {names} there is not of this job; remove it, or name another folder")
+        raise UserError(f"{KEY}={out}: there are parts of another job ({names}); remove them, or name another folder")
 
 
 def write_output(folder: Path, report: dict[str, Any]) -> None:
@@ -76,7 +76,7 @@ def write_output(folder: Path, report: dict[str, Any]) -> None:
             _, _, missing = write_table(folder, out, KEY)
             if missing:
                 log.warning(
-                    "WARNING: %s is written %s. If the input can be had as it was, this writes it with them: %s",
+                    "WARNING: %s is written %s. If the input is restored, this command writes it with prompts: %s",
                     out, missing.strip(), shlex.join(["lopa-dist", "table", str(folder), "--out", out]),
                 )  # fmt: skip
         if parts:  # there may be more, of an input that was longer

@@ -67,7 +67,7 @@ class PromptNotes:
         if self.model.not_applied and not self.scores:
             messages.append(
                 f"the model's generation_config.json has {', '.join(self.model.not_applied)}: not applied here; "
-                "transformers' texts may be others, also greedy ones"
+                "transformers may write other texts, even in greedy decoding"
             )
         if self.at_end:
             messages.append(
@@ -114,7 +114,7 @@ class PromptNotes:
         if self.odd_roles:
             messages.append(
                 f"messages of the role {', '.join(map(repr, sorted(self.odd_roles)))}: many chat templates know "
-                "system, user and assistant alone, and may take another for the user's"
+                "system, user and assistant alone, and may treat other roles as the user's"
             )
         if self.cut:
             side = self.config.task.truncate
@@ -145,8 +145,8 @@ class PromptNotes:
             )
         if self.greedy_samples:
             messages.append(
-                f"{self.greedy_samples} answers repeat another one to their prompt: several answers to a prompt are "
-                "equal at temperature 0; set decode.temperature"
+                f"{self.greedy_samples} answers only repeat another answer to the same prompt: at temperature 0, all "
+                "answers to a prompt are equal; set decode.temperature"
             )
         if self.greedy_formats:
             messages.append(

@@ -67,7 +67,7 @@ class Encoder:
         check_template(config.model.template, str(tokenizer.chat_template or ""))
         self.templated = partial(tokenizer.apply_chat_template, tokenize=False, **config.model.template)
         self.cuts = cuts_prefix(config.decode, config.engine.prefix_cache)
-        # elsewhere, a row's last bits depend on where its prompt is cut, and so must not depend on other prompts
+        # in other models a row's last bits depend on where its prompt is cut, so other prompts must not decide that
         self.beginnings = Beginnings() if self.cuts and config.decode.causal else None
         self.words = tokenizer.backend_tokenizer  # finds tokens and nothing else; transformers makes more of each text
         self.words.no_truncation()
@@ -82,7 +82,10 @@ class Encoder:
         self.tokens = lru_cache(8)(lambda text: self.tokenized([text])[text])
 
     def choose(self, item: Item) -> Item:
-        """Return an item in one form: of both, messages if prompts go through the chat template, else the prompt."""
+        """Return an item with only one form of its prompt.
+
+        If it has both, its messages are kept if prompts go through the chat template, otherwise its text.
+        """
         if item.prompt is None or item.messages is None:
             return item
         return replace(item, prompt=None) if self.wrap else replace(item, messages=None, answer_prefix="")
@@ -161,9 +164,10 @@ class Encoder:
         return tokens
 
     def truncated(self, item: Item, texts: list[Text], tokens: dict[Text, list[int]]) -> tuple[Item, list[Text]]:
-        """Return the item, its prompt or last message cut until it fits the model, and its text, added to `tokens`.
+        """Return the item and its text, with its prompt or last message cut until the text fits the model.
 
-        The rest of a text may have more tokens by itself than within the whole, so it may be cut again.
+        The text's tokens are added to `tokens`. The rest of a text may have more tokens by itself than it had within
+        the whole text, so it may be cut several times.
         """
         most = self.config.decode.max_new_tokens if item.max_new_tokens is None else item.max_new_tokens
         room = self.model.max_positions - most
@@ -348,8 +352,8 @@ class Encoder:
         decode = self.config.decode
         if decode.scope.window_attention != "full":
             raise Refusal(
-                f"suffix: with decode.context={decode.context} no token sees what stands after its block, and so what "
-                "the answer is to lead to; a model that was trained to see all of a text takes decode.context=vanilla"
+                f"suffix: with decode.context={decode.context} no token sees anything after its block, so the answer "
+                "cannot lead to the suffix; use decode.context=vanilla, with a model trained to see all of a text"
             )
         if encodable(item.suffix) != item.suffix:
             raise Refusal("the suffix has half of a surrogate pair, which is not a character; remove it")

@@ -9,7 +9,7 @@ from lopa_dist.tasks.task import LikelihoodTask, Task
 
 
 def scored_masks(task: Task) -> int:
-    """Return from how many masks `task` has a text's likelihood computed; 0 if it generates answers."""
+    """Return how many random masks `task` uses for a text's likelihood; 0 if it generates answers."""
     return task.masks if isinstance(task, LikelihoodTask) and task.scores else 0
 
 

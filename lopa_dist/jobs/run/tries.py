@@ -22,7 +22,7 @@ from lopa_dist.tasks.worker import Lost, TooLong, Workers
 SCHEMA_WORKER = "lopa_dist.tasks.schema_worker"
 CHECK_S = 5.0  # seconds that checking an answer against its schema may take
 SLOW_CHECKS = 3  # after this many checks that took longer, a schema's answers are not checked any more
-TOO_SLOW = f"not checked: that takes more than {CHECK_S:g} s by its schema; simplify the schema and its patterns"
+TOO_SLOW = f"not checked: a check by its schema takes more than {CHECK_S:g} s; simplify the schema and its patterns"
 SLOW, FAULT, VALID = range(3)  # outcomes of a check; ranks agree on the lowest
 
 

@@ -96,7 +96,7 @@ def test_an_input_that_grows_and_shrinks(tmp_path: Path) -> None:
     run(config(task(tmp_path, ROWS[:3])), tmp_path / "run", World("python"))
     assert [len(part) for part in read(tmp_path)] == [3], "its own parts of the longer input are gone"
     (tmp_path / "answers" / "part-00001.jsonl").write_text("another's")
-    with pytest.raises(UserError, match=r"part-00001\.jsonl there is not of this job; remove it"):
+    with pytest.raises(UserError, match=r"parts of another job \(part-00001\.jsonl\); remove them"):
         run(config(task(tmp_path, ROWS[:3])), tmp_path / "run", World("python"))
 
 
@@ -109,7 +109,7 @@ def test_a_job_whose_answers_have_all_changed_replaces_its_own_parts(tmp_path: P
 
 def test_parts_of_another_job_are_not_mixed_with_new_ones(tmp_path: Path) -> None:
     run(config(task(tmp_path)), tmp_path / "run", World("python"))
-    with pytest.raises(UserError, match=r"part-00000\.jsonl to part-00002\.jsonl there is not of this job"):
+    with pytest.raises(UserError, match=r"parts of another job \(part-00000\.jsonl to part-00002\.jsonl\)"):
         run(config(task(tmp_path)), tmp_path / "other", World("python"))
     run(config(task(tmp_path)), tmp_path / "run", World("python"))  # its own are
 
@@ -202,7 +202,7 @@ def test_parts_of_another_job_that_runs_meanwhile_stay(
     monkeypatch.setattr(job, "write_output", end)
     if not early:
         monkeypatch.setattr(parts.Parts, "__call__", lambda *_: None)
-    with pytest.raises(UserError, match=r"there is not of this job; remove it, or name another folder"):
+    with pytest.raises(UserError, match=r"parts of another job \(.*\); remove them, or name another folder"):
         run(mine, tmp_path / "mine", World("python"))
     if not early:
         assert [row["text"] for part in read(tmp_path) for row in part] == [

@@ -252,7 +252,7 @@ def test_answers_that_repeat_one_another_are_told(
     lines = [{"prompt": problem, "n": 3}, {"prompt": problem, "n": 2} | warm, {"prompt": problem}]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     items = list(Batch(str(tmp_path / "in.jsonl")).items())
-    for temperature, told in ((0.0, "2 answers repeat another one to their prompt"), (1.0, "")):
+    for temperature, told in ((0.0, "2 answers only repeat another answer to the same prompt"), (1.0, "")):
         decode = DecodeConfig(max_new_tokens=64, temperature=temperature)
         encoder = Encoder(Config(decode=decode), embedded_model.config, embedded_tokenizer)
         encoder.encode_all(0, items)
@@ -408,7 +408,7 @@ def test_messages_that_a_template_leaves_out_are_told(embedded_tokenizer: PreTra
     called = {"role": "assistant", "content": "", "tool_calls": [call]}
     encoder.encode(2, Item("c", messages=[called, {"role": "user", "content": "Tom has 3 coins ."}]))
     assert "messages of the role 'bot' and tool_calls of chats are not in their prompts" in "".join(encoder.warnings())
-    assert "may take another for the user's" not in "".join(encoder.warnings())
+    assert "may treat other roles as the user's" not in "".join(encoder.warnings())
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     encoder.encode(3, Item("d", messages=[{"role": "agent", "content": "Tom has 3 coins ."}]))
     assert "messages of the role 'agent': many chat templates know system, user" in "".join(encoder.warnings())
