@@ -363,9 +363,9 @@ class LLM:
             return [likelihood_of(found) for found in self.collected(session, False, values)]
 
     def warn(self, encoder: Encoder) -> None:
-        """Log what is odd about the prompts of a call, once for each kind: not again for other numbers or words."""
-        for warning in encoder.warnings() if self.world.rank == 0 else ():
-            if (kind := re.sub(r"\d+|\(.*?\)", "", warning)) not in self.warned:
+        """Log what is odd about the prompts of a call, each kind only once: not again for other numbers or words."""
+        for kind, warning in encoder.notes.warnings().items() if self.world.rank == 0 else ():
+            if kind not in self.warned:
                 log.warning(warning)
             self.warned.add(kind)
 

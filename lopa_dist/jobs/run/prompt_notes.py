@@ -55,71 +55,71 @@ class PromptNotes:
             self.greedy_samples += bool(item.origin and item.origin.sample)
             self.greedy_formats += wanted is not None and wanted.tries > 1
 
-    def warnings(self) -> list[str]:
-        """Return warnings about the model and the requests so far, such as unknown words or cut prompts."""
-        messages = []
+    def warnings(self) -> dict[str, str]:
+        """Return warnings about the model and the requests so far, such as unknown words or cut prompts, by kind."""
+        messages: dict[str, str] = {}
         if not self.has_template and self.config.model.chat_template != "never":
-            messages.append(
+            messages["template"] = (
                 f"model={self.config.model.path} has no chat template: prompts go in as they are. That is right for a "
                 "base model (model.chat_template=never says so); an instruct model's tokenizer_config.json or "
                 "chat_template.jinja is missing, and its texts will be worse"
             )
         if self.model.not_applied and not self.scores:
-            messages.append(
+            messages["generation config"] = (
                 f"the model's generation_config.json has {', '.join(self.model.not_applied)}: not applied here; "
                 "transformers may write other texts, even in greedy decoding"
             )
         if self.at_end:
-            messages.append(
+            messages["ends"] = (
                 f"the tokenizer puts {' '.join(self.at_end)} after every text: left out, because a prompt that has "
                 "ended would not be continued"
             )
         decode, pattern = self.config.decode, training_pattern(self.model, self.config.model.pattern)
         if pattern.scope.kv_is_final and not decode.scope.kv_is_final:
-            messages.append(
+            messages["context"] = (
                 f"decode.context={decode.context}: model={self.config.model.path} was trained to see no masks after "
                 "its block, and sees them here: its answers are likely to be worse than with decode.context="
                 f"{pattern.context} (model.pattern says how a model was trained)"
             )
         if self.other_models:
             names = ", ".join(map(repr, islice(self.other_models, 3))) + (", ..." if len(self.other_models) > 3 else "")
-            messages.append(
+            messages["models"] = (
                 f"lines ask for the model {names}: model={self.config.model.path} answers them. batch_output.jsonl "
                 "repeats the name that a line gave"
             )
         if self.strange_prompts:
             words = ", ".join(repr(word) for word in dict.fromkeys(self.strange))
-            messages.append(
+            messages["words"] = (
                 f"prompts with words that model={self.config.model.path} does not know ({words}): "
                 f"{self.strange_prompts}. Its answers to them mean nothing: it is a small model for trying things out. "
                 "The repository's examples/prompts.jsonl has prompts that it reads; model=... or model.path=... takes "
                 "another model"
             )
         if self.bounded:
-            messages.append(
+            messages["bounded"] = (
                 f"decode.max_new_tokens={self.config.decode.max_new_tokens}: the model has "
                 f"{self.model.max_positions} positions, so an answer has at most as many tokens as its prompt leaves"
             )
         if self.special_stops:
             stops = ", ".join(map(repr, sorted(self.special_stops)))
-            messages.append(
+            messages["stops"] = (
                 f"stop strings that are special tokens ({stops}): no effect, because texts have no special tokens; the "
                 "model's generation_config.json says which of them end answers"
             )
         if self.left_out:
-            messages.append(
+            messages["left out"] = (
                 f"{' and '.join(sorted(self.left_out))} of chats are not in their prompts: the model's chat template "
                 "leaves them out"
             )
         if self.odd_roles:
-            messages.append(
+            messages["roles"] = (
                 f"messages of the role {', '.join(map(repr, sorted(self.odd_roles)))}: many chat templates know "
                 "system, user and assistant alone, and may treat other roles as the user's"
             )
         if self.cut:
             side = self.config.task.truncate
             gone = ", where instructions may stand" if side == "left" else ""
-            messages.append(
+            messages["cut"] = (
                 f"prompts that were too long for the model, and were cut (task.truncate={side}: "
                 f"at their {'beginning' if side == 'left' else 'end'}{gone}): {len(self.cut)}"
             )
@@ -127,34 +127,34 @@ class PromptNotes:
         filters += [f"decode.top_p={decode.top_p}"] if decode.top_p < 1 else []
         filters += [f"decode.top_k={decode.top_k}"] if decode.top_k else []
         if filters and not self.draws and not self.scores:
-            messages.append(
+            messages["filters"] = (
                 f"{' and '.join(filters)}: no effect: at temperature 0 no token is drawn; set decode.temperature"
             )
         if self.greedy_filters:
-            messages.append(
+            messages["filters of requests"] = (
                 f"requests with a top_p or top_k of their own at temperature 0: {self.greedy_filters}. These have no "
                 "effect: at temperature 0 no token is drawn"
             )
         if self.sharpened:
             threshold = "decode.tau_conf" if decode.tau_entropy is None else "decode.tau_entropy"
-            messages.append(
+            messages["sharpened"] = (
                 f"requests with a temperature other than 1, a top_p or a top_k: {self.sharpened}. {threshold} and the "
                 "ranking of positions use probabilities after temperature and filters (as Dream's own program does): "
                 "the sharper these are, the more tokens are filled at once, and unverified ones may be worse; compare "
                 "with temperature 1"
             )
         if self.greedy_samples:
-            messages.append(
+            messages["samples"] = (
                 f"{self.greedy_samples} answers only repeat another answer to the same prompt: at temperature 0, all "
                 "answers to a prompt are equal; set decode.temperature"
             )
         if self.greedy_formats:
-            messages.append(
+            messages["formats"] = (
                 f"requests with a response_format at temperature 0: {self.greedy_formats}. An answer of another form "
                 "is not generated again, because that would give the same text; set decode.temperature"
             )
         if self.config.task.tries != TRIES and not self.formats:
-            messages.append(
+            messages["tries"] = (
                 f"task.tries={self.config.task.tries} has no effect: no request has a response_format, so every answer "
                 "is the first one"
             )

@@ -372,7 +372,7 @@ class Encoder:
 
     def warnings(self) -> list[str]:
         """Return warnings about the model and the requests so far, such as unknown words or cut prompts."""
-        return self.notes.warnings()
+        return list(self.notes.warnings().values())
 
     def sampling(self, item: Item) -> Sampling | None:
         """Return how the item's tokens are drawn; None if that is as for the whole job."""
