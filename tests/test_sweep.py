@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hydra.core.hydra_config import HydraConfig
+from submitit.core.utils import FailedJobError
 
 from lopa_dist import cli
 from lopa_dist.checks import UserError
 from lopa_dist.cli import hint
-from lopa_dist.sweep import check_points
+from lopa_dist.jobs.run.job import Job
+from lopa_dist.overrides import quoted
+from lopa_dist.parallel.stop import SIGNALS
+from lopa_dist.sweep import SweepFolder, check_points
 
 
 def test_points_that_can_run_are_let_through(tmp_path: Path) -> None:
@@ -104,4 +112,121 @@ def test_standard_input_is_for_one_point() -> None:
 def test_a_sweep_has_no_run_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["lopa-dist", "-m", "decode.block_size=8,16", "hydra.run.dir=x"])
     with pytest.raises(SystemExit, match=r"hydra\.run\.dir=x: is for a single job; hydra\.sweep\.dir="):
+        cli.main()
+
+
+def test_a_sweep_inside_torchrun_is_refused_before_it_makes_a_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("sys.argv", ["lopa-dist", "-m", "decode.drafts=2,3"])
+    with pytest.raises(SystemExit, match=r"a sweep cannot run inside torchrun: start it from one process"):
+        cli.main()
+    assert not list(tmp_path.iterdir())
+
+
+LONG = [
+    f"decode.{setting}"
+    for setting in (
+        "branches=0", "block_size=16", "max_new_tokens=16", "max_active_blocks=1", "tau_conf=0.9",
+        "temperature=0.0", "context=d2f", "top_p=1.0", "top_k=0", "sub_block_size=null", "tau_look=0.0",
+        "verify=agreement",
+    )
+]  # fmt: skip
+
+
+def test_a_signal_while_a_job_of_a_sweep_writes_ends_the_sweep(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """After that job, which is whole. Its name, of all overrides, is longer than a folder's may be."""
+    write = Job.write_page
+
+    def signalled(self: Job, report: dict[str, Any]) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        write(self, report)
+
+    monkeypatch.setattr(Job, "write_page", signalled)
+    quiet = ["logging.wandb.mode=disabled", "parallel.threads=1", "task.limit=1"]
+    sweep = ["-m", f"hydra.sweep.dir={tmp_path}", *quiet, *LONG, "decode.drafts=4,8"]
+    monkeypatch.setattr("sys.argv", ["lopa-dist", *sweep])
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        with pytest.raises(SystemExit, match=r"^75$"):
+            cli.main()
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    [report] = tmp_path.glob("*/report.json")
+    assert len(",".join([*LONG, "decode.drafts=4", "task.limit=1"])) > 255 >= len(report.parent.name)
+    assert (
+        "stopped by SIGTERM when this job was done; go on with the sweep and hydra.sweep.dir=" in capfd.readouterr().err
+    )
+
+
+def test_a_sweep_ends_with_the_command_that_compares_its_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "my sweep"
+    said = f"Compare the runs: lopa-dist report '{folder}'"
+
+    def job(raw: Any) -> None:
+        if raw.task.problem_seed == 2:
+            raise UserError("this one fails")
+        folder = Path(HydraConfig.get().runtime.output_dir, "a value with a slash")
+        folder.mkdir()
+        (folder / "report.json").touch()
+
+    monkeypatch.setattr(cli, "job", job)
+    monkeypatch.setattr(SweepFolder, "folder", None)
+    monkeypatch.setattr(
+        "sys.argv", ["lopa-dist", "-m", f"hydra.sweep.dir={quoted(str(folder))}", "task.problem_seed=0,1"]
+    )
+    cli.main()
+    assert capsys.readouterr().out.splitlines()[-1] == said
+    monkeypatch.setattr("sys.argv", [*sys.argv[:-1], "task.problem_seed=2,3"])
+    with pytest.raises(SystemExit, match=r"^lopa-dist: task\.problem_seed=2: this one fails$"):
+        cli.main()
+    assert capsys.readouterr().out.splitlines()[-1] == said
+    monkeypatch.setattr("sys.argv", ["lopa-dist", "-m", f"hydra.sweep.dir={tmp_path / 'none'}", "task.problem_seed=2"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert "Compare" not in capsys.readouterr().out, "there is nothing to compare"
+
+
+def test_a_job_of_a_sweep_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "none.jsonl").write_text("")
+    sweep = ["-m", f"hydra.sweep.dir={tmp_path}", "task=batch", f"task.input={tmp_path}/none.jsonl", "seed=0,1"]
+    sweep += ["logging.wandb.mode=disabled"]
+    monkeypatch.setattr("sys.argv", ["lopa-dist", *sweep])
+    with pytest.raises(SystemExit, match=r"^lopa-dist: seed=0,.*nothing to run: .*none\.jsonl has no lines$"):
+        cli.main()
+
+
+def test_every_job_of_a_sweep_that_fails_is_told(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def job(raw: Any) -> None:
+        raise RuntimeError(f"broken at {raw.seed}")
+
+    monkeypatch.setattr(cli, "job", job)
+    monkeypatch.setattr(
+        "sys.argv", ["lopa-dist", "-m", f"hydra.sweep.dir={tmp_path}", "decode.temperature=1", "seed=0,1"]
+    )
+    with pytest.raises((SystemExit, RuntimeError)):
+        cli.main()
+    told = "".join(capfd.readouterr())
+    assert "broken at 0" in told
+    assert "broken at 1" in told
+
+
+def test_a_sweep_that_slurm_refuses_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused() -> None:
+        raise FailedJobError("sbatch: error: invalid partition specified: gpu\n")
+
+    monkeypatch.setattr(cli, "app", refused)
+    monkeypatch.setattr("sys.argv", ["lopa-dist", "-m", "decode.drafts=4,8"])
+    with pytest.raises(SystemExit, match=r"^lopa-dist: .*could not be submitted.*invalid partition specified: gpu$"):
         cli.main()
