@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_launch import OUTSIDE, ROOT
+from tests.launching import OUTSIDE, ROOT
 
 CONTAINERS = ROOT / "docs" / "containers"
 DOCKERFILE, RECIPE = CONTAINERS / "Dockerfile", CONTAINERS / "lopa_dist.def"

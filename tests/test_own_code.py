@@ -1,4 +1,4 @@
-"""Rules and scoring of the user's own, without editing the package."""
+"""The user's own rules and scoring, without editing the package."""
 
 from __future__ import annotations
 

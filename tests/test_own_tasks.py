@@ -1,4 +1,4 @@
-"""Tasks of a user's own: their items, their scores, and what is said of those that cannot be used."""
+"""The user's own tasks: their items, their scores, and what is said of those that cannot be used."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from lopa_dist.tasks.batch_line import LABELS, NEUTRAL, SAMPLING, URLS, items_of
 from lopa_dist.tasks.rows import parse, rows
 from lopa_dist.tasks.task import Item
 from tests.jobs.run.test_job import config
-from tests.tasks.test_batch import mutated_lines
+from tests.tasks.test_batch_line import mutated_lines
 
 QUESTION = [{"role": "user", "content": "How many coins ?"}]
 
