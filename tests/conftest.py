@@ -37,6 +37,9 @@ with mock.patch.object(other_programs, "busy_now", return_value=0):
     other_programs.busy_cores()  # it is cached
 for name in ("WANDB_MODE", "WANDB_DISABLED", "WANDB_API_KEY", "WANDB_PROJECT"):  # of the developer
     os.environ.pop(name, None)
+for name in [*os.environ]:  # the suite may run in an allocation; the jobs that it starts are not that one's
+    if name.startswith("SLURM_") and name != "SLURM_CONF":
+        del os.environ[name]
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes would each compile the package
 GPU = "--gpu" in sys.argv
 if not GPU:  # hidden, and kernels are interpreted: Triton reads that when one is imported, which other conftests do
