@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import field, fields
 from difflib import get_close_matches
@@ -51,9 +52,8 @@ def check_options(name: str, section: Any) -> None:
         key, value, kind = f"{name}.{entry.name}", getattr(section, entry.name), str(entry.type)
         if choices := entry.metadata.get("choices"):
             require(key, value, choices)
-        least = entry.metadata.get("least")
-        if least is not None and not (value is None and "None" in kind):
-            require_count(key, value, least, auto="str" in kind)
+        if (least := entry.metadata.get("least")) is not None:
+            require_count(key, value, least, auto="str" in kind, null="None" in kind)
 
 
 def check_read(name: str, asked: Any, section: Any, deciding: Any = None, typed: Collection[str] | None = None) -> None:
@@ -89,12 +89,12 @@ def written(choice: Any) -> str:
     return "null" if choice is None else str(choice).lower() if isinstance(choice, bool) else str(choice)
 
 
-def require_count(key: str, value: Any, least: int = 1, auto: bool = False) -> None:
-    """Raise a ValueError unless `value` is an integer of at least `least` (or ``auto``)."""
-    if auto and value == "auto":
+def require_count(key: str, value: Any, least: int, auto: bool = False, null: bool = False) -> None:
+    """Raise a ValueError unless `value` is an integer of at least `least` (or ``auto``, or None for `null`)."""
+    if (auto and value == "auto") or (null and value is None):
         return
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        allowed = f"an integer of at least {least}" + (" or 'auto'" if auto else "")
+        allowed = f"an integer of at least {least}" + (" or 'auto'" if auto else "") + (", or null" if null else "")
         raise ValueError(f"{key}={value!r}: must be {allowed}")
 
 
@@ -106,4 +106,4 @@ def require_seconds(key: str, value: float, zero: bool = False) -> None:
 
 def number(value: Any) -> Any:
     """Return `value` as an int if it is an integer's text, else unchanged: a field may be an int or 'auto'."""
-    return int(value) if isinstance(value, str) and value.lstrip("-").isdigit() else value
+    return int(value) if isinstance(value, str) and re.fullmatch("-?[0-9]+", value) else value

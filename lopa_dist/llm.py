@@ -340,6 +340,7 @@ class LLM:
             samples = samples.item() if isinstance(samples, np.generic) else samples
             if isinstance(samples, bool) or not isinstance(samples, int):
                 raise ValueError(f"samples={samples!r}: must be an integer of at least 1")
+            top_logprobs = top_logprobs.item() if isinstance(top_logprobs, np.generic) else top_logprobs
             if top_logprobs is not None:
                 check_top(top_logprobs, config)
             items = items_of(prompts, None)

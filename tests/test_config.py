@@ -88,6 +88,8 @@ def test_a_path_alone_is_a_model_of_its_own(
         ),
         ({"verify": "agreement", "drafts": -1}, "decode.drafts=-1"),
         ({"verify": "both"}, "confidence, agreement"),
+        ({"block_size": 16.0}, "decode.block_size=16.0: must be an integer of at least 1"),
+        ({"top_k": True}, "decode.top_k=True: must be an integer of at least 0"),
         ({"tau_entropy": -0.5}, "decode.tau_entropy=-0.5: must be a number of nats"),
         ({"tau_entropy": 0.5, "confidence": "margin"}, "needs decode.confidence=neg_entropy"),
         (
@@ -126,6 +128,7 @@ def test_contexts_and_parts_of_blocks_that_there_are_not(overrides: list[str], w
         ("decode.max_active_blocks=some", ["decode.max_active_blocks", "integer", "auto"]),
         ("decode.block_size=0", ["decode.block_size", "at least 1"]),
         ("decode.block_size=small", ["decode.block_size", "integer", "auto"]),
+        ("decode.block_size=--5", ["decode.block_size", "integer", "auto"]),
         ("model.pattern=d3f", ["model.pattern", "auto", "vanilla", "d2f", "block_diffusion"]),
         ("parallel.branch=zero", ["parallel.branch", "auto"]),
         ("parallel.timeout_s=0", ["parallel.timeout_s"]),

@@ -23,6 +23,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import lopa_dist
 from lopa_dist import LLM, DecodeConfig, Output, SamplingParams
@@ -238,6 +239,29 @@ def test_weights_are_written_in_place_or_refused(model: str) -> None:
             llm.generate(PROBLEMS[:2])
 
 
+def tied(folder: Path, seed: int) -> Path:
+    """The embedded model with tied weights, as random as the order of its vocabulary."""
+    shutil.copytree(EMBEDDED, folder)
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(settings | {"tie_word_embeddings": True}))
+    weights = load_file(folder / "model.safetensors")
+    head = weights.pop("lm_head.weight")
+    order = torch.randperm(len(head), generator=torch.Generator().manual_seed(seed))
+    save_file(weights | {"model.embed_tokens.weight": head[order].contiguous()}, folder / "model.safetensors")
+    return folder
+
+
+def test_tied_weights_that_are_written_count_for_inputs_and_outputs(tmp_path: Path) -> None:
+    options = "model.pattern=d2f", "parallel.threads=1", "decode.max_new_tokens=16"
+    llm, other = (LLM(str(tied(tmp_path / str(seed), seed)), *options) for seed in (1, 2))
+    before, wanted = llm.generate(PROBLEMS[:2]), [one.text for one in other.generate(PROBLEMS[:2])]
+    assert [one.text for one in before] != wanted
+    assert llm.builder.model is not None
+    assert other.builder.model is not None
+    llm.builder.model.load_state_dict(other.builder.model.state_dict())
+    assert [one.text for one in llm.generate(PROBLEMS[:2])] == wanted
+
+
 def test_a_call_goes_on_from_what_the_calls_before_have_made_and_written() -> None:
     """Drafts come from earlier answers, and no text changes: also where other options or a score came between."""
     causal = LLM("causal", "parallel.threads=1", "decode.draft_from=text", "decode.drafts=8")
@@ -314,7 +338,7 @@ def test_no_prompts_give_no_outputs(llm: LLM) -> None:
         ),
         (["x"], {"sampling": SamplingParams(temperature=10**400)}, r"prompts\[0\]: temperature=1000"),
         (["x"], {"sampling": SamplingParams(top_k=-(10**5000))}, r"prompts\[0\]: top_k=\(a int\) must be"),
-        (["x"], {"decode": DecodeConfig(), "branches": -1}, r"decode.branches=-1: must be at least 0"),
+        (["x"], {"decode": DecodeConfig(), "branches": -1}, r"decode.branches=-1: must be an integer of at least 0"),
         (["x"], {"samples": 3}, r"samples: give it as sampling=SamplingParams\(n=\.\.\.\)"),
         (["x"], {"stop": ["."]}, r"stop: give it as sampling=SamplingParams\(stop=\.\.\.\)"),
         (["x"], {"decode": SamplingParams()}, r"decode is of type SamplingParams: .* give sampling=SamplingParams"),

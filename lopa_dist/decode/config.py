@@ -66,7 +66,7 @@ class DecodeConfig:
         ValueError: a value outside its range or choices; the message names the key and what is allowed.
     """
 
-    branches: int = option(0, "lookahead branches beside the anchor, k in the paper; 0: only the anchor")
+    branches: int = option(0, "lookahead branches beside the anchor, k in the paper; 0: only the anchor", least=0)
     verify: str = option(
         "agreement",
         "which branch wins, and so which lookahead tokens stay",
@@ -84,13 +84,16 @@ class DecodeConfig:
         ("auto", "masks", "text"),
         reader=DRAFTING,
     )
-    block_size: int = option(32, "tokens per block", reader=FILLING)
+    block_size: int = option(32, "tokens per block", least=1, reader=FILLING)
     max_new_tokens: int = option(
-        512, "maximum number of tokens per answer; a masked model sees as many masks, so its texts depend on it"
+        512,
+        "maximum number of tokens per answer; a masked model sees as many masks, so its texts depend on it",
+        least=1,
     )
     max_active_blocks: int | None = option(
         None,
         "maximum number of blocks filled at the same time; 1 is block diffusion, null lets only tau_add decide",
+        least=1,
         reader=FILLING,
     )
     tau_add: float = option(
@@ -132,12 +135,16 @@ class DecodeConfig:
     )
     tau_look: float = option(0.0, "lowest allowed probability of a lookahead token", reader=LOOKING)
     extra_fill: int = option(
-        0, "how many more of the most confident positions each step fills, without verification", reader=FILLING
+        0,
+        "how many more of the most confident positions each step fills, without verification",
+        least=0,
+        reader=FILLING,
     )
     context: str = option("d2f", "what rows see, and what is cached", tuple(CONTEXTS))
     sub_block_size: int | None = option(
         None,
         "size in tokens of a block's parts: only the first part with masks is filled; null: the whole block",
+        least=1,
         reader=FILLING,
     )
     stop_at_eos: bool = option(True, "end a sequence at its first end-of-text token; false fills the whole answer")
@@ -146,7 +153,9 @@ class DecodeConfig:
         1.0, "with temperature > 0, sample among the most probable tokens that together have this probability; 1: all"
     )
     top_k: int = option(
-        0, "with temperature > 0, sample among the k most probable tokens; 0: all. With top_p, the k come first"
+        0,
+        "with temperature > 0, sample among the k most probable tokens; 0: all. With top_p, the k come first",
+        least=0,
     )
 
     def __post_init__(self) -> None:
@@ -158,16 +167,11 @@ class DecodeConfig:
                 "number, such as 10"
             )
         require_count("decode.drafts", self.drafts, 0, auto=self.causal)
-        for keys, least, most, allowed in (
-            (("branches", "extra_fill", "top_k"), 0, math.inf, "at least 0"),
-            (("block_size", "sub_block_size", "max_active_blocks", "max_new_tokens"), 1, math.inf, "at least 1"),
-            (("tau_add", "tau_act", "tau_conf", "tau_edit", "tau_look", "top_p"), 0, 1, "between 0 and 1"),
-        ):
-            for key in keys:
-                value = getattr(self, key)
-                if value is not None and not least <= value <= most:
-                    or_null = ", or null" if key in ("sub_block_size", "max_active_blocks", "tau_edit") else ""
-                    raise ValueError(f"decode.{key}={value}: must be {allowed}{or_null}")
+        for key in ("tau_add", "tau_act", "tau_conf", "tau_edit", "tau_look", "top_p"):
+            value = getattr(self, key)
+            if value is not None and not 0 <= value <= 1:
+                or_null = ", or null" if key == "tau_edit" else ""
+                raise ValueError(f"decode.{key}={value}: must be between 0 and 1{or_null}")
         if not 0 <= self.temperature < math.inf:
             raise ValueError(f"decode.temperature={self.temperature}: must be 0 (greedy) or a number above it")
         if self.top_p == 0:

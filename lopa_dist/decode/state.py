@@ -269,7 +269,7 @@ class State:
         Returns:
             What the host knows afterwards; `host` is not changed.
         """
-        self._window = None
+        self.forget_window()
         scope, size, count = self.config.scope, self.config.block_size, len(admitted)
         slots, tokens, limit, suffix, keys = np.array(
             [(one.slot, len(one.prompt), one.max_new_tokens, len(one.suffix), one.key) for one in admitted]
@@ -309,6 +309,7 @@ class State:
 
     def finish(self, slots: Sequence[int], host: HostState) -> HostState:
         """Finish the sequences in some slots, and return what the host knows afterwards."""
+        self.forget_window()
         at, values = to_device(np.array(slots), self.canvas.device), np.stack(host)
         for field, value in (("done", 1), ("branches", 0), ("drafts", 0)):
             getattr(self, field).index_fill_(0, at, value)
@@ -344,7 +345,7 @@ class State:
         return masked if self.config.tau_edit is None else inside & (span >= self.known[:, None])
 
     def forget_window(self) -> None:
-        """Make `window` compute its windows anew, because the sequences have taken a step."""
+        """Make `window` compute its windows again, because sequences have changed."""
         self._window = None
 
     def is_eos(self, token: Tensor) -> Tensor:
@@ -381,7 +382,7 @@ class State:
         for name, dimension in SLOT_DIMENSIONS.items():
             if (tensor := getattr(self, name)) is not None:
                 tensor.index_copy_(dimension, at, getattr(part, name))
-        self._window = None
+        self.forget_window()
 
     def noise_keys(self, sequence: Tensor, position: Tensor) -> Tensor:
         """Return keys of random numbers, from seed, request, position and step alone.

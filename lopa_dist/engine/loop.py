@@ -175,6 +175,7 @@ class Engine:
         """Return a batch without running sequences, with slots and K/V space for as many requests as run at a time."""
         self.batch, self.ended = None, None
         space = self.prepare(requests)
+        self.needed = None  # the next call's list may be this one, with other requests
         pool, runner, plan = space.pool, space.runner, space.plan
         state = State.empty(self.config, self.vocabulary, plan.sequences, space.longest, self.device, space.suffix)
         scheduler = Scheduler(pool, self.config, self.rule.rows, plan.row_limit, self.share, self.prefix_rules)

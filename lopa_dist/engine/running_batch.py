@@ -121,6 +121,8 @@ class RunningBatch:
             if self.chains:
                 self.chains.admit(slot, request.prompt, self.running[slot].work)
             self.statistics.admitted += 1
+        if self.waiting and not self.running:
+            raise RuntimeError(f"request {self.waiting[0].index} has no K/V space, although nothing else runs")
         if admitted:
             self.begin(begun)
             self.host = self.state.admit_all(admitted, self.host)

@@ -995,6 +995,14 @@ static void gather(T *to, const T *from, const int64_t *rows, ptrdiff_t count, p
     for (ptrdiff_t r = 0; r < count; r++) memcpy(to + r * wide, from + rows[r] * wide, wide * sizeof *to);
 }
 
+/* Copies the tokens' rows [R, d] of the embedding, which is stored by row, or by column with `tokens_of_column` tokens. */
+static void embed(T *to, const T *embedding, ptrdiff_t tokens_of_column, const int64_t *tokens, ptrdiff_t R, ptrdiff_t d) {
+    if (!tokens_of_column) gather(to, embedding, tokens, R, d);
+    else
+        for (ptrdiff_t r = 0; r < R; r++)
+            for (ptrdiff_t i = 0; i < d; i++) to[r * d + i] = embedding[i * tokens_of_column + tokens[r]];
+}
+
 /* Writes the numbers of the rows of `of` [R] that draft, all of them without `of`, and returns how many there are. */
 static ptrdiff_t drafting(const Drafting *adapter, const int64_t *of, ptrdiff_t R) {
     ptrdiff_t count = 0;
@@ -1044,17 +1052,17 @@ static void feed_forward(const Layer *layer, const Pair *pairs, const Drafting *
 ones that are computed after the last layer's attention; if W is below 0, [R, d] of all.
 
 cos, sin: tables [..., D] by position. keys, values: [layers, slots, Hkv, D], with layers `apart` numbers apart; row r's
-go to slots[r], or without slots to slot `first` + r. adapter: 0 if no row drafts with one. room: memory for `room_of`
+go to slots[r], or without slots to slot `first` + r. embedding: as in `embed`. adapter: 0 if no row drafts with one. room: memory for `room_of`
 numbers. Returns 0, or 1 if memory is short. */
-int layers(const Layer *all_layers, ptrdiff_t count, const T *embedding, const T *last, const int64_t *tokens,
-           const int64_t *positions, const T *cos, const T *sin, T *keys, T *values, ptrdiff_t apart,
+int layers(const Layer *all_layers, ptrdiff_t count, const T *embedding, ptrdiff_t tokens_of_column, const T *last,
+           const int64_t *tokens, const int64_t *positions, const T *cos, const T *sin, T *keys, T *values, ptrdiff_t apart,
            const int64_t *slots, int64_t first, const Seen *sees, const Drafting *adapter, const int64_t *wanted,
            ptrdiff_t W, ptrdiff_t R, ptrdiff_t d, ptrdiff_t H, ptrdiff_t Hkv, ptrdiff_t D, ptrdiff_t I, float eps,
            float scale, T *room, T *y, int threads) {
     ptrdiff_t most = W > R ? W : R, width = (H + 2 * Hkv) * D, M = adapter ? drafting(adapter, 0, R) : 0;
     T *x = room, *other = x + most * d, *normed = other + most * d, *q = normed + most * d;
     T *attended = q + most * H * D, *between = attended + most * H * D; /* qkv, then the feed-forward's results */
-    gather(x, embedding, tokens, R, d);
+    embed(x, embedding, tokens_of_column, tokens, R, d);
     norm(x, 0, all_layers->before, normed, R, d, eps, threads);
     for (ptrdiff_t number = 0; number < count; number++, keys += apart, values += apart) {
         const Layer *layer = all_layers + number;

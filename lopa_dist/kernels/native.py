@@ -33,7 +33,7 @@ FUNCTIONS: dict[str, Function] = {
     "swiglu": (None, (P, P, N, N, INT)),
     "rotate_and_store": (None, (P, P, P, P, P, P, P, P, LONG, P, P, F, N, N, N, N, INT)),
     "attend": (INT, (P, N, P, P, P, P, N, P, P, P, N, N, N, F, LONG, INT)),
-    "layers": (INT, (P, N, *[P] * 8, N, P, LONG, P, P, P, N, N, N, N, N, N, N, F, F, P, P, INT)),
+    "layers": (INT, (P, N, P, N, *[P] * 7, N, P, LONG, P, P, P, N, N, N, N, N, N, N, F, F, P, P, INT)),
     "room_of": (LONG, (N, N, N, N, N, N)),
 }
 OF_LOGITS: dict[str, Function] = {  # always in fp32
@@ -305,7 +305,7 @@ def layers(
         weights: ``[layers, 12]`` addresses of each layer's weights, stored by column, in the order of `Layer` in
             `native.c`; 0: none.
         shape: the shape of the layers.
-        embedding: ``[V, d]``.
+        embedding: ``[V, d]``, stored by row or by column.
         last_norm: ``[d]``.
         tokens, positions: ``[R]`` int64.
         rotations: cosines and sines ``[..., D]`` by position.
@@ -330,9 +330,9 @@ def layers(
         rows, space = tokens.new_empty(drafts), embedding.new_empty(drafts * adapter.widest)
         drafting = Drafting(adapter.pairs.ctypes.data, adapter.drafts.data_ptr(), rows.data_ptr(), space.data_ptr())
     short = lib.layers(
-        weights.ctypes.data, len(weights), embedding.data_ptr(), last_norm.data_ptr(), tokens.data_ptr(),
-        positions.data_ptr(), rotations[0].data_ptr(), rotations[1].data_ptr(), keys.data_ptr(), values.data_ptr(),
-        keys.stride(0), pointer(slots), scratch, ctypes.addressof(seen),
+        weights.ctypes.data, len(weights), embedding.data_ptr(), 0 if embedding.is_contiguous() else len(embedding),
+        last_norm.data_ptr(), tokens.data_ptr(), positions.data_ptr(), rotations[0].data_ptr(), rotations[1].data_ptr(),
+        keys.data_ptr(), values.data_ptr(), keys.stride(0), pointer(slots), scratch, ctypes.addressof(seen),
         None if drafting is None else ctypes.addressof(drafting), pointer(wanted), some, count, d, heads, kv_heads, dim,
         intermediate, eps, dim**-0.5, room.data_ptr(), y.data_ptr(), torch.get_num_threads(),
     )  # fmt: skip

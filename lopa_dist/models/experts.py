@@ -31,7 +31,7 @@ class Gate(nn.Module):
         self.router = router_of(experts)
         self.weight = nn.Parameter(torch.zeros(experts.count, hidden_size))
         self.expert_bias = nn.Parameter(torch.zeros(experts.count)) if self.router.sigmoid else None
-        self.wide: tuple[tuple[int, torch.dtype], Tensor] | None = None
+        self.wide: tuple[tuple[int, torch.dtype, int], Tensor] | None = None
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the experts that rows ``[R, d]`` choose, ``[R, k]``, and their weights, ``[R, k]`` fp32."""
@@ -50,7 +50,8 @@ class Gate(nn.Module):
         weight = self.weight
         if weight.dtype == torch.float32 or torch.is_grad_enabled():
             return weight.float()
-        made_from = weight.data_ptr(), weight.dtype
+        times_written = 0 if weight.is_inference() else weight._version  # in place
+        made_from = weight.data_ptr(), weight.dtype, times_written
         if self.wide is None or self.wide[0] != made_from:
             self.wide = made_from, weight.detach().float()
         return self.wide[1]

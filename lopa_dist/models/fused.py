@@ -24,7 +24,7 @@ from lopa_dist.kernels.rows import add_rms_norm, add_rms_norm_fp8, embed_rms_nor
 from lopa_dist.kernels.virtual_gemm import vgemm
 from lopa_dist.models.experts import SparseMLP
 from lopa_dist.models.mask_rows import adapter_of, attach_joined
-from lopa_dist.models.quantize import QuantizedLinear, for_few_rows, joined, laid_out
+from lopa_dist.models.quantize import QuantizedLinear, joined, laid_out
 from lopa_dist.models.transformer import MLP, Layer, RMSNorm, Transformer, query_scale_of, rope_of
 from lopa_dist.staging import every_row
 
@@ -76,7 +76,8 @@ class FusedTransformer:
         self.layers = [FusedLayer(layer) for layer in model.model.layers]  # type: ignore[arg-type]
         self.take_adapter(model)
         self.norms = [layer.before for layer in self.layers] + [model.model.norm.weight]
-        self.head = head_of(model)
+        laid_out(model.lm_head)  # if it is also the embedding, rows take longer to look up, but there is no second copy
+        self.head = model.head_weight
         # whether torch multiplies somewhere: a row's bits then depend on the row alone only in whole tiles of rows
         self.needs_tiles = any(
             layer.experts is not None or any(isinstance(linear, QuantizedLinear) for linear in layer.projections)
@@ -202,17 +203,6 @@ class FusedTransformer:
             return linear(x)
         assert isinstance(x, Tensor)
         return product(x, *self.operands[linear])
-
-
-def head_of(model: Transformer) -> Tensor:
-    """Return the head's weight ``[vocabulary, d]``, stored as products with few rows are fastest.
-
-    It is stored so in place or, if it is also the embedding, copied.
-    """
-    if model.config.tied:
-        return for_few_rows(model.head_weight.data)
-    laid_out(model.lm_head)
-    return model.head_weight
 
 
 def takes_fp8(linear: nn.Module | None) -> bool:

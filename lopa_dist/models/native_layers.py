@@ -64,7 +64,8 @@ class NativeLayers:
         if not all(matrix.t().is_contiguous() for matrix in matrices):
             return False
         even = all(matrix.shape[1] % 2 == 0 for matrix in matrices)
-        return in_c(weight, *tensors) and (even or weight.dtype == torch.float32) and weight.is_contiguous()
+        by_row_or_column = weight.is_contiguous() or weight.t().is_contiguous()
+        return in_c(weight, *tensors) and (even or weight.dtype == torch.float32) and by_row_or_column
 
     def runs(self, cache: Cache) -> bool:
         """Return whether C computes this forward.

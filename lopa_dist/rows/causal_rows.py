@@ -388,7 +388,7 @@ class CausalRows:
 
     def usual(self, config: DecodeConfig) -> int:
         """See `RowMaker`: the pending token, its drafts, and masks after them; drafts and masks of each path."""
-        return 1 + 2 * config.max_drafts * config.max_branches
+        return 1 + config.max_drafts * (1 + config.drafts_masks) * config.max_branches
 
     def of_branch(self, config: DecodeConfig, window: int) -> int:
         """See `RowMaker`: no rows follow the window."""

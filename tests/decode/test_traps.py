@@ -384,3 +384,12 @@ def test_no_host_synchronisation_in_the_step(knobs: dict[str, Any]) -> None:
             found = unpack(state, batch, gathered)
             winner = verify(state, found)
             spawn(state, winner, advance(state, winner))
+
+
+def test_a_sequence_that_a_stop_string_ends_has_no_window() -> None:
+    """Also if a rule has looked at it since the last step: its positions would be taken for another's."""
+    state = started(CONFIG)
+    host = state.to_host()
+    assert state.window(CONFIG.block_size).inside.any()
+    state.finish([0], host)
+    assert not state.window(CONFIG.block_size).inside.any()

@@ -232,3 +232,12 @@ def test_traffic_is_records_and_winners_blocks_only(small_model: Transformer, pr
         assert sum(amount > 0 for amount in sent) > 1, "winners of more than one rank, or this test shows little"
         assert all(amount % token_bytes == 0 for amount in sent)
         assert sum(sent) <= token_bytes * sum(r.max_new_tokens + config.block_size for r in requests)
+
+
+def test_a_list_with_other_requests_than_in_the_last_call(small_model: Transformer) -> None:
+    """No request is lost for want of K/V space."""
+    engine = Engine(small_model, BASE, Solo(), EngineConfig(2))
+    requests = [Request(i, [5, 6, 7], 8, request_key(0, str(i))) for i in range(2)]
+    assert len(list(engine.generate(requests))) == 2
+    requests[1] = Request(1, [5 + i % 20 for i in range(90)], 8, request_key(0, "1"))
+    assert len(list(engine.generate(requests))) == 2

@@ -123,6 +123,7 @@ def test_usual_forward(options: dict[str, Any], limit: int, rows: int) -> None:
         (replace(BASE, branches=15), 16, 4 * 16 * 3 * 4),
         (replace(VERIFIED, context="vanilla"), 1, 4 * (BASE.max_new_tokens + 2 * 5)),
         (CAUSAL, 1, 4 * (1 + 3 * 2)),
+        (replace(CAUSAL, draft_from="text"), 1, 4 * (1 + 3)),
     ],
     ids=str,
 )

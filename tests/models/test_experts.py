@@ -65,6 +65,17 @@ def test_softmax_routers_choose_the_most_probable_experts() -> None:
             assert shares == pytest.approx([float(probability[e]) / total for e in best], abs=1e-6)
 
 
+@torch.inference_mode()
+def test_a_router_that_is_written_in_place_routes_by_its_new_weight() -> None:
+    with torch.inference_mode(mode=False):
+        gate = Gate(6, Experts(count=5, chosen=2, size=4, router="grouped_sigmoid", renormalise=True)).bfloat16()
+    x = torch.randn(7, 6, generator=torch.Generator().manual_seed(1)).bfloat16()
+    assert not gate.logits(x).any()
+    with torch.inference_mode(mode=False):
+        gate.load_state_dict({name: torch.ones_like(weight) for name, weight in gate.state_dict().items()})
+    assert torch.equal(gate.logits(x), torch.nn.functional.linear(x.float(), torch.ones(5, 6)))
+
+
 @same_row_bits
 @torch.inference_mode()
 def test_engines_form_is_the_modules_and_parts_change_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
