@@ -447,7 +447,7 @@ class LLM:
             reasoning=reasoning,
             tokens=generation.tokens,
             finish_reason="invalid" if generation.invalid else generation.finish_reason,
-            prompt_tokens=len(generation.request.prompt) + len(generation.request.suffix),
+            prompt_tokens=generation.request.given_tokens,
             forwards=generation.forwards,
             drafts=work.drafts_verified,
             accepted=work.drafts_accepted,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.engine.outcomes import LEAST_SHARE, Outcomes
 from lopa_dist.engine.step_times import StepKind, TimesByKind
-from lopa_dist.rows.lookahead import Lookahead
+from lopa_dist.rows.lookahead import lead_rows
 from lopa_dist.rows.share import ALONE, Share
 
 GROUP_SIZES = (0, 1, 2, 3, 4, 6, 8, 12, 16)  # sizes of a group of masks that auto may choose
@@ -94,7 +94,7 @@ class Forecast:
         mean = share * brought + (1 - share) * of_text
         # the steps after the first one; of the last one's tokens, (mean - 1) / 2 are beyond the end on average
         later = (length - of_text) / mean + (1 - 1 / mean) / 2
-        of_groups = groups * (masks + Lookahead(masks, (), self.blocks).lead * (masks > 0))
+        of_groups = groups * (masks + lead_rows(self.blocks) * (masks > 0))
         drafts, of_bare_drafts = helped.length(masks), bare.length(self.most * text)
 
         def seconds(drafts: float, masks_after: float) -> float:

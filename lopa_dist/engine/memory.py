@@ -118,9 +118,9 @@ def space_needed(requests: Sequence[Request], caches_kv: bool = True) -> tuple[i
     is 0.
     """
     every = requests.in_any_order() if isinstance(requests, Shuffled) else requests
-    each = ((len(r.prompt), len(r.suffix), r.max_new_tokens) for r in every)
-    prompt, suffix, new = np.fromiter(chain.from_iterable(each), np.int64, 3 * len(requests)).reshape(-1, 3).T
-    return int((prompt + suffix).max()), int(suffix.max()), caches_kv * np.sort(prompt + suffix + new)[::-1]
+    each = ((request.given_tokens, len(request.suffix), request.all_tokens) for request in every)
+    given, suffix, all_tokens = np.fromiter(chain.from_iterable(each), np.int64, 3 * len(requests)).reshape(-1, 3).T
+    return int(given.max()), int(suffix.max()), caches_kv * np.sort(all_tokens)[::-1]
 
 
 def kv_budget(needs: Ints, slots: int, limit: int | None) -> int:

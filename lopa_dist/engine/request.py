@@ -11,6 +11,8 @@ from lopa_dist.decode.written import Written
 from lopa_dist.engine.work import Work
 from lopa_dist.kernels.sampling import Sampling
 
+WRITTEN = ("stop", "length")  # finish reasons of answers that the model has written in full, or up to their limit
+
 
 @dataclass(frozen=True, slots=True)
 class Given:
@@ -61,6 +63,16 @@ class Request:
     continues: bool = False  # whether the answer continues the prompt's text; otherwise it is a message of its own
     # texts to score, instead of generating one: the likelihood of each is the sum over its parts
     scored: tuple[tuple[Given, ...], ...] = ()
+
+    @property
+    def given_tokens(self) -> int:
+        """Return how many tokens the model is given: those of the prompt and of the suffix."""
+        return len(self.prompt) + len(self.suffix)
+
+    @property
+    def all_tokens(self) -> int:
+        """Return how many tokens there are at most, given ones and the answer's: as many need K/V space."""
+        return self.given_tokens + self.max_new_tokens
 
 
 @dataclass(frozen=True)

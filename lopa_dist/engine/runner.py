@@ -35,8 +35,7 @@ class Prepared:
 
     batch: ForwardBatch
     slots: Ints | None  # of the batch's sequences; None: all
-    segments: Segments
-    plan: Any  # of attention's back end, for the segments
+    plan: Any  # of attention's back end, for the batch's segments
     must_be_finite: Tensor | None  # [R'] bool, see `kernels.rope.without_overflow`; None: no row can overflow
     kv_slots: Tensor | None = None  # [R'] where rows' K/V go; None: into scratch, in packed order
 
@@ -80,10 +79,9 @@ class Runner:
     def prepare(self, batch: ForwardBatch, slots: Ints | None = None) -> Prepared:
         """Return the batch with its K/V's places and its attention plan; `slots`: its sequences' slots, None: all."""
         self.pool.reserve(len(batch.tokens))
-        segments = self.segments(batch, slots)
-        plan = self.attention.plan(segments, len(batch.tokens))
+        plan = self.attention.plan(self.segments(batch, slots), len(batch.tokens))
         must_be_finite = batch.must_be_finite() if self.may_overflow else None
-        return Prepared(batch, slots, segments, plan, must_be_finite, self.kv_slots(batch, slots))
+        return Prepared(batch, slots, plan, must_be_finite, self.kv_slots(batch, slots))
 
     def kv_slots(self, batch: ForwardBatch, slots: Ints | None) -> Tensor | None:
         """Return where in the pool the rows' K/V go (`Prepared.kv_slots`)."""

@@ -43,8 +43,7 @@ class Scheduler:
         if not self.config.scope.caches_kv:
             return True
         prefix = request.prompt[: self.prefix_rules.shared(len(request.prompt), request.prefix)]
-        tokens = len(request.prompt) + request.max_new_tokens + len(request.suffix)
-        return self.pool.allocate(slot, tokens, tuple(prefix))
+        return self.pool.allocate(slot, request.all_tokens, tuple(prefix))
 
     def free(self, slot: int) -> None:
         """Free the K/V space of a slot whose sequence is finished."""

@@ -312,7 +312,7 @@ class StaticRunner(Runner):
         segments = self.segments(batch, slots)
         tiles = tile(segments, self.tile_rows, self.split, self.stacked, self.kept_tiles)
         must_be_finite = batch.must_be_finite() if self.may_overflow else None
-        return Prepared(batch, slots, segments, tiles, must_be_finite, self.kv_slots(batch, slots))
+        return Prepared(batch, slots, tiles, must_be_finite, self.kv_slots(batch, slots))
 
     def buffered(self, rows: int) -> int | None:
         """Return how many rows the buffers of a step with `rows` rows have; None: `Runner.run` runs it without buffers.

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lopa_dist.engine.request import Generation, Request
+from lopa_dist.engine.request import WRITTEN, Generation, Request
 from lopa_dist.learn.drafts_adapter import DraftsAdapter
 from lopa_dist.learn.groups import Answer
 from lopa_dist.learn.trainer import MASKS, OTHER_RANK, LearningFailed, Lesson, Trainer
@@ -61,7 +61,7 @@ class Answers:
 
     def take(self, generation: Generation, eos: int) -> None:
         """Add a request's answer, if it finished with a text."""
-        if generation.finish_reason in ("stop", "length") and generation.likelihoods is None:
+        if generation.finish_reason in WRITTEN:
             request, reason = generation.request, generation.finish_reason
             self.add(request.prompt, with_end(generation.tokens, reason, request, eos))
 

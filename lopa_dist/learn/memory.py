@@ -5,7 +5,7 @@ from __future__ import annotations
 from lopa_dist.learn.predictions import ROWS as HEAD_ROWS
 from lopa_dist.models.config import ModelConfig
 
-MASKS = 4  # per group, at least
+FEWEST_MASKS = 4  # of a group
 SHARE = 0.8  # of the free memory; the rest allows for fragmentation
 WHOLE = 0.25  # of a CPU's free memory: if a step with all that layers compute needs more, they keep only their inputs
 FP32 = 4
@@ -40,7 +40,7 @@ def text_tokens(rows: int, longest: int) -> int:
 
     Texts that have groups after at least half of their positions stay below this number.
     """
-    return longest + 2 * rows // MASKS
+    return longest + 2 * rows // FEWEST_MASKS
 
 
 def bytes_of_step(config: ModelConfig, rows: int, longest: int, element: int, by_layer: bool = True) -> int:

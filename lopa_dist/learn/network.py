@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from lopa_dist.learn.attention import clean_attention, group_attention
 from lopa_dist.learn.drafts_adapter import DraftsAdapter
 from lopa_dist.models.transformer import Transformer, query_scale_of, rope_of
+from lopa_dist.rows.lookahead import lead_rows
 
 
 class Clean(NamedTuple):
@@ -53,7 +54,7 @@ def drafts_forward(
     """
     config, device = model.config, tokens.device
     weight = model.model.embed_tokens.weight
-    lead = 2 * config.block_drafts
+    lead = lead_rows(config.block_drafts)
     offset = torch.arange(masks + lead, device=device) + (not config.block_drafts)
     positions = (starts[..., None] + offset).flatten()
     x = adapter.mask.to(weight.dtype).expand(*starts.shape, masks + lead, -1)

@@ -43,7 +43,7 @@ from lopa_dist.decode.state import HostState, Records, State
 from lopa_dist.ragged import Ints, begins, padded, ragged_arange
 from lopa_dist.rows import c_shape
 from lopa_dist.rows.forward_batch import ChainCells, ForwardBatch, Heads, Predictions, RowTable
-from lopa_dist.rows.lookahead import Lookahead
+from lopa_dist.rows.lookahead import Lookahead, lead_rows
 from lopa_dist.rows.prefill import Prefill, SharedPrefixes, prefill_segments
 from lopa_dist.rows.row_maker import Kept, Structures, keep
 from lopa_dist.rows.share import Share
@@ -405,7 +405,7 @@ class CausalRows:
         # as in `row_counts`, of an answer that begins
         masks = np.clip(answer - 2 - np.arange(drafts + 1), 0, config.max_drafts) * config.drafts_masks
         groups = masks[: None if config.drafts == "auto" else 2]
-        lead = Lookahead(config.max_drafts, blocks=True).lead  # where masks draft in blocks
+        lead = lead_rows(blocks=True)  # where masks draft in blocks
         of_groups = int((groups + lead * (groups > 0)).sum())
         return 1 + drafts + of_groups + (branches - 1) * (drafts + int(masks[0]))
 

@@ -40,7 +40,7 @@ from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.state import HostState, Records, State
 from lopa_dist.ragged import UNBOUNDED, Ints, ragged_arange, ranges
 from lopa_dist.rows.forward_batch import DraftRows, ForwardBatch
-from lopa_dist.rows.structure import DraftOrigins, ExtraRows, Kind, Structure, block_begins
+from lopa_dist.rows.structure import DraftOrigins, ExtraRows, Kind, Structure
 
 
 def drafts_with_rows(config: DecodeConfig, host: HostState) -> Ints:
@@ -176,6 +176,4 @@ def sees_drafts_from(config: DecodeConfig, host: HostState, structure: Structure
     """
     if config.scope.by_blocks:  # the block of the drafts
         return np.maximum(structure.begin, host.complete % config.block_size)
-    if config.scope.prompt_attention == "joint":
-        return structure.begin
-    return np.maximum(structure.begin, -block_begins(config, host))  # position 0: prompts see no answer
+    return structure.begin

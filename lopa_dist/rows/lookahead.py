@@ -26,9 +26,13 @@ class Lookahead:
 
     @property
     def lead(self) -> int:
-        """Return how many rows of a group predict nothing. They stand in front of the masks whose predictions count."""
-        return 2 * self.blocks
+        """Return how many rows of a group predict nothing."""
+        return lead_rows(self.blocks)
 
 
-NO_LOOKAHEAD = Lookahead(0)
-"""For masked models: their windows predict all that is masked."""
+def lead_rows(blocks: bool) -> int:
+    """Return how many rows of a group predict nothing; they stand in front of the masks whose predictions count.
+
+    `blocks` is whether the masks predict their own places.
+    """
+    return 2 * blocks

@@ -150,6 +150,11 @@ class CannotJudge(ValueError):
     """An error that ends the job: the task can judge no answer at all, for the reason in the message."""
 
 
+def why_unjudged(error: BaseException) -> str:
+    """Return what results say of an error of a task's code, by which an answer is not judged."""
+    return f"{type(error).__name__}: {error}"[:500]
+
+
 def score_of(task: Task, item: Item, text: str, likelihoods: Sequence[Likely] | None = None) -> Score | None:
     """Return what the task says of a text or, if there are some, of the likelihoods of an item's continuations.
 

@@ -10,7 +10,7 @@ from lopa_dist.decode import DecodeConfig, HostState, State
 from lopa_dist.ragged import UNBOUNDED
 from lopa_dist.rows import ForwardBatch
 from lopa_dist.rows.draft_rows import VerifiedDrafts
-from lopa_dist.rows.lookahead import NO_LOOKAHEAD
+from lopa_dist.rows.lookahead import Lookahead
 from lopa_dist.rows.share import Share
 from lopa_dist.rows.structure import ExtraRows, Kind
 from lopa_dist.rows.window_rows import WindowRows
@@ -31,7 +31,7 @@ DRAFTS, BOTH = WindowRows((VerifiedDrafts(),)), WindowRows((NextMask(), Verified
 
 def laid_out(rows: WindowRows, state: State, host: HostState, ranks: int) -> list[ForwardBatch]:
     """Each rank's rows."""
-    return [rows.layout(state, host, Share(rank, ranks), None, NO_LOOKAHEAD, {}) for rank in range(ranks)]
+    return [rows.layout(state, host, Share(rank, ranks), None, Lookahead(0), {}) for rank in range(ranks)]
 
 
 def rows_of(batch: ForwardBatch, g: int, skip: int | None) -> list[tuple[int, int, int, list[int]]]:

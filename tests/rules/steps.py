@@ -7,7 +7,7 @@ from torch import Tensor
 from lopa_dist.decode import HostState, Records, State, Winner
 from lopa_dist.decode.state import Window
 from lopa_dist.rows import ForwardBatch, SharedPrefixes
-from lopa_dist.rows.lookahead import NO_LOOKAHEAD
+from lopa_dist.rows.lookahead import Lookahead
 from lopa_dist.rows.row_maker import Structures
 from lopa_dist.rows.share import ALONE, Share
 from lopa_dist.rules import rule_for
@@ -22,7 +22,7 @@ def layout(
 ) -> ForwardBatch:
     """As of `RowMaker`, of a masked model."""
     rows = rule_for(state.config).rows
-    return rows.layout(state, host, share, prefixes, NO_LOOKAHEAD, {} if structures is None else structures)
+    return rows.layout(state, host, share, prefixes, Lookahead(0), {} if structures is None else structures)
 
 
 def unpack(state: State, batch: ForwardBatch, gathered: Tensor) -> Records:

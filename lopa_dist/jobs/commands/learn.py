@@ -20,7 +20,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from lopa_dist.atomic import check_writable, write_lines
 from lopa_dist.config import Config, check_keys, composed
 from lopa_dist.engine.config import EngineConfig
-from lopa_dist.engine.request import Request
+from lopa_dist.engine.request import WRITTEN, Request
 from lopa_dist.jobs.folder.one_job import only_job
 from lopa_dist.jobs.folder.results import results
 from lopa_dist.jobs.run.lessons import FOLDER, learning_of
@@ -136,7 +136,7 @@ def answered_requests(folder: Path, config: Config, builder: EngineBuilder) -> I
     other tokens than these, drafting is learned a little worse, but no text changes.
     """
     encoder = Encoder(config, builder.shape, builder.tokenizer)
-    lines = {line["index"]: line for line in results(folder) if line["finish_reason"] in ("stop", "length")}
+    lines = {line["index"]: line for line in results(folder) if line["finish_reason"] in WRITTEN}
     changed = f"{folder}: the task's input has changed since the run, or task.input={config.task.input} is another file"
     for index, item in enumerate(make_again(config.task).items()):
         if (line := lines.get(index)) is None or "text" not in line:

@@ -111,7 +111,7 @@ def generation_line(verdict: Verdict, token_ids: bool, pieces: Pieces) -> dict[s
         "text": answer.text,
         "finish_reason": generation.finish_reason,
         "usage": {
-            "prompt_tokens": len(request.prompt) + len(request.suffix),
+            "prompt_tokens": request.given_tokens,
             "completion_tokens": count,
             "forwards": generation.forwards,
         },

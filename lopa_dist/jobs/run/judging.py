@@ -10,7 +10,7 @@ from queue import Empty, Queue
 from threading import Event
 
 from lopa_dist.engine.request import Generation
-from lopa_dist.tasks.task import Cancelled, CannotJudge, Item, Score, SlowTask, Task, score_of
+from lopa_dist.tasks.task import Cancelled, CannotJudge, Item, Score, SlowTask, Task, score_of, why_unjudged
 
 PAUSES_S = (0.5, 5.0)  # before judging is tried again
 
@@ -94,7 +94,7 @@ class Judges(contextlib.AbstractContextManager["Judges"]):
             except (Cancelled, CannotJudge):
                 raise
             except (Exception, SystemExit) as error:  # a task's libraries raise whatever they like
-                failure = f"{type(error).__name__}: {error}"[:500]
+                failure = why_unjudged(error)
         return Verdict(answer, None, failure)
 
     def score(self, answer: Answer) -> Score | None:

@@ -24,13 +24,14 @@ from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.engine.gain import Rates, gain
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.memory import release_cached
-from lopa_dist.engine.request import Generation, Request
+from lopa_dist.engine.request import WRITTEN, Generation, Request
 from lopa_dist.jobs.folder.lessons_file import add_lessons, lessons_in
 from lopa_dist.jobs.run.prompts import Rejection
 from lopa_dist.jobs.run.recall import Recalled
 from lopa_dist.learn.config import LearnConfig
 from lopa_dist.learn.drafts_adapter import more_arithmetic
 from lopa_dist.learn.learning import HELD_OUT, Answers, Learning, check_learnable, with_end
+from lopa_dist.learn.memory import FEWEST_MASKS
 from lopa_dist.learn.predictions import Reached
 from lopa_dist.learn.trainer import OTHER_RANK, LearningFailed, Lesson
 from lopa_dist.models.config import ModelConfig
@@ -48,7 +49,7 @@ AGAIN = 4  # auto's next lesson comes after this many times the answers of the l
 SLICE = 0.03  # share of the remaining time that auto learns before it checks whether that pays
 LEAST_S = 15.0  # seconds of the shortest useful slice
 MOST_SHARE = 0.15  # of the remaining time, in all slices of a lesson
-FEWEST_MASKS, MOST_MASKS = 4, 16
+MOST_MASKS = 16  # of a group
 MORE, TAKE, KEEP, LEAVE = "more", "take", "keep", "leave"  # what to do after a slice
 AFRESH = 64  # a resumed job answers at least this many requests before it learns, so that its steps have been timed
 STOPPED = "the job was told to stop before that paid"
@@ -248,7 +249,7 @@ class Lessons:
         own = [] if self.ended else [one for one in answers if one.number >= 0 and one.number % mesh.data == rank]
         for one in reversed(own):
             request = encoded[one.number]
-            if isinstance(request, Request) and one.finish_reason in ("stop", "length"):
+            if isinstance(request, Request) and one.finish_reason in WRITTEN:
                 tokens = with_end(one.tokens, one.finish_reason, request, self.model.config.eos_ids[0])
                 self.answers.add(request.prompt, tokens)
 

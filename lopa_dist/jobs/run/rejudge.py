@@ -11,7 +11,7 @@ from typing import Any
 
 from lopa_dist.jobs.folder.journal import VERDICT_SETTINGS, Journal, Writer, attempt_of
 from lopa_dist.jobs.run.job_input import JobInput
-from lopa_dist.tasks.task import CannotJudge, Item, Task, is_of_a_verdict, score_of
+from lopa_dist.tasks.task import CannotJudge, Item, Task, is_of_a_verdict, score_of, why_unjudged
 
 
 def verdict_rule(settings: Mapping[str, Any], item: Item) -> str | None:
@@ -82,5 +82,5 @@ def with_new_verdict(entry: dict[str, Any], item: Item, task: Task) -> dict[str,
         raise
     except (Exception, SystemExit) as error:  # of the user's code
         judged["unjudged"] = True
-        line |= {"correct": None, "unjudged": f"{type(error).__name__}: {error}"[:500]}
+        line |= {"correct": None, "unjudged": why_unjudged(error)}
     return judged | {"line": line, "figures": entry["figures"] | verdict}
