@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 import os
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
@@ -29,7 +28,7 @@ from lopa_dist.jobs.run.attempt import work
 from lopa_dist.jobs.run.prompts import Encoder, Rejection
 from lopa_dist.jobs.run.session import Session
 from lopa_dist.jobs.setup.build import EngineBuilder
-from lopa_dist.jobs.setup.device import device_of, threads, unexpected
+from lopa_dist.jobs.setup.device import device_of, threads
 from lopa_dist.jobs.setup.resolve import check_decided, resolve, resolve_decode
 from lopa_dist.jobs.show.progress import ProgressDisplay
 from lopa_dist.overrides import in_quotes, quoted
@@ -80,7 +79,7 @@ class Output:
 SAMPLING_ONLY = {entry.name for entry in fields(SamplingParams)} - {entry.name for entry in fields(DecodeConfig)}
 
 
-SAID: set[str] = set()  # warnings about this process's threads, which hold for every LLM in it
+SAID: set[str] = set()  # kinds of warnings about this process's threads, which hold for every LLM in it
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -154,9 +153,9 @@ class LLM:
         self.weights: list[int] | None = None  # where the model's weights were after the last call
         device, self.threads = device_of(self.config, self.world), torch.get_num_threads()
         if device.type == "cpu":
-            self.threads, why = threads(self.config, self.world)
-            if self.world.rank == 0 and unexpected(why) and (kind := re.sub(r"\d+", "", why)) not in SAID:
-                SAID.add(kind)
+            self.threads, why, surprise = threads(self.config, self.world)
+            if self.world.rank == 0 and surprise and surprise not in SAID:
+                SAID.add(surprise)
                 log.warning(why)
         with undisturbed(self.threads):
             self.builder = EngineBuilder(self.config.model, device)

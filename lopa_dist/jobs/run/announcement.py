@@ -50,7 +50,7 @@ def threads_of(config: Config, builder: EngineBuilder, world: World) -> str:
     """Return how many CPU threads compute on each rank, and why; empty on a GPU."""
     if builder.device.type != "cpu":
         return ""
-    number, why = threads(config, world)
+    number, why, _ = threads(config, world)
     return f" of {number} thread{'' if number == 1 else 's'} ({why})"
 
 

@@ -24,7 +24,7 @@ class Disturbances:
     def __init__(self, config: Config, group: Group, device: torch.device) -> None:
         self.group, self.paused_s = group, group.failures.pauses.seconds
         self.others = OtherPrograms() if device.type == "cpu" and group.world.local_size == 1 else None
-        self.threads, self.usable = threads(config, group.world)[0], cores(group.world)[0]
+        self.threads, self.usable = threads(config, group.world).number, cores(group.world).number
 
     def look(self) -> tuple[float | None, list[str]]:
         """Return how many cores other programs kept busy, None if that is not known, and the warnings."""

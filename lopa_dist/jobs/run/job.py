@@ -43,7 +43,7 @@ from lopa_dist.jobs.run.rejudge import verdict_rule
 from lopa_dist.jobs.run.scoring import check_scoring, idle_in_scoring, scored_masks
 from lopa_dist.jobs.run.session import Session
 from lopa_dist.jobs.setup.build import EngineBuilder
-from lopa_dist.jobs.setup.device import choose_device, threads, unexpected
+from lopa_dist.jobs.setup.device import choose_device, threads
 from lopa_dist.jobs.setup.resolve import resolve
 from lopa_dist.jobs.show.extra import Extra
 from lopa_dist.jobs.show.made_on import made_on
@@ -371,8 +371,8 @@ class Job:
         log.info(
             "%s: %d requests, %s, into %s (%s)", self.task.name, len(self.input), what, self.folder, self.made["date"]
         )
-        if self.builder.device.type == "cpu" and unexpected(why := threads(config, world)[1]):
-            log.warning("WARNING: %s", why)
+        if self.builder.device.type == "cpu" and (found := threads(config, world)).surprise:
+            log.warning("WARNING: %s", found.why)
         if any(self.attempt.done):
             log.info("%d of them were done before (attempt %d)", sum(self.attempt.done), self.attempt.number)
         if self.attempt.rejudged:

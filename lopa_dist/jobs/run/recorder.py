@@ -61,7 +61,7 @@ class Recorder:
         group, config = self.group, self.config
         is_rank_0 = group.world.rank == 0
         progress = config.logging.progress if is_rank_0 else "never"
-        judges = Judges(self.task, min(MOST_JUDGES, config.parallel.threads or cores(group.world)[0]))
+        judges = Judges(self.task, min(MOST_JUDGES, config.parallel.threads or cores(group.world).number))
         display = ProgressDisplay(progress, len(self.input), engine.statistics, config.logging.every_s)
         last_acts = [*group.failures.last_acts, self.begun.forget]
         with display, judges, JudgeWatch(group.stop, last_acts) as watch:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-OTHERS = "other programs keep"
 KEPT_BUSY = "other programs kept"  # how the warning of a job that they slowed down begins
 LOOKS = 5  # how many times to look at how busy the cores are
 LOOK_S = 0.2

@@ -12,6 +12,7 @@ from lopa_dist.config import Config
 from lopa_dist.jobs.run import disturbances
 from lopa_dist.jobs.run.disturbances import Disturbances
 from lopa_dist.jobs.setup import other_programs
+from lopa_dist.jobs.setup.device import Threads
 from lopa_dist.parallel.group import Group
 
 
@@ -20,8 +21,8 @@ def group(monkeypatch: pytest.MonkeyPatch) -> Group:
     """A single rank with one thread on two cores, of which other programs keep 1.5 busy."""
     monkeypatch.setattr(other_programs, "MUCH", 0.4)
     monkeypatch.setattr(disturbances, "OtherPrograms", lambda: SimpleNamespace(busy=lambda: 1.5))
-    monkeypatch.setattr(disturbances, "threads", lambda *_: (1, ""))
-    monkeypatch.setattr(disturbances, "cores", lambda *_: (2, ""))
+    monkeypatch.setattr(disturbances, "threads", lambda *_: Threads(1, ""))
+    monkeypatch.setattr(disturbances, "cores", lambda *_: Threads(2, ""))
     pauses = SimpleNamespace(seconds=3.0)
     return cast(Group, SimpleNamespace(failures=SimpleNamespace(pauses=pauses), world=SimpleNamespace(local_size=1)))
 

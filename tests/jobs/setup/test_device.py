@@ -13,7 +13,7 @@ import torch
 
 from lopa_dist.config import Config, ParallelConfig
 from lopa_dist.jobs.setup import device, usable_cores
-from lopa_dist.jobs.setup.device import choose_device, cores, threads
+from lopa_dist.jobs.setup.device import Threads, choose_device, cores, threads
 from lopa_dist.parallel.launcher import World
 
 
@@ -39,12 +39,17 @@ def _one_thread() -> Iterator[None]:
             1,
             4,
             "2",
-            (5, f"{device.BEYOND} the 2 cores of this rank: threads that wait for a core make all others wait"),
+            (
+                5,
+                "parallel.threads is more than the 2 cores of this rank: threads that wait for a core make all "
+                "others wait",
+                "too many",
+            ),
         ),
     ],
 )
 def test_the_least_of_what_is_asked(
-    monkeypatch: pytest.MonkeyPatch, asked: int, torch_has: int, ranks: int, slurm: str, found: tuple[int, str]
+    monkeypatch: pytest.MonkeyPatch, asked: int, torch_has: int, ranks: int, slurm: str, found: tuple[Any, ...]
 ) -> None:
     monkeypatch.setattr(device.os, "sched_getaffinity", lambda _: range(8), raising=False)
     monkeypatch.setattr(device, "busy_cores", lambda: 0)
@@ -52,10 +57,10 @@ def test_the_least_of_what_is_asked(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     torch.set_num_threads(torch_has)
     world = World("srun", size=ranks, local_size=ranks)
-    assert threads(Config(parallel=ParallelConfig(threads=asked)), world) == found
+    assert threads(Config(parallel=ParallelConfig(threads=asked)), world) == Threads(*found)
     choose_device(Config(parallel=ParallelConfig(threads=asked)), world)
     assert torch.get_num_threads() == found[0]
-    assert cores(world)[0] >= 1
+    assert cores(world).number >= 1
 
 
 @pytest.mark.parametrize(
@@ -87,7 +92,7 @@ def test_the_least_of_what_is_asked(
     ],
 )
 def test_ranks_share_the_cores_that_more_than_one_of_them_may_run_on(
-    monkeypatch: pytest.MonkeyPatch, launcher: str, of_ranks: list[Any], allowed: int, found: tuple[int, str]
+    monkeypatch: pytest.MonkeyPatch, launcher: str, of_ranks: list[Any], allowed: int, found: tuple[Any, ...]
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
@@ -99,7 +104,7 @@ def test_ranks_share_the_cores_that_more_than_one_of_them_may_run_on(
     every = {0: of_ranks[0], 99: range(allowed)} | {-rank - 1: cores for rank, cores in enumerate(of_ranks)}
     monkeypatch.setattr(device.os, "sched_getaffinity", every.__getitem__, raising=False)
     monkeypatch.setattr(usable_cores, "ranks_here", lambda world: [-rank - 1 for rank in range(world.local_size)])
-    assert cores(World(launcher, size=len(of_ranks), local_size=len(of_ranks))) == found
+    assert cores(World(launcher, size=len(of_ranks), local_size=len(of_ranks)))[:2] == found
 
 
 def test_omp_num_threads_holds_for_the_whole_process() -> None:
@@ -125,7 +130,7 @@ def test_cores_that_others_keep_busy_are_left_to_them(
         monkeypatch.delenv(name, raising=False)
     torch.set_num_threads(8)
     for _ in range(2):  # also when the choice was made before
-        number, why = threads(Config(), World("srun", size=ranks, local_size=ranks))
+        number, why, _ = threads(Config(), World("srun", size=ranks, local_size=ranks))
         assert number == found
         assert ("other programs keep" in why) == (busy > 0 and ranks == 1)
         torch.set_num_threads(number)
@@ -137,4 +142,4 @@ def test_in_a_job_of_slurm_s_nobody_looks_for_others(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "2")
     torch.set_num_threads(2)
-    assert threads(Config(), World("python")) == (2, "the cores of this machine")
+    assert threads(Config(), World("python")) == Threads(2, "the cores of this machine")

@@ -50,7 +50,7 @@ def device(machine: Machine) -> Finding:
         if (properties.major, properties.minor) < (8, 0):
             return slow(f"{text}: older than the GPUs that the kernels are made for (A100, H100)")
         return fine(text)
-    number, why = cores(detect())
+    number, why, _ = cores(detect())
     text = f"CPU, {number} {'core' if number == 1 else 'cores'} ({why})"
     small = machine.shape is not None and parameters(machine.shape) < 5e8
     return fine(text) if small else slow(f"there is no GPU, and models of billions of weights need one: {text}")
