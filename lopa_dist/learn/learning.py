@@ -15,7 +15,7 @@ from torch import Tensor
 from lopa_dist.engine.request import WRITTEN, Generation, Request
 from lopa_dist.learn.drafts_adapter import DraftsAdapter
 from lopa_dist.learn.groups import Answer
-from lopa_dist.learn.trainer import MASKS, OTHER_RANK, LearningFailed, Lesson, Trainer
+from lopa_dist.learn.trainer import MASKS, FailedElsewhere, LearningFailed, Lesson, Trainer
 from lopa_dist.models.adapter import finite, load_adapter, save_adapter
 from lopa_dist.models.checkpoint import attaching
 from lopa_dist.models.families import checkpoint_name
@@ -135,7 +135,7 @@ class Learning:
         with self.watched(True):
             failed = float(self.ranks.sum(torch.tensor([float(error is not None)], device=self.device)))
         if failed:
-            raise LearningFailed(str(error) if error else OTHER_RANK) from error
+            raise (LearningFailed(str(error)) if error else FailedElsewhere()) from error
         return result[0]
 
     @property

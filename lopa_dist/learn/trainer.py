@@ -35,12 +35,18 @@ ROWS = 4096  # masks per step, on all ranks together
 MUON_LR, ADAM_LR = 0.02, 0.002
 WARM_UP = 30  # steps
 HOLD = 0.4  # share of a lesson's time before the learning rate begins to fall
-OTHER_RANK = "another rank failed"
 MOST_BROKEN = 5  # consecutive steps whose gradients are not numbers
 
 
 class LearningFailed(RuntimeError):
     """Drafts could not be learned, on any rank; the message is this rank's error, if it has one."""
+
+
+class FailedElsewhere(LearningFailed):
+    """Another rank failed, and knows why."""
+
+    def __init__(self, message: str = "another rank failed") -> None:
+        super().__init__(message)
 
 
 @dataclass
@@ -218,7 +224,7 @@ class Trainer:
         """Return the error for a failure on any rank, and forget that of this rank."""
         own, self.failure = self.failure, ""
         self.forget_gradients()
-        return LearningFailed(own or OTHER_RANK)
+        return LearningFailed(own) if own else FailedElsewhere()
 
     def gradients(self, parameters: list[nn.Parameter]) -> Tensor:
         """Return this rank's gradients, flattened.

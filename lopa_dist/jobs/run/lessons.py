@@ -33,7 +33,7 @@ from lopa_dist.learn.drafts_adapter import more_arithmetic
 from lopa_dist.learn.learning import HELD_OUT, Answers, Learning, check_learnable, with_end
 from lopa_dist.learn.memory import FEWEST_MASKS
 from lopa_dist.learn.predictions import Reached
-from lopa_dist.learn.trainer import OTHER_RANK, LearningFailed, Lesson
+from lopa_dist.learn.trainer import FailedElsewhere, LearningFailed, Lesson
 from lopa_dist.models.config import ModelConfig
 from lopa_dist.models.tokenizer import unused_token
 from lopa_dist.models.transformer import Transformer
@@ -78,6 +78,7 @@ class Outcome:
     gain: float = 1.0  # how many times as fast the rest was expected to become
     taken: bool = False
     problem: str = ""
+    cut_short: bool = False  # whether a stop ended it when it paid, so that a later attempt continues it
     adopted: bool = False  # whether the job drafts with what it has learned after this lesson, or before it
 
     def follow(self, slices: Sequence[Lesson]) -> None:
@@ -179,7 +180,7 @@ class Lessons:
     def begin(self) -> None:
         """Plan the first lesson, and draft with what an earlier attempt has learned, if this one is to learn, too."""
         if self.group.world.rank == 0:
-            names = {one.name for one in fields(Outcome)} - {"adopted"}  # another version may write others
+            names = {one.name for one in fields(Outcome)} - {"adopted", "cut_short"}  # other versions write others
             self.earlier = [one for one in lessons_in(self.folder / "journal") if names <= one.keys()]
         if self.config.job.learn is None:
             self.ended = True
@@ -215,7 +216,7 @@ class Lessons:
         asked = self.config.job.learn
         held = [lesson for lesson in self.earlier if lesson["steps"] and not lesson["problem"]]
         unfinished = takewhile(lambda lesson: lesson["problem"], reversed(self.earlier))
-        cut_short = [lesson for lesson in unfinished if lesson["problem"] == KEPT]
+        cut_short = [lesson for lesson in unfinished if lesson.get("cut_short", lesson["problem"] == KEPT)]
         self.spent_s = sum(lesson["seconds"] for lesson in cut_short) if self.adopted else 0.0
         if self.spent_s > WHOLE * 60 * self.config.learn.minutes:
             held, self.spent_s = [*held, cut_short[0]], 0.0
@@ -357,7 +358,7 @@ class Lessons:
         if taken:
             self.take()
         outcome.taken, outcome.adopted = taken, self.adopted
-        outcome.problem = KEPT if decision == KEEP else STOPPED if stopped else ""
+        outcome.problem, outcome.cut_short = KEPT if decision == KEEP else STOPPED if stopped else "", decision == KEEP
         if decision in (TAKE, KEEP) and self.group.world.rank == 0:
             self.save(outcome)
         self.tell(outcome)
@@ -410,7 +411,7 @@ class Lessons:
         try:
             self.learning.adopt()
         except LearningFailed as error:
-            raise LearningFailed(f"the adapter could not be taken: {error}") from error
+            raise type(error)(f"the adapter could not be taken: {error}") from error
         self.engine.take_adapter()
         self.adopted = True
 
@@ -471,7 +472,7 @@ class Lessons:
             if rank == 0:
                 goes_on = f"the job goes on {self.as_before()}"
                 log.warning("WARNING: drafts could not be learned (%s); %s", problem, goes_on)
-            elif OTHER_RANK not in problem:
+            elif not isinstance(error, FailedElsewhere):
                 log.warning("WARNING: drafts could not be learned on rank %d (%s)", rank, problem)
         finally:
             self.write_outcomes()  # as they are at the end: an adapter may have been taken, but not saved
