@@ -26,9 +26,7 @@ from lopa_dist.atomic import can_be_written
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fopenmp", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-shared")
 COMPILE_S = 120
 DIGEST = hashlib.sha256().digest_size
-REMEDY = (
-    "apt install gcc; if it is there, XDG_CACHE_HOME=FOLDER names one that can be written, and is not mounted noexec"
-)
+REMEDY = "apt install gcc; if you have gcc, set XDG_CACHE_HOME=FOLDER to a writable folder that is not mounted noexec"
 P, N, F, DOUBLE, INT, LONG = (
     ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_float, ctypes.c_double, ctypes.c_int, ctypes.c_int64,
 )  # fmt: skip

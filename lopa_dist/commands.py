@@ -42,7 +42,7 @@ def report(options: argparse.Namespace) -> None:
     folders = [Path(os.path.abspath(folder)) for folder in folders]  # symbolic links stay as they are
     parent = Path(os.path.commonpath(folders))
     if parent == Path(parent.anchor):
-        raise UserError(f"report: the page of several folders lies in the folder that has them all, not in {parent}")
+        raise UserError(f"report: a page of several folders goes into the folder that contains them all, not {parent}")
     if here == parent or here in parent.parents:
         parent, folders = parent.relative_to(here), [folder.relative_to(here) for folder in folders]
     compare(parent, baseline=options.baseline, form=options.form, among=folders)

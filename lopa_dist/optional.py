@@ -21,7 +21,7 @@ def lacking(package: str, error: Exception, extra: str = "eval", name: str = "")
 
 
 def why_lacking(package: str, extra: str = "eval", name: str = "") -> str:
-    """Return the same of a package that is imported now; empty if that works."""
+    """Import `package`, and return what `lacking` says about the error; empty if the import works."""
     try:
         import_module(package)
     except Exception as error:  # a package may raise anything if another one is too old for it

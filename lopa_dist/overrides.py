@@ -101,7 +101,7 @@ def hydra_message(error: HydraException) -> str:
 
 
 def key_in(message: str) -> str | None:
-    """Return the key of which a message of Hydra's says that it does not exist; None if it says something else."""
+    """Return the key that does not exist according to Hydra's `message`; None if it says something else."""
     found = re.search(r"Key '[^']*' not in .*?full_key: (\S+)", message, re.DOTALL)
     return found[1] if found else None
 

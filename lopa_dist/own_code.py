@@ -66,7 +66,7 @@ def check_arguments(function: Callable[..., Any], text: str, key: str) -> None:
 
 
 class Uncached(SourceFileLoader):
-    """A loader of a file as it is now: Python's compiled copy may be of a version with the same length and second."""
+    """Loads a file from its source: Python's cached bytecode misses edits within a second that keep the length."""
 
     def get_code(self, fullname: str) -> CodeType:
         """Return the source as it is now, compiled."""
@@ -76,7 +76,7 @@ class Uncached(SourceFileLoader):
 
 
 class OwnFiles(MetaPathFinder):
-    """Finds what is not installed for `Uncached`, for the thread that makes it."""
+    """Makes imports of files that are not installed use `Uncached`, in the thread that creates this finder."""
 
     def __init__(self) -> None:
         self.thread = get_ident()
@@ -131,9 +131,9 @@ def module_of(text: str, key: str) -> ModuleType:
 def forget_changed() -> None:
     """Forget all code of the user's own that was executed here, if a file of it has changed since.
 
-    It is executed anew when it is next named. Each job of a sweep, and each call of an `LLM`, begins with this. Files
-    that it imports count if it does so at its beginning. Modules that the program has imported itself stay: they are
-    the program's to reload.
+    The code is executed again when a setting next names it. Each job of a sweep, and each call of an `LLM`, first calls
+    this. Files that the code imports are included if it imports them when it is loaded. Modules that the program itself
+    has imported are not forgotten: only the program may reload them.
     """
     with LOADING:
         if all(text_now(file) == text for file, text in LOADED.values()):
@@ -162,7 +162,7 @@ def text_of(file: Path) -> bytes:
 
 
 def executed(path: Path) -> ModuleType:
-    """Return a file as a module, which Python knows by a name of its own, as dataclasses and pickle need."""
+    """Execute a file, and return it as a module with a unique name in `sys.modules`, as dataclasses and pickle need."""
     name = f"{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, path, loader=Uncached(name, str(path)))
     assert spec
@@ -192,7 +192,7 @@ def digest(text: str, key: str) -> str:
 
 
 def own_files(file: Path) -> list[Path]:
-    """Return `file`, which is imported, and all that it imports but what is installed."""
+    """Return `file`, which was imported, and all files that it imports, except installed ones."""
     found: dict[Path, None] = {}
     left = [file.resolve()]
     while left:

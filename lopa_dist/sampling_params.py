@@ -50,8 +50,8 @@ def items_of(
 ) -> list[Item]:
     """Return prompts as a job's items, named like the lines of a file, so that a job would draw the same tokens.
 
-    With `keep_bad`, a prompt that cannot be used becomes an item with an error. Otherwise it is an error that calls the
-    prompts as their `argument` is called.
+    With `keep_bad`, a prompt that cannot be used becomes an item with an error. Otherwise it raises a ValueError, whose
+    message calls the prompt ``argument[index]``, with the caller's name for the prompts.
     """
     prompts = listed(prompts, argument)
     params = params_for(sampling, len(prompts), argument)
@@ -105,7 +105,7 @@ def listed(given: Iterable[T], name: str, of: str = "strings or chats") -> list[
 def listed_texts(given: Iterable[str], name: str, number: int, of: str) -> list[str]:
     """Return the list of strings that are given for an argument, called `name`: one for each of `number` prompts.
 
-    Errors call the prompts as the argument `of` is called.
+    In errors, the prompts are called by the name `of`.
     """
     texts = listed(given, name, "strings")
     if len(texts) != number:

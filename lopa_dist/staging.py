@@ -1,4 +1,4 @@
-"""The way of the host's arrays and numbers to the device."""
+"""Copies the host's arrays and numbers to the device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lopa_dist.ragged import Ints
 
-ALIGNED = 256  # bytes of which each staged array begins at a multiple
+ALIGNED = 256  # bytes: each staged array begins at a multiple of this
 STAGED = 1 << 23  # bytes of pinned memory for each thread and GPU
 
 

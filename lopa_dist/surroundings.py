@@ -1,4 +1,4 @@
-"""What the program around an `LLM` has set in torch: calls compute as if it had not, and leave it as it was."""
+"""Protects calls of an `LLM` from what the program around it has set in torch, and restores these settings."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def compute_with(threads: int) -> None:
 
 
 def forked() -> bool:
-    """Return whether this process was forked from one that had asked this before, and may have computed.
+    """Return whether this process was forked from one that had called this function, and so may have computed.
 
-    A fork copies only the thread that forks. With more than one, torch would wait for the others forever.
+    A fork copies only the thread that forks. If torch used several threads, it would wait for the others forever.
     """
     return first_process() != os.getpid()
 

@@ -78,7 +78,7 @@ typedef struct {
 
 typedef struct {
     int64_t *tokens, *backs, length, room, counted;
-    Map index;                       /* by two tokens: where they last went on */
+    Map index;                       /* by two tokens: where their last occurrence continues */
     Draft *chain;                    /* its drafts, then the decision that was refused */
     int64_t drafts, refused, users;  /* users: references, by its slot and by chains to learn from */
     int64_t counts[2][SOURCES];      /* drafts by their source: verified, and of these accepted */
@@ -395,9 +395,9 @@ int64_t drafter_verifying(const Drafter *d, int64_t number, int64_t *tokens, int
     return one->drafts;
 }
 
-/* Learn from the chains that wait. Their drafts, and of these the accepted ones, are added by source to
-total [2, SOURCES]. of_left [n, 2, SOURCES] is set to the same counts over all steps, for each text that has left since
-the last call, in the order in which they left. */
+/* Learn from the chains that wait. The numbers of their drafts, and of their accepted drafts, by source, are added to
+total [2, SOURCES]. of_left [n, 2, SOURCES] is set to the same numbers over all steps, for each text that was removed
+since the last call, in the order of removal. */
 void drafter_learn(Drafter *d, int64_t *total, int64_t *of_left) {
     for (int64_t i = 0; i < d->num_verified; i++) {
         Verified *one = d->verified + i;
@@ -427,8 +427,8 @@ void drafter_learn(Drafter *d, int64_t *total, int64_t *of_left) {
     d->num_left = 0;
 }
 
-/* Return where the last occurrence of the tokens at the end of the text's first n goes on (0: nowhere); set `length` to
-how many match. */
+/* Return the place after the last earlier occurrence of the tokens that end the text's first n tokens; 0 if there is
+none. Set `length` to the number of tokens that match. */
 static int64_t passage_of(const Text *text, int64_t n, int64_t *length) {
     const int64_t *tokens = text->tokens;
     int64_t at;

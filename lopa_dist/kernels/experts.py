@@ -4,9 +4,9 @@ A row's bits depend on that row alone. An expert's group may have any number of 
 tiles of `ROW_TILE` rows, as all packed rows are: matrix kernels then give a row the same bits in any group. The outputs
 of a row's experts are added one by one, in the order in which the row chose them.
 
-On a GPU the host must not wait for the groups' sizes. torch's grouped products make it wait neither in bf16 on
-Hopper and Blackwell, nor in fp8 (`by_library`). Elsewhere torch fetches the sizes and loops over experts, so
-`experts_triton` multiplies there.
+On a GPU the host must not wait for the groups' sizes. With torch's grouped products it does not wait in fp8, or in
+bf16 on Hopper and Blackwell (`by_library`). In all other cases torch fetches the sizes and loops over experts, so
+`experts_triton` multiplies instead.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def by_library(device: torch.device, dtype: torch.dtype, weight: torch.dtype) ->
 
 
 def height_for(choices: int, x: Tensor, weight: Tensor) -> int:
-    """Return how many rows a tile has where rows like `x` make `choices` among the experts of ``weight [E, N, K]``.
+    """Return the number of rows per tile if rows like `x` make `choices` choices among experts, ``weight [E, N, K]``.
 
     A tall tile reads its expert's weight once for more rows; a short one needs less padding.
     """

@@ -1,10 +1,10 @@
 """Products of grouped rows with their experts' weights, with groups read from the device; and the sum for each row.
 
-A program computes a tile of rows, all of one expert, and a tile of columns. A row tile's column tiles are adjacent, and
-the next row tiles are of the same expert while it has any, so they share its weight in L2. As in
-`virtual_gemm_triton`, an int8 weight is the left operand of the product. Here every weight is, because a group may have
-few rows, and Hopper's instructions want a tall left operand. The loop over K is the same for every row: a row's bits do
-not depend on the others.
+A program computes the outputs of one tile of rows, all of one expert, for one tile of columns. All column tiles of a
+row tile follow each other, and then those of the expert's next row tile, so they share the expert's weight in L2. In
+`virtual_gemm_triton`, an int8 weight is the left operand of the product. Here every weight is the left operand, because
+a group may have few rows, and Hopper's instructions need a tall left operand. The loop over K is the same for every
+row, so a row's bits do not depend on other rows.
 """
 
 from __future__ import annotations

@@ -59,10 +59,10 @@ def resident(height: int, device: torch.device) -> int:
 
 
 def split_for(sequences: int, kv_heads: int, height: int, device: torch.device) -> Split | None:
-    """Return how stacks are split if each of `sequences` sequences has one; None: each has too little of the GPU.
+    """Return how stacks are split if each of `sequences` sequences has one; None if a stack has too few programs.
 
-    The programs of all stacks together run at the same time, because any left over would take as long again. This also
-    bounds the memory of their results. `height` is that of a tile's matrix.
+    The programs of all stacks together can run at the same time, because any that had to wait would double the time.
+    This also bounds the memory for their results. `height` is the height of a tile's matrix.
     """
     programs = resident(height, device) * (processors(device) if device.type == "cuda" else PROCESSORS)
     parts = programs // (sequences * kv_heads)

@@ -585,10 +585,10 @@ static inline I ordered(V x) {
     return bits ^ ((bits >> 31) & 0x7fffffff);
 }
 
-/* Returns the greatest integer such that the numbers x whose integers (`ordered`) are not less weigh more than `enough`,
-or the least of all integers if there is none. weights 0: each weighs 1. Each pass cuts the range of integers in four. */
+/* Returns the greatest integer t such that all numbers x with ordered(x) >= t together weigh more than `enough`, or the
+least integer if there is none. weights 0: each number weighs 1. Each pass cuts the range of integers in four. */
 static int32_t least_kept(const float *x, const float *weights, ptrdiff_t n, float enough) {
-    int64_t low = INT32_MIN, high = (int64_t)INT32_MAX + 1; /* the one that is sought is not below low, but below high */
+    int64_t low = INT32_MIN, high = (int64_t)INT32_MAX + 1; /* low <= the result < high */
     while (high - low > 1) {
         int64_t quarter = (high - low + 3) / 4, cuts[3] = {low + quarter, low + 2 * quarter, low + 3 * quarter};
         V sums[3] = {all(0), all(0), all(0)};
@@ -981,7 +981,7 @@ typedef struct {
 
 enum { Q_K_V = 0, OUT = 3, GATE_UP = 4, DOWN = 6, PAIRS = 7 }; /* where a product's pairs begin, and those of a layer */
 
-/* The rows that draft, and what acts on them alone. */
+/* The rows that draft, and the adapter that acts only on them. */
 typedef struct {
     const Pair *pairs;           /* [layers, PAIRS] */
     const unsigned char *drafts; /* [R] whether each row drafts */
@@ -1011,8 +1011,8 @@ static ptrdiff_t drafting(const Drafting *adapter, const int64_t *of, ptrdiff_t 
     return count;
 }
 
-/* Adds what `count` pairs, side by side, make of x [R, K] to y [R, N], in the M rows that draft. `rows` has their
-numbers, counted from `first`. */
+/* Adds the output of `count` pairs, side by side, for x [R, K] to y [R, N], in the M rows that draft. `rows` has the
+numbers of these rows, counted from `first`. */
 static void adapt(const Pair *pairs, int count, const int64_t *rows, ptrdiff_t M, ptrdiff_t first, const T *x,
                   ptrdiff_t K, T *y, ptrdiff_t N, T *room, int threads) {
     T *narrow = room + M * K;
@@ -1030,7 +1030,7 @@ static void adapt(const Pair *pairs, int count, const int64_t *rows, ptrdiff_t M
     }
 }
 
-/* Computes y [R, d], the feed-forward of x, to which M rows that draft add what `pairs` make of them; room:
+/* Computes y [R, d], the feed-forward of x; in the M rows that draft, the output of `pairs` is added. room has
 min(R, AT_ONCE) x 3 I numbers. */
 static void feed_forward(const Layer *layer, const Pair *pairs, const Drafting *adapter, ptrdiff_t M, const T *x, T *y,
                          ptrdiff_t R, ptrdiff_t d, ptrdiff_t I, T *room, int threads) {

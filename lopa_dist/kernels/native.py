@@ -267,10 +267,10 @@ class Seen(ctypes.Structure):
 
 
 class Adapter(NamedTuple):
-    """What acts on rows that draft alone (`models.mask_rows`)."""
+    """An adapter that acts only on rows that draft (`models.mask_rows`)."""
 
     pairs: Ints  # [layers, 7, 4] addresses of A and B, rank and outputs: of q, k, v, out, gate, up, down
-    widest: int  # the most inputs, rank and outputs that a projection has in all
+    widest: int  # numbers of room for a row: most inputs of a projection, plus most of rank and outputs together
     drafts: Tensor  # [R] bool, whether each row drafts
 
 

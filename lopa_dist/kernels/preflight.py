@@ -83,13 +83,11 @@ def refused(
     Raises:
         RuntimeError: as in `faults`.
     """
-    log.info(
-        "trying %d of Triton's kernels on this GPU: the first time it compiles them, in up to a minute", len(wanted)
-    )
+    log.info("checking %d Triton kernels on this GPU; the first time, compiling them takes up to a minute", len(wanted))
     by_kernel = faults(widths, dtype, device, wanted)
     for fault in dict.fromkeys(by_kernel.values()):
         names = ", ".join(name for name in by_kernel if by_kernel[name] == fault)
-        log.warning("WARNING: without Triton, and so slower: %s. %s", names, fault)
+        log.warning("WARNING: slower without Triton: %s. %s", names, fault)
     return frozenset(by_kernel)
 
 
@@ -178,7 +176,7 @@ def explained(error: Exception) -> Fault:
             f"install Python's headers (apt install python{version}-dev, dnf install python3-devel), or use a Python "
             "that brings them (uv, conda)",
         )
-    return Fault(brief(error), "if a second start fails alike, please report it; engine.kernels=torch runs without it")
+    return Fault(brief(error), "if it fails at a second start, please report it; engine.kernels=torch runs without it")
 
 
 def brief(error: Exception) -> str:

@@ -259,8 +259,9 @@ def _records(sums: Tensor, sampling: Sampling) -> Tensor:
 def filter_logits(logits: Tensor, top_p: float, top_k: int) -> Tensor:
     """Return logits ``[H, V]`` without the tokens that top-k and nucleus sampling exclude.
 
-    top-k keeps the k best tokens; top-p drops a token if those with greater logits have a greater mass than it. So both
-    keep ties, and never drop the best token. With both, the mass is that of the k tokens, as in transformers and vLLM.
+    top-k keeps the k best tokens. top-p drops a token if the tokens with greater logits have a total probability above
+    `top_p`. So both keep ties, and never drop the best token. With both, probabilities are among the k tokens, as in
+    transformers and vLLM.
     """
     lowest = torch.finfo(logits.dtype).min
     if top_k:

@@ -5,13 +5,14 @@ registers, and writes their running sums, at most 28 bytes per row, 40 with seco
 of a share of the vocabulary (`record_head.SHARES`). The third makes records from the sums of all shares, which tensor
 ranks exchange first.
 
-Sums are of one tile, never of the tiles that a program happened to take, and the tiles of a share begin where it
-begins. So a row's bits depend neither on the number of rows nor on that of tensor ranks, as long as `BV` and `BK` stay:
-in a tile of any height, a warp has whole rows (on Hopper; on older GPUs all tiles are of one height).
+A sum never covers more than one tile, however many tiles a program computes, and the first tile of a share begins where
+the share begins. So a row's bits depend neither on the number of rows nor on the number of tensor ranks, as long as
+`BV` and `BK` are the same: in a tile of any height, a warp has whole rows (on Hopper; on older GPUs all tiles have the
+same height).
 
-With one tile of rows (128), the weight is read once, the least that is possible; with more, once for every `GROUP`
-tiles of rows, which run at the same time and find the weight's tile in L2. The hidden rows come from L2, once for every
-tile of the vocabulary.
+With one tile of rows (128), the weight is read only once. With more tiles, it is read once for every `GROUP` tiles of
+rows, which run at the same time and find the weight's tile in L2. The hidden rows are read from L2 once for every tile
+of the vocabulary.
 
 Logits stay in fp32; torch's operators round them to the weight's dtype first.
 """
@@ -176,8 +177,8 @@ def tile_sums_kernel(
 ) -> None:
     """Compute and reduce one tile of logits per program.
 
-    Grid ``(row tiles * tiles,)``: group by group of GROUP row tiles, within a group tile by tile, and within a tile row
-    tile by row tile.
+    Grid ``(row tiles * tiles,)``. Programs are ordered by group of GROUP row tiles, then by tile of the vocabulary,
+    then by row tile.
     """
     program = tl.program_id(0)
     group = program // (GROUP * all_tiles)

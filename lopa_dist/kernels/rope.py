@@ -44,10 +44,11 @@ def rope_table(
 
 
 def rotated_first(head_dim: int, rotated: int) -> Tensor:
-    """Return the order of a head's dimensions that puts those that are rotated first in both halves, ``[D]``.
+    """Return an order of a head's dimensions, ``[D]``, in which both halves begin with dimensions that are rotated.
 
-    A model may rotate only the first dimensions of a head, as two halves. With its weights in this order, one rotation
-    of the whole head does that, with an angle of 0 for the other dimensions; the products of q and k stay the same.
+    A model may rotate only the first `rotated` dimensions of a head, as two halves. If its weights are in this order,
+    one rotation of the whole head does the same, with an angle of 0 for the other dimensions. The products of q and k
+    do not change.
     """
     turning, still = torch.arange(rotated).chunk(2), torch.arange(rotated, head_dim).chunk(2)
     return torch.cat([turning[0], still[0], turning[1], still[1]])

@@ -69,7 +69,7 @@ def routed(
 def number_of(real: tl.tensor, rows: tl.tensor, PADDED: tl.constexpr) -> tl.tensor:
     """Return how many rows go to experts: those that `real` counts if PADDED, but at least one, else all.
 
-    Without one, all groups would be empty when a graph is first run, which no library promises to take.
+    If no row were real, as when a graph is first run, all groups would be empty, which no library promises to accept.
     """
     if PADDED:
         return tl.maximum(tl.load(real), 1)

@@ -24,7 +24,7 @@ FAULT = (
 )
 REDUCED = (
     "this CPU's matrix products in {} depend on how many rows there are, so texts may depend on the batch, and those "
-    "of a causal model on its drafts: model.dtype=fp32 has texts that do not"
+    "of a causal model on its drafts: set model.dtype=fp32 to avoid this"
 )
 
 

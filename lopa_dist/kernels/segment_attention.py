@@ -38,7 +38,8 @@ class Segments:
     # [R] cached tokens that each row sees, of both ranges; None: all of its segment's. A row that does not see all of
     # them sees no own column
     seen: Ints | None = None
-    # [R] each row's depth, and on the device [R] below which depth rows see its column; None: all see all up to `hi`
+    # [R] each row's depth; and [R] on the device, for each row's column, the depth below which rows see it. None: every
+    # row sees all of its columns up to `hi`
     drafts: tuple[Ints, Tensor] | None = None
 
 

@@ -253,7 +253,7 @@ def cut(segments: Segments, order: Ints, view: Ints, first: Ints, tile_rows: int
 
 
 def paired(made: Cut, tile_rows: int) -> Cut:
-    """Return tiles with pairs joined that see the same cached tokens, and of which only one has own columns.
+    """Return tiles after joining pairs that see the same cached tokens and of which only one has own columns.
 
     A pair is the chain of a causal model and the group of masks after its end, whose cached K/V are then read once. No
     row's bits change: steps over columns begin at the same tokens, and what a row does not see counts as 0.
@@ -333,9 +333,9 @@ def tile_rows_for(heads_per_kv: int, stack_rows: int) -> int:
 def causal_tile_rows(heads_per_kv: int) -> int:
     """Return how many rows a tile has for causal models: as many as a matrix of 64 rows holds, but at least one.
 
-    Two programs of that height run on a multiprocessor at a time. On an H200 that was faster than taller tiles, of
-    which each would hold the longest chain and the group after it: most chains are short. A chain and a group that are
-    longer than one tile read their cached K/V twice, the second time from L2.
+    A multiprocessor runs two programs of that height at a time. Tiles that hold even the longest chain and the group
+    after it were slower on an H200, because most chains are short. A chain and a group that do not fit in one tile read
+    their cached K/V twice, the second time from L2.
 
     Raises:
         ValueError: more query heads per K/V head than the tallest tile has rows.

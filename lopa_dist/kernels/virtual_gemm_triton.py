@@ -39,7 +39,7 @@ class GemmTile:
     swap: bool = True  # whether the weight is the left operand
 
 
-# For Hopper, by the most rows that they are for: the fastest tiles of those measured on an H200, from small to large
+# For Hopper: by the most rows of `x`, the fastest of the tiles that were measured on an H200, from small to large
 HOPPER: Mapping[int, Sequence[GemmTile]] = {
     32: (GemmTile(32, 64, 128, 4, 6),),
     64: (GemmTile(64, 32, 128, 4, 6, swap=False), GemmTile(64, 64, 64, 4, 6, 2)),
@@ -84,9 +84,9 @@ def config(x: Tensor, weight: Tensor) -> GemmTile:
 
 
 def one_wave(x: Tensor, weight: Tensor, tiles: Mapping[int, Sequence[GemmTile]]) -> GemmTile:
-    """Return the smallest tile for the rows of `x` of which no multiprocessor gets a second one.
+    """Return the smallest tile for the rows of `x` with which no multiprocessor has to compute more than one tile.
 
-    If there is none, it is the largest of which they get one and a half, else the largest.
+    If there is none, return the largest with at least 1.5 tiles for each multiprocessor, or else the largest of all.
     """
     fit = next(fit for most, fit in tiles.items() if len(x) <= most)
     counts, wave = [count(x, weight, tile) for tile in fit], processors(x.device)
@@ -96,7 +96,7 @@ def one_wave(x: Tensor, weight: Tensor, tiles: Mapping[int, Sequence[GemmTile]])
 
 
 def busy(x: Tensor, weight: Tensor, tiles: Sequence[GemmTile]) -> GemmTile:
-    """Return the widest tile, in descending `tiles`, of which every multiprocessor gets one, else the narrowest."""
+    """Return the widest of `tiles` (from wide to narrow) that gives each multiprocessor a tile, else the narrowest."""
     return next((tile for tile in tiles if count(x, weight, tile) >= processors(x.device)), tiles[-1])
 
 

@@ -81,7 +81,7 @@ class Adapter:
             )
 
     def check_base(self, name: str, weight: Tensor) -> None:
-        """Raise a CheckpointError if the adapter has the weight `name` of the base with other values."""
+        """Raise a CheckpointError if the adapter stores other values for the base weight `name` than `weight` has."""
         own = self.unchanged.get(name)
         if own is not None and not (
             torch.equal(own.to(weight.dtype), weight) or torch.equal(own, weight.to(own.dtype))
@@ -269,5 +269,5 @@ def save_adapter(
         "inference_mode": True,
     }
     with atomic(folder / "adapter_model.safetensors") as partial:
-        partial.write_bytes(save(tensors, {BASE: revision, "format": "pt"}))  # the library's files are for one user
+        partial.write_bytes(save(tensors, {BASE: revision, "format": "pt"}))  # `save_file` would hide it from others
     write_lines(folder / "adapter_config.json", [json.dumps(config, indent=1) + "\n"])

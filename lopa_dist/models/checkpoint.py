@@ -206,12 +206,12 @@ def attaching(
 ) -> Callable[[], None]:
     """Return a function that makes rows of masks run with A and B beside the projections' weights.
 
-    They replace any earlier pairs. What needs memory is done before it is returned, and the model is as it was until
-    it is called: so ranks can agree to call it.
+    A and B replace any earlier pairs. Everything that needs memory is done before the function is returned, and the
+    model does not change until it is called. So all ranks can first agree that they will call it.
 
     Args:
         model: this rank's part of it.
-        pairs: whole ones, by our names, in the weights' dtype, the scale included.
+        pairs: A and B of each weight by our names, not split over ranks, in the weights' dtype; B includes the scale.
         comm: the group that the model is split over.
         mask: an embedding ``[d]`` for masks; None: they keep theirs.
     """
@@ -250,7 +250,7 @@ def with_mask_row(model: Transformer) -> torch.Tensor:
 def check_adapter(adapter: Adapter, config: ModelConfig, projections: list[str]) -> None:
     """Raise a CheckpointError if the model cannot have the adapter; one for masks may change only `projections`."""
     if adapter.rows == "all" and config.block_drafts and adapter.folder.name == DRAFTER:
-        raise CheckpointError(f"{adapter.folder}: it is for rows that draft alone; set model.lora_rows=masks")
+        raise CheckpointError(f"{adapter.folder}: it is only for rows that draft; set model.lora_rows=masks")
     if config.tied and adapter.saved:
         raise CheckpointError(f"{adapter.folder}: modules_to_save needs a model with an untied head")
     if adapter.rows == "masks" and (others := [*(adapter.pairs.keys() - projections), *adapter.saved]):
@@ -332,7 +332,7 @@ def stored_tensors(files: list[Path]) -> dict[str, tuple[Path, list[int]]]:
                 if tensor.get_dtype() not in FLOATS:
                     raise CheckpointError(
                         f"{file}: {name} is of type {tensor.get_dtype()}: checkpoints that others have quantised are "
-                        "not supported; take the original, which model.quantization quantises"
+                        "not supported; use the original checkpoint, which model.quantization can quantise"
                     )
                 stored[name] = file, list(tensor.get_shape())
     return stored

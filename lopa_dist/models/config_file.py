@@ -18,8 +18,8 @@ WITHOUT_EFFECT: dict[str, Any] = {
     "begin_suppress_tokens": None, "forced_bos_token_id": None, "forced_eos_token_id": None, "sequence_bias": None,
     "exponential_decay_length_penalty": None,
 }  # fmt: skip
-"""Options of a `generation_config.json` with which transformers' greedy texts are others than the most probable token
-after each, and the values at which they are not."""
+"""Options of a `generation_config.json` with which transformers' greedy decoding does not always take the most probable
+token, and the value at which each option has no effect."""
 
 
 def read_config(folder: Path, mask_adapter: Path | None = None, merged: Path | None = None) -> ModelConfig:
@@ -62,7 +62,7 @@ def not_applied(generation: dict[str, Any]) -> tuple[str, ...]:
 
 
 def check_mask(config: ModelConfig, folder: Path, special: dict[str, int]) -> None:
-    """Raise a ValueError if no file names the mask, and the id of the family's published mask is a word here."""
+    """Raise a ValueError if no file names the mask, and the family's usual mask id is an ordinary word here."""
     mask = FAMILIES[config.family].mask_token
     if mask is None or mask in special or config.mask_id in special.values():
         return

@@ -77,7 +77,7 @@ class SparseMLP(nn.Module):
     def forward(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
         """Return the experts' output for each row: ``[R, d] -> [R, d]``.
 
-        Without rows, nothing is computed: a library's grouped product may read what an empty tensor does not have.
+        If `x` has no rows, nothing is computed, because a library's grouped product may read beyond an empty tensor.
 
         Args:
             x: the rows.

@@ -42,9 +42,9 @@ def sdar(kind: str, raw: dict[str, Any], name: str) -> str:
     """Return whether a checkpoint is SDAR or I-DLM. `kind` is its `model_type`; other arguments as in `family_of`.
 
     I-DLM (arXiv 2604.11035) calls itself ``sdar``. Its weights have the same names, but it is causal and has the logit
-    shift, so run as SDAR it would write wrong text without an error. `use_regular_causal` tells them apart, else
-    `block_size`: SDAR's blocks have 4 to 64 tokens, I-DLM's strides 1 to 3. A name that says I-DLM where the blocks say
-    SDAR is refused, as is a checkpoint with neither, unless it has SDAR's or TraDo's name.
+    shift. If it ran as SDAR, it would write wrong text without an error. `use_regular_causal` tells the two apart, or
+    else `block_size`: SDAR's blocks have 4 to 64 tokens, and I-DLM's strides have 1 to 3. A checkpoint is refused if
+    its name says I-DLM but its blocks say SDAR, or if it has neither key and its name has neither SDAR nor TraDo.
     """
     block, causal = block_size(FAMILIES[kind], raw, name), raw.get("use_regular_causal")
     if kind == "sdar" and (causal or (causal is None and block in I_DLM_BLOCKS)):
@@ -73,7 +73,7 @@ def a2d(kind: str, raw: dict[str, Any], name: str) -> str:
     if blocks is None:
         raise ValueError(
             f"model_type {kind!r}: neither config.json nor the name {name!r} says if it was trained in blocks; "
-            "set block_size in config.json: of its blocks (bd3lm), or 0 (mdlm)"
+            "set block_size in config.json: to the size of its blocks (bd3lm), or to 0 (mdlm)"
         )
     return f"{kind}-bd3lm" if blocks else kind
 

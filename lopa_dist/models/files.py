@@ -21,7 +21,7 @@ SHIPPED = ("embedded", "lists", "causal", "causal_lists")
 """The checkpoints in the package, by the names of their folders."""
 EMBEDDED = ASSETS / "embedded"
 PROBES, PROBE_BYTES = 64, 65_536
-TENSOR_PROBE_BYTES, MOST_PROBED = 4096, 512  # of a large tensor; and of how many of them in a file
+TENSOR_PROBE_BYTES, MOST_PROBED = 4096, 512  # bytes read of a large tensor; the most large tensors probed in a file
 REVISION = re.compile(r"[0-9a-f]{16}(-[0-9a-f]{8})?(\+[0-9a-f]{16}(-[0-9a-f]{8})?)?")
 MOST_HEADER_BYTES = 100_000_000  # as in the safetensors library
 
@@ -186,9 +186,9 @@ def revision(folder: Path) -> str:
 
 
 def tensor_probes(tensors: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return where to read, and how many bytes: small tensors whole, and the beginnings of large ones.
+    """Return where to read, and how many bytes: all of each small tensor, and the beginnings of large ones.
 
-    Of very many large ones, as in mixtures of experts, evenly spread ones are read.
+    If there are very many large tensors, as in mixtures of experts, only some of them, evenly spread, are read.
     """
     small = [(first, last - first) for first, last in tensors if last - first <= PROBE_BYTES]
     large = [first for first, last in tensors if last - first > PROBE_BYTES]

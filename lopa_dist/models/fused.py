@@ -78,7 +78,7 @@ class FusedTransformer:
         self.norms = [layer.before for layer in self.layers] + [model.model.norm.weight]
         laid_out(model.lm_head)  # if it is also the embedding, rows take longer to look up, but there is no second copy
         self.head = model.head_weight
-        # whether torch multiplies somewhere: a row's bits then depend on the row alone only in whole tiles of rows
+        # whether torch computes some product: then only whole tiles of rows make a row's bits independent of other rows
         self.needs_tiles = any(
             layer.experts is not None or any(isinstance(linear, QuantizedLinear) for linear in layer.projections)
             for layer in self.layers
@@ -92,9 +92,9 @@ class FusedTransformer:
         }
 
     def take_adapter(self, model: Transformer) -> None:
-        """Take the adapter on rows that draft which the model has now, and the embedding, to which it adds a mask.
+        """Use the model's current adapter for rows that draft, and its embedding, to which the adapter may add a mask.
 
-        The merged weights stay, because they are the base model's.
+        The merged weights do not change, because they are the base model's.
         """
         self.mask_rows, self.adapters, self.embedding = model.mask_rows, model.adapters, model.model.embed_tokens.weight
         for layer in self.layers:
@@ -163,7 +163,7 @@ class FusedTransformer:
     def add_norm(
         self, x: Tensor, residual: Tensor, weight: Tensor, into: nn.Module | None
     ) -> tuple[Activations, Tensor]:
-        """Return the norm of a residual sum, quantised if `into`, the product that takes it, takes fp8; and the sum."""
+        """Return the norm of a residual sum, quantised if the product `into` accepts fp8, and the sum itself."""
         norm = add_rms_norm_fp8 if takes_fp8(into) else add_rms_norm
         return norm(x, residual, weight, self.config.rms_eps)
 

@@ -61,7 +61,7 @@ class MaskRows:
 
 
 class MaskRowAdapter:
-    """What an adapter adds to a projection, or to several side by side: for each its outputs and its pair, or None."""
+    """An adapter's part for one product: for each of its projections, the number of outputs, and a pair or None."""
 
     def __init__(self, masks: MaskRows, parts: Sequence[tuple[int, Pair | None]]) -> None:
         self.masks, self.parts = masks, tuple(parts)

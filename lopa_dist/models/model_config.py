@@ -157,9 +157,9 @@ def eos_ids(
 def with_masks(config: ModelConfig, special: dict[str, int], trained: int | None = None) -> ModelConfig:
     """Return a causal model's configuration with masks, for an adapter that acts on their rows only.
 
-    If the adapter brings an embedding, it is the mask's; `trained` is then the token that has it in PEFT's form.
-    Otherwise the mask is the token of that name among `special`, the special tokens of the adapter's own tokenizer, or
-    I-DLM's.
+    If the adapter brings an embedding for the mask, `trained` is the token that has this embedding in PEFT's form.
+    Otherwise the mask is the token with I-DLM's name for it in `special`, the special tokens of the adapter's own
+    tokenizer, or else the token with I-DLM's mask id.
 
     Raises:
         ValueError: the model is not causal, its vocabulary has no such id, or its mask is another token.

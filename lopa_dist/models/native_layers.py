@@ -89,7 +89,7 @@ class NativeLayers:
         )  # fmt: skip
 
     def adapter(self, tokens: Tensor, cache: Cache) -> native.Adapter | None:
-        """Return what acts on the rows that draft, if there are any."""
+        """Return the adapter for the rows that draft; None if there is none, or if no row drafts."""
         masks = self.network.mask_rows
         if masks is None or self.pairs is None or masks.resting:
             return None
@@ -112,7 +112,7 @@ def weights_of(network: FusedTransformer, number: int) -> list[int]:
 
 
 def pairs_of(network: FusedTransformer, number: int) -> list[list[int]]:
-    """Return what a layer's adapter has for q, k, v, out, gate, up and down, in the order of `Pair` in `native.c`."""
+    """Return a layer's pairs for q, k, v, out, gate, up and down, each with the fields of `Pair` in `native.c`."""
     layer, pairs = network.layers[number], []
     for linear, count in ((layer.qkv, 3), (layer.out, 1), (layer.gate_up, 2), (layer.down, 1)):
         adapter = adapter_of(linear)

@@ -16,11 +16,11 @@ BEFORE_SCALING = "original_max_position_embeddings"
 def rope_options(family: Family, raw: dict[str, Any]) -> dict[str, Any]:
     """Return how positions become angles, with the base and the share of each head that is rotated.
 
-    That is `rope_parameters`; in older files `rope_scaling`, with the rest beside it.
+    `rope_parameters` has all of this. Older files have `rope_scaling`, and the other keys at the top level.
 
     Raises:
-        KeyError: no file has the base, and neither have the authors' programs.
-        ValueError: two places differ.
+        KeyError: neither config.json nor the family has a base.
+        ValueError: two of these places contradict each other.
     """
     newer, older = raw.get("rope_parameters") or {}, raw.get("rope_scaling") or {}
     if newer and older and named(newer) != named(older):

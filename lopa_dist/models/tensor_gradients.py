@@ -1,8 +1,8 @@
 """Backward passes for tensor parallelism: of an all-gather, and of an input that every rank reads.
 
-After a gather, all ranks compute the same, so each has the whole gradient of the gathered tensor, and keeps that of its
-own part. A projection that is split by columns reads its whole input, and each rank finds the part of the input's
-gradient that its own columns give; these are summed over ranks, as f of Megatron-LM does (arXiv 1909.08053, section 3).
+After a gather, all ranks compute the same. So each rank has the gradient of the whole gathered tensor, and returns the
+slice for its own part. Every rank's columns of a split projection read the whole input, and contribute to its gradient.
+These contributions are summed over ranks, as by the operator f of Megatron-LM (arXiv 1909.08053, section 3).
 """
 
 from __future__ import annotations

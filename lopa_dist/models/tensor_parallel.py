@@ -63,8 +63,8 @@ def check(config: ModelConfig, ranks: int) -> None:
         raise ValueError(f"parallel.tensor={ranks} does not divide the model's {' and '.join(uneven)}")
     if SHARES % ranks or config.vocab_size % SHARES:
         raise ValueError(
-            f"parallel.tensor={ranks}: the vocabulary of {config.vocab_size} is shared out in {SHARES} equal parts, so "
-            f"both must divide: it by {SHARES}, and {SHARES} by the ranks"
+            f"parallel.tensor={ranks}: the vocabulary is divided into {SHARES} equal parts, so the number of tensor "
+            f"ranks must divide {SHARES}, and {SHARES} must divide the vocabulary of {config.vocab_size}"
         )
 
 

@@ -24,10 +24,10 @@ SPACE = "▁"
 """How tokens are spelt that begin with a space, where a decoder may drop it."""
 
 LETTERS = "a", "A", "1", "0"
-"""Texts with which tokenizers are tried; one that knows none of them is taken as it is."""
+"""Texts with which a tokenizer's behaviour is tested; one that can encode none of them is used without corrections."""
 
 ANCHORS = "a", "\n", "1", "."
-"""Texts after which, in most tokenizers, another text has the tokens that it has within a text."""
+"""Texts to put before another text, to find the tokens that it has in the middle of a text (`tokens_after`)."""
 
 
 def load_tokenizer(folder: Path, merged: Path | None = None) -> PreTrainedTokenizerFast:
@@ -99,7 +99,7 @@ def words(folder: Path) -> dict[str, int]:
 
 
 def vocabulary(whole: dict[str, Any]) -> dict[str, int]:
-    """Return the same from the content of a `tokenizer.json`; empty if that has none."""
+    """Return the ids of the vocabulary in a `tokenizer.json`, of which `whole` is the content; empty if it has none."""
     found = whole.get("model", {}).get("vocab") or {}
     return found if isinstance(found, dict) else {text: i for i, (text, _) in enumerate(found)}
 
@@ -133,8 +133,8 @@ def text_of(tokenizer: PreTrainedTokenizerFast, tokens: Sequence[int], after: Se
     Args:
         tokenizer: the model's.
         tokens: of the text.
-        after: tokens of a text that this one continues (`anchor`). Without them it is a text of its own, of which some
-            decoders (Llama 2's) drop the space that it begins with.
+        after: tokens of a text that this one continues (`anchor`). Without them, some decoders (Llama 2's) drop the
+            space with which the text begins.
     """
     before, text = (str(tokenizer.decode(ids, skip_special_tokens=True)) for ids in (after, [*after, *tokens]))
     return text[len(before) :]
@@ -158,7 +158,7 @@ def encoded(tokenizer: PreTrainedTokenizerFast, text: str, special: bool = False
     """Return the tokens of a text, perhaps with special ones around it; empty if the tokenizer cannot encode it."""
     try:
         return list(tokenizer.backend_tokenizer.encode(text, add_special_tokens=special).ids)
-    except Exception:  # of a vocabulary without a token for what it does not know; its errors have no type
+    except Exception:  # the vocabulary has no token for unknown text; the library's errors have no type of their own
         return []
 
 

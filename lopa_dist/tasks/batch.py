@@ -144,7 +144,7 @@ class Batch:
             yield logging.WARNING, f"WARNING: task.input={self.source}: {note}"
         first = {key: f", the first with {n}" for key, n in firsts.items() if 0 < len(str(n)) <= LONGEST_NUMBER}
         if options := [f"{key} ({fields[key]:,} lines{first.get(key, '')})" for key in OPTIONS if key in fields]:
-            rename = "a field that is only to pass through needs another name"
+            rename = "a field that should only be passed through needs another name"
             yield logging.INFO, f"options of a line: {', '.join(options)}; {rename}"
         for key in fields if self.fields.named else ():
             if key not in OPTIONS and (near := get_close_matches(key, OPTIONS, 1, 0.8)):
@@ -152,7 +152,7 @@ class Batch:
         for word, count in words.items():
             yield (
                 logging.WARNING,
-                f"WARNING: prompts that are the word {word}: {count}; leave them out if it means nothing",
+                f"WARNING: prompts that are the word {word}: {count}; leave them out if they are missing values",
             )
 
     def read(self, row: Row) -> list[Item]:
@@ -193,7 +193,7 @@ class Batch:
         there = f"it has {', '.join(value)}"
         for name in self.needed:
             if name not in value:
-                how = "name a column plainly, and write a brace of the text twice"
+                how = "write a column's name exactly, and a brace that is part of the text twice"
                 return f"task.prompt asks for {{{name}}}, but {there}; {how}"
         columns = (self.fields.column,) if self.fields.column else PROMPTS
         wrapped = isinstance(value.get("body", ""), dict | None)  # perhaps: in Parquet a body may be null
@@ -232,7 +232,7 @@ class Batch:
                 f"line {number}: {self.fields.id or 'custom_id'} {taken!r} was used in line {seen[taken]}{nameless}; "
                 "make it unique"
             )
-            custom_id = f"{line_name(number)}+"  # not the name of a line without one, which a later line may have
+            custom_id = f"{line_name(number)}+"  # differs from the default name of a line, which a later line may have
             while custom_id in seen:
                 custom_id += "+"
             first = items[0]

@@ -45,7 +45,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {  # fields of the API that are only accep
     "tool_choice": ("none", "auto"),
 }
 MOST_SAMPLES = 128
-UNDECODED = "\ufffd"  # what bytes that are no character, or not yet, are decoded to
+UNDECODED = "\ufffd"  # what an invalid or still incomplete character is decoded to
 LONGEST_SHOWN = 100  # characters of a value in a message
 
 
@@ -121,7 +121,7 @@ def is_wrapped(raw: dict[str, Any]) -> bool:
 
 
 def samples_of(origin: Origin, request: dict[str, Any]) -> list[Item]:
-    """Return the items of a request, one for each answer that it asks for (`samples`); else it has an item's fields."""
+    """Return the items of a request, one for each of its `samples`. All its other entries are fields of an `Item`."""
     fields = {key: value for key, value in request.items() if key != "samples"}
     several = request["samples"] > 1
     return [

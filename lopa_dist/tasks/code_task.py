@@ -73,7 +73,7 @@ class CodeTask:
 OPENING = re.compile(r"(?P<fence>```+|~~~+)[^\S\n]*(?P<language>[\w+#.:/-]*)([^\S\n]+\w+=[^`\n]*)?[^\S\n]*\n")
 DEFINED = re.compile(r"^[ \t]*(def|class|import|from)\b", re.MULTILINE)
 LANGUAGE = re.compile(r"\A(python3?|py)\b[ \t]*", re.IGNORECASE)  # at the beginning of a block within a line
-MOST_ENDS, MOST_BLOCKS = 20, 20  # of a block, and in an answer, that are tried: a model may repeat a fence for ever
+MOST_ENDS, MOST_BLOCKS = 20, 20  # ends of a block, and blocks of an answer, to try: a model may repeat a fence for ever
 PARSING = Lock()
 
 
@@ -110,8 +110,9 @@ def first_block(text: str) -> str:
 def fenced(lines: str, opening: re.Match[str]) -> tuple[str, int]:
     """Return the block after an opening fence, and where it ends in `lines`, which is their end if it is not closed.
 
-    Code may hold a fence, too, as in a comment: the block ends at the first fence at which it is a program, of those
-    that begin a line and then of the others; if it is none at any, at the first one.
+    Code may contain a fence itself, for instance in a comment. So the block ends at the first fence at which it is a
+    program. Fences that begin a line are tried before others. If the block is a program at no fence, it ends at the
+    first one that is tried.
     """
     begin, fence = opening.end(), opening["fence"]
     begins_line, anywhere = re.compile(rf"^[^\S\n]*{fence}", re.MULTILINE), re.compile(fence)

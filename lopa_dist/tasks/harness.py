@@ -77,7 +77,7 @@ class HarnessTask:
             check(name, task)
             task.set_fewshot_seed(SEED)
             if fewshot and task.config.num_fewshot == 0:
-                log.warning("WARNING: task.fewshot=%d: %s is a task without examples, and stays so", fewshot, name)
+                log.warning("WARNING: task.fewshot=%d: %s is a task without examples, so it gets none", fewshot, name)
         scored = {task.OUTPUT_TYPE in SCORED for task in self.tasks.values()}
         self.scores = scored == {True}
         if len(scored) > 1:
@@ -243,8 +243,8 @@ def check(name: str, task: Any) -> None:
         raise ValueError(f"task.harness={name}: it runs the model's code unconfined; take task=humaneval or mbpp")
     if (task.config.repeats or 1) > 1:
         raise ValueError(
-            f"task.harness={name}: it wants {task.config.repeats} answers to each document; a YAML file that includes "
-            "it and has repeats: 1 takes one"
+            f"task.harness={name}: it wants {task.config.repeats} answers to each document. To get one, write a YAML "
+            "file that includes the task and sets `repeats: 1`"
         )
     for key, value in generation_of(task).items() if task.OUTPUT_TYPE == "generate_until" else ():
         if key not in DONE and value is not None and NEUTRAL.get(key) != value:

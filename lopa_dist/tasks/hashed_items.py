@@ -38,7 +38,7 @@ class HashedItems:
         return self.sum.hexdigest()[:24]
 
     def prompts(self) -> str:
-        """Return the hash of what is asked, however often and however the answers are drawn."""
+        """Return the hash of what the items ask (`asked_of`), whatever their number of samples and sampling options."""
         return self.of_prompts.hexdigest()[:24]
 
 

@@ -1,4 +1,4 @@
-"""How requests are called that have no name of their own, and the several answers to one request."""
+"""Names of requests that have no name of their own, and of the answers if a request gets several."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ def sample_name(name: str, sample: int) -> str:
 
 
 def without_sample(name: str, sample: int) -> str:
-    """Return the name of the request that an answer is one of several to."""
+    """Return the name of the request to which answer number `sample`, called `name`, belongs."""
     return name.removesuffix(sample_name("", sample))

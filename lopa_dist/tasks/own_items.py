@@ -1,4 +1,4 @@
-"""Checks of the items of the user's own task, whose fields may have anything."""
+"""Checks of the items of the user's own task, whose fields may hold values of any type."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ LONGEST = 200  # characters of a reason
 
 
 class MissingLibrary(ValueError):
-    """A format cannot be checked, for want of a library: no line is at fault, and an install mends all of them."""
+    """An error for a format that cannot be checked because a library is missing: no line of the input is at fault."""
 
 
 @dataclass(frozen=True, slots=True)

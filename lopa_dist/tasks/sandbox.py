@@ -78,7 +78,7 @@ def check(confined: bool) -> None:
         ValueError: they cannot; the message has the reason and the remedy.
     """
     setting = f"task.allow_code_execution={'true' if confined else 'unconfined'}"
-    other = " Or task.allow_code_execution=unconfined runs them with limits alone, able to do what you can."
+    other = " Or task.allow_code_execution=unconfined runs them with limits only: they can do whatever you can."
     if not sys.platform.startswith("linux"):
         raise ValueError(f"{setting}: programs are run on Linux only; false generates without judging")
     try:
@@ -152,13 +152,13 @@ def run_tests(
 
 
 def own_user() -> int:
-    """Return a user id of the run's own: no other process is in its reach, and none counts towards its limit."""
+    """Return a user id only for this run, so that it reaches no other process and no other counts towards its limit."""
     first, _, count = map(int, Path("/proc/self/uid_map").read_text(encoding="utf-8").splitlines()[-1].split())
     return first + count - 2 - secrets.randbelow(max(1, min(OWN_USERS, count // 4)))
 
 
 def end(process: subprocess.Popen[bytes], reader: int) -> None:
-    """End the processes of a run: the first ends with its input, and the others with it; any that remain are killed."""
+    """End the processes of a run. Closing the first one's input ends it and all others; any that remain are killed."""
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):
         process.stdin.close()

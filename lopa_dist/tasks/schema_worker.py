@@ -1,4 +1,4 @@
-"""The child process that checks texts against JSON schemas: a schema, or a pattern in it, may take a day for a text."""
+"""The child process that checks texts against JSON schemas, since a check may hang: some patterns would take a day."""
 
 from __future__ import annotations
 

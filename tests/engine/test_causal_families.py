@@ -71,5 +71,5 @@ def test_an_adapter_on_masks_leaves_the_text_and_brings_drafts(name: str, tmp_pa
     found = written(model, 3)
     assert {index: tokens for index, (tokens, _) in found.items()} == wanted
     if name == "nemotron":
-        with pytest.raises(CheckpointError, match=r"for rows that draft alone; set model\.lora_rows=masks"):
+        with pytest.raises(CheckpointError, match=r"only for rows that draft; set model\.lora_rows=masks"):
             load_model(base, torch.float32, CPU, load_adapter(lora))

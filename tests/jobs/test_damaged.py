@@ -62,7 +62,7 @@ def cut(text: str) -> str:
     ("name", "damage", "use", "message"),
     [
         ("report.json", of_another_version, report, r"report\.json: .*an_unknown_option.* made with lopa_dist 0"),
-        ("report.json", of_another_version, traced, r"report\.json: .*an_unknown_option.*run it again"),
+        ("report.json", of_another_version, traced, r"report\.json: .*an_unknown_option.*run the job again"),
         ("report.json", lambda _: "[1]", report, r"report\.json is not the report of a job"),
         ("report.json", lambda _: "{}", tabulated, r"report\.json is not the report of a job"),
         ("report.json", lambda _: "{}", traced, r"report\.json is not the report of a job"),

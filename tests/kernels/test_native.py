@@ -317,8 +317,7 @@ def test_without_a_compiler_torch_computes(
         native.warn_of_fault()
     assert [record.message for record in caplog.records] == [
         "operations run in torch's form, which takes twice as long with few sequences: there is no C compiler "
-        "(apt install gcc; if it is there, XDG_CACHE_HOME=FOLDER names one that can be written, and is not mounted "
-        "noexec)"
+        "(apt install gcc; if you have gcc, set XDG_CACHE_HOME=FOLDER to a writable folder that is not mounted noexec)"
     ]
 
 

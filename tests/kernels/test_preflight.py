@@ -166,8 +166,8 @@ def test_a_kernel_that_does_not_compile_is_replaced_with_one_warning(
         assert refused(WIDTHS, torch.float32, DEVICE, wanted) == {"norm", "swiglu"}
     refused.cache_clear()
     began, said = [record.getMessage() for record in caplog.records]
-    assert began.startswith("trying 3 of Triton's kernels on this GPU")
-    assert said.startswith("WARNING: without Triton, and so slower: norm, swiglu. RuntimeError: at 4:20: / PassManager")
+    assert began.startswith("checking 3 Triton kernels on this GPU")
+    assert said.startswith("WARNING: slower without Triton: norm, swiglu. RuntimeError: at 4:20: / PassManager")
     assert "engine.kernels=torch" in said
 
 

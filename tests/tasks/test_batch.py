@@ -104,8 +104,8 @@ def test_a_prompt_of_several_columns(tmp_path: Path) -> None:
     good, missing, empty = read(tmp_path, {"text": "x"}, {"txt": "x"}, {"text": None}, prompt="Is {text} good?")
     assert good.prompt == "Is x good?"
     assert missing.error == (
-        "line 2: task.prompt asks for {text}, but it has txt; name a column plainly, "
-        "and write a brace of the text twice"
+        "line 2: task.prompt asks for {text}, but it has txt; write a column's name exactly, "
+        "and a brace that is part of the text twice"
     )
     assert empty.error is not None
     assert empty.error.startswith("line 3: text is null, and task.prompt asks for it")
@@ -168,9 +168,9 @@ def test_options_and_words_that_mean_nothing_are_told_of_lines(
         read(tmp_path, *given)
         read(tmp_path, *given)
     assert caplog.messages == [
-        "options of a line: max_tokens (1 lines, the first with 3); a field that is only to pass through needs another "
-        "name",
-        "WARNING: prompts that are the word NULL: 1; leave them out if it means nothing",
+        "options of a line: max_tokens (1 lines, the first with 3); a field that should only be passed through needs "
+        "another name",
+        "WARNING: prompts that are the word NULL: 1; leave them out if they are missing values",
     ]
 
 
@@ -228,7 +228,7 @@ def test_every_column_of_a_table_passes_through(tmp_path: Path, caplog: pytest.L
     [
         ({}, "no prompt or messages in it; it has question: task.column=NAME says which is the prompt"),
         ({"column": "text"}, "no text in it; it has question: task.column=NAME says which is the prompt"),
-        ({"prompt": "Say {text}"}, "task.prompt asks for {text}, but it has question; name a column plainly"),
+        ({"prompt": "Say {text}"}, "task.prompt asks for {text}, but it has question; write a column's name exactly"),
         ({"column": "question", "id": "name"}, "no name in it; it has question: task.id=NAME says which names"),
     ],
 )

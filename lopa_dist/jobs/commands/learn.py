@@ -77,7 +77,7 @@ def learn(folder: Path, settings: Sequence[str]) -> dict[str, Any]:
             "merge_and_unload), and learn from a run of that"
         )
     if changed := builder.changed_since(report.get("weights", {})):
-        raise ValueError(f"{folder}: {changed}: its answers are another model's. Learn from a run of these weights")
+        raise ValueError(f"{folder}: {changed}; another model wrote its answers. Learn from a run of these weights")
     try:
         check_writable(folder / FOLDER)
     except OSError as error:
@@ -185,7 +185,7 @@ class Student:
             learning = learning_of(model, builder.tokenizer, self.config, group)
         with told(f": correct that, or move {drafts} away to begin anew"):
             again = learning.load(drafts, builder.revision)
-        self.say(f"{len(self.answered)} answers{', goes on with the drafts that are there' if again else ''}")
+        self.say(f"{len(self.answered)} answers{', continuing with the earlier drafts' if again else ''}")
         group.store.barrier(keys.LESSON.format("begin"))
         with told(f"; what was saved in {drafts} before stays"):
             lesson = self.lesson(learning, answers, drafts)

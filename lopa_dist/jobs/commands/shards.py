@@ -47,7 +47,7 @@ def merge_shards(folder: Path) -> dict[str, Any]:
             inputs. The message names them, and nothing is written.
     """
     if (folder / "journal").is_dir():  # beside it, journal.old has results that were set aside
-        raise ValueError(f"{folder}: a run of its own, whose results are whole; name the folder of an array's runs")
+        raise ValueError(f"{folder}: a single run, which needs no merge; name the folder of an array's runs")
     runs = {file.parent: read_report(file) for file in sorted(folder.glob("*/report.json"))}
     reports = {part: report for part, report in runs.items() if "shard" in report["task"]}  # not a merged one
     if not reports:

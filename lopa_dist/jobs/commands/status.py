@@ -173,7 +173,7 @@ def settings(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def changes_between(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
-    """Return which settings of two shards' reports differ; those that the version of either did not have do not."""
+    """Return which settings of two shards' reports differ, without settings that the version of either did not have."""
     one, other = settings(first), settings(second)
     for of in (one, other):
         of["decode"] = text_settings(of["decode"])

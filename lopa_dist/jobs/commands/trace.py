@@ -197,7 +197,7 @@ def trace(folder: Path, which: str) -> Trace:
     if not same and has_changed(report):
         raise ValueError(changed)
     if not same and (others := builder.changed_since(report.get("weights", {}))):
-        raise ValueError(f"{line['custom_id']}: {others}; put back what wrote it")
+        raise ValueError(f"{line['custom_id']}: {others}; restore the weights with which the run was made")
     edited = [
         source for source, found in own_sources(config).items() if report.get("own_code", {}).get(source) != found
     ]

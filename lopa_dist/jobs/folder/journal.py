@@ -30,7 +30,7 @@ from lopa_dist.parallel.launcher import Start
 
 RESULTS = ("report.json", "report.html", "results.jsonl", ERRORS, FIGURES, NAME, LINES)
 FORMAT = 2  # of the entries; a journal in another format lacks figures, and is not continued
-ANEW = "give job.resume=new to start over (what there is is set aside)"
+ANEW = "give job.resume=new to start over (existing results are set aside)"
 REVISIONS = "revision", "lora"  # settings that an earlier version may have written otherwise (`same_revision`)
 MAY_CHANGE = ("model.dtype was ", "model.quantization was ")  # if failed requests are run again
 # these change no text: if they change, answers are judged again
@@ -91,8 +91,8 @@ class Journal:
             self.set_aside()
         if not self.folder.exists() and (there := [name for name in RESULTS if self.folder.with_name(name).exists()]):
             raise ValueError(
-                f"{self.folder.parent} has {', '.join(there)}, but no journal of a job that wrote this: a job there "
-                "would replace it. Give another hydra.run.dir, or move it away"
+                f"{self.folder.parent} has {', '.join(there)}, but no journal of the job that wrote them: a new "
+                "job there would replace them. Give another hydra.run.dir, or move them away"
             )
         self.folder.mkdir(parents=True, exist_ok=True)
         if (self.folder / "settings.json").exists():
@@ -100,7 +100,7 @@ class Journal:
         if self.has_results():
             raise ValueError(
                 f"{self.folder} has answers, but no settings.json, which says how they were made. Give job.resume=new "
-                "to start over (the old are set aside), or another hydra.run.dir"
+                "to start over (the old answers are set aside), or another hydra.run.dir"
             )
         for name, content in (("start.json", asdict(start)), ("settings.json", settings)):
             write_lines(self.folder / name, [json.dumps(content, indent=1), "\n"])
@@ -127,7 +127,7 @@ class Journal:
         if any(not (retry and change.startswith(MAY_CHANGE)) for change in changes):
             raise ValueError(
                 f"{self.folder.parent} has results of other settings: {'; '.join(changes)}. Set them as they were "
-                "to go on, or give job.resume=new to start over (the old are set aside), or another hydra.run.dir"
+                "to continue, or give job.resume=new to set the results aside and start over, or another hydra.run.dir"
             )
         return changes
 
@@ -150,8 +150,8 @@ class Journal:
         With `what` "verdicts", return the same for verdicts: earlier ones are given again.
 
         Args:
-            asked: whether `attempt` is to run again what failed before. A launcher that restarts it asks once more;
-                what failed since the first of its starts then counts.
+            asked: whether `attempt` should run failed requests again. If its launcher restarts it, the option is given
+                again; then only failures before the first of these starts are run again.
             attempt: the number of the attempt that begins.
             start: how it was started.
         """

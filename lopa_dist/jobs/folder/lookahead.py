@@ -1,4 +1,4 @@
-"""With what lookahead a job's answers were drafted: it changes no text, but figures of different ones are mixed."""
+"""The lookahead settings with which answers were drafted: they change no text, but the figures that a job reports."""
 
 from __future__ import annotations
 
@@ -34,5 +34,5 @@ def drafted_otherwise(who: str, each: Iterable[Settings]) -> str:
         return ""
     return (
         f"{who} drafted with different settings ({'; '.join(changed)}). That changes no text, but tokens per forward, "
-        "rows and acceptance are those of all together"
+        "rows and acceptance are averages over all of them"
     )

@@ -63,7 +63,7 @@ def merge(
     for index, entry, where in journal.entries_of(ids):
         if "statistics" in entry:
             replicas.append(entry | {"attempt": attempt_of(where.part)})
-        if "figures" in entry and "attempt" not in entry:  # which a new verdict of an old answer has
+        if "figures" in entry and "attempt" not in entry:  # entries with an attempt are new verdicts on old answers
             generated += entry["figures"]["tokens"]
         if index < 0:
             continue

@@ -167,9 +167,7 @@ def read(place: Path) -> dict[str, Any]:
 
 def refusal(place: Path, holder: dict[str, Any], other: str) -> str:
     """Return why a job does not begin, and what to do: wait for the lock in the file `place`, or `other`."""
-    who = (
-        "process {process} of host {host}, since {since}".format(**holder) if holder else "which has not said who it is"
-    )
+    who = "process {process} of host {host}, since {since}".format(**holder) if holder else "which cannot be identified"
     step = holder["start"]["step"].strip("-") if holder else ""
     return (
         f"{place.parent}: another job is at work in it ({who}{f', Slurm job {step}' if step else ''}). Wait for its "

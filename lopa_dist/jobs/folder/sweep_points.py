@@ -51,18 +51,18 @@ def without_run(folder: Path) -> list[str]:
 
 
 def has_begun(folder: Path) -> bool:
-    """Return whether a job has taken a run folder, which Hydra makes before."""
+    """Return whether a job has begun in a run folder. Hydra makes the folder before the job begins."""
     return any((folder / mark).exists() for mark in (RUN_LOCK, "journal", "report.json"))
 
 
 def subdir_of(hydra: Any) -> str:
-    """Return how Hydra's settings name the folders of points, as it is written."""
+    """Return Hydra's pattern for the names of the points' folders, before its variables are replaced."""
     sweep: Any = OmegaConf.to_container(hydra.sweep, resolve=False)
     return str(sweep.get("subdir"))
 
 
 def names_of(points: list[list[str]], naming: Any) -> list[str]:
-    """Return the names of a sweep's points, of which `short` makes those of their folders.
+    """Return the names of a sweep's points; `short` makes the names of their folders from these.
 
     Args:
         points: from `points_of`.

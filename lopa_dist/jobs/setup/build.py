@@ -118,7 +118,7 @@ class EngineBuilder:
         if warn and options.quantization == "int8" and self.device.type != "cuda":
             log.warning(
                 "WARNING: model.quantization=int8 is slower than none on a CPU, 2 to 4 times for 0.5B parameters: each "
-                "step widens the weights. It saves memory alone"
+                "step widens the weights. It only saves memory"
             )
         if warn and options.quantization == "int8" and self.device.type == "cuda" and hopper(self.device):
             log.warning(
@@ -132,7 +132,7 @@ class EngineBuilder:
         if known is not None and not same_revision(known, self.revision):
             raise CheckpointError(
                 f"model.lora={options.lora}: its drafts were learned on another checkpoint than the one at "
-                f"{options.path} (revision {known}, not {self.revision}); leave it out, or learn anew"
+                f"{options.path} (revision {known}, not {self.revision}); leave it out, or learn again with this one"
             )
         if warn and adapter and (message := adapter.mismatch(options.path)):
             log.warning("WARNING: %s", message)

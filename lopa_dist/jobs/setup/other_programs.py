@@ -23,7 +23,7 @@ class OtherPrograms:
         self.began, self.idle, self.own = time.perf_counter(), idle_seconds(), own_seconds()
 
     def busy(self) -> float | None:
-        """Return how many cores they kept busy on average; None where the system does not tell, or in a moment."""
+        """Return how many cores they kept busy on average; None if the system does not tell, or within `SHORTEST_S`."""
         passed, idle = time.perf_counter() - self.began, idle_seconds()
         if not self.idle or idle.keys() != self.idle.keys() or passed < SHORTEST_S:
             return None

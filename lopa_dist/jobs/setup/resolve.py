@@ -1,4 +1,4 @@
-"""What ``auto`` stands for: how options as users write them become a job's options, and what each follows from."""
+"""Replaces each ``auto`` in the options that users write by a value, and says from what the value follows."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def resolve_decode(
     if resolved.tau_edit is not None:
         if not pattern.edits:
             raise ValueError(
-                f"decode.tau_edit={resolved.tau_edit}: only LLaDA2.1 was trained to predict what is filled; set it to "
+                f"decode.tau_edit={resolved.tau_edit}: only LLaDA2.1 was trained to predict filled tokens; set it to "
                 "null"
             )
         if not scope.from_prompt or resolved.max_active_blocks != 1:

@@ -150,7 +150,7 @@ def of_input(numbered: Numbered, compared: bool) -> Iterator[str]:
     for _, report in numbered:
         inputs.setdefault(report["task"].get("problem_seed"), set()).add(str(report.get(key)))
     if any(len(of_stream - {"None"}) > 1 for of_stream in inputs.values()):
-        words = "differences are of those alone that have the baseline's" if compared else "compare them with care"
+        words = "only runs with the baseline's input are compared with it" if compared else "compare them with care"
         yield f"Not all runs had the same input: {words}."
     asked = [(number, inputs_of(report, "whole_input").keys()) for number, report in numbered]
     if any(streams != asked[0][1] for _, streams in asked):

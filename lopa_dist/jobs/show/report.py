@@ -18,7 +18,7 @@ from lopa_dist.jobs.folder.attempt_record import AttemptRecord
 from lopa_dist.jobs.folder.results import AGAIN
 from lopa_dist.jobs.show.metrics import wilson
 
-UNCONFINED = "The model's programs were run unconfined, with limits alone (task.allow_code_execution=unconfined)."
+UNCONFINED = "The model's programs were run unconfined, only with limits (task.allow_code_execution=unconfined)."
 
 INVALID = "in the wrong format"
 UNJUDGED = "{} answers: judging failed, so they are left out of the accuracy; the same command tries again"
@@ -100,7 +100,7 @@ def config_of(report: dict[str, Any]) -> Config:
         version, made = report.get("versions", {}).get("lopa_dist", "of another version"), report.get("made") or {}
         raise ValueError(
             f"this lopa_dist does not know its settings ({error}): it was made with lopa_dist {version}"
-            f"{' on ' + made['date'][:10] if made.get('date') else ''}; take that one, or run it again"
+            f"{' on ' + made['date'][:10] if made.get('date') else ''}; use that version, or run the job again"
         ) from error
 
 
@@ -164,7 +164,7 @@ def is_rule(key: str) -> bool:
 
 
 def judged(report: dict[str, Any]) -> int:
-    """Return how many answers the accuracy is of; where an older report does not say, all without errors."""
+    """Return the number of answers that the accuracy counts; for older reports, that of requests without errors."""
     return int(report.get("judged", report["requests"] - report["errors"]))
 
 

@@ -172,7 +172,7 @@ def revisions_of(report: dict[str, Any]) -> dict[str, str]:
 
 
 def full_name(revision: str, known: Sequence[str]) -> str:
-    """Return a revision that an earlier version wrote as the one among the `known` that is longer, if only one is."""
+    """Return the only one of the `known` revisions that is the longer form of `revision`; else `revision` unchanged."""
     longer = {one for one in known if one != revision and without_tensors(one) == revision}
     return longer.pop() if len(longer) == 1 else revision
 
@@ -335,7 +335,7 @@ def same_texts(groups: Sequence[SeedGroup], baseline: SeedGroup) -> list[EqualTe
     """Return how many texts of each point equal the baseline's.
 
     None for the baseline itself, where the inputs differ or have no request in common, and where texts were scored.
-    Runs that only their seeds keep from being compared are named.
+    A warning names points whose texts are not compared only because they have no seed in common.
     """
 
     def equal(group: SeedGroup) -> EqualTexts | None:

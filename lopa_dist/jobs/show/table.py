@@ -303,8 +303,9 @@ def why_without_prompts(folder: Path, report: dict[str, Any]) -> str:
 def input_names(lines: Iterable[dict[str, Any]], columns: Iterable[str]) -> dict[str, str]:
     """Return what each column of the input is called in the table.
 
-    One that has the name of a column of the results' own gets the prefix ``input.``. So does, in turn, one that has
-    such a name already, because the input was such a table itself: no two have the same name.
+    A column of the input that has the same name as one of the results' own columns gets the prefix ``input.``. If the
+    input was such a table itself, it may already have a column with that longer name, which then gets a second prefix.
+    So no two columns have the same name.
 
     Args:
         lines: of results, with other columns of the input.

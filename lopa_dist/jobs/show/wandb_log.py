@@ -98,7 +98,7 @@ class WandbLog:
         from wandb import env
 
         options, folder = config.logging.wandb, self.folder
-        # its service looks for these, and takes whole paths alone
+        # W&B's service reads these variables, and accepts only absolute paths
         found = any(os.path.isabs(os.environ.get(name, "")) for name in ("HOME", "XDG_CACHE_HOME"))
         if not found or not can_be_written(Path(env.get_cache_dir())):
             # without this folder, it writes its own log to standard error

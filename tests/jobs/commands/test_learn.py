@@ -55,7 +55,7 @@ def test_a_run_is_learned_from(
     first = (drafts / "adapter_model.safetensors").read_bytes()
 
     perform("learn", [str(folder), *QUICK])
-    assert "goes on with the drafts that are there" in capsys.readouterr().out
+    assert "continuing with the earlier drafts" in capsys.readouterr().out
     assert (drafts / "adapter_model.safetensors").read_bytes() != first
 
     with pytest.raises(ValueError, match=r"has rank \d+, and not learn\.rank=3: correct that, or move .*/drafts away"):
@@ -144,7 +144,7 @@ def test_answers_of_other_weights_are_not_learned_from(folder: Path, tmp_path: P
     file = tmp_path / "run" / "report.json"
     report = json.loads(file.read_text())
     file.write_text(json.dumps(report | {"weights": report["weights"] | {"revision": "0" * 16}}))
-    with pytest.raises(ValueError, match=r"causal has changed .* \(revision 0{16}, now [\w-]+\): its answers"):
+    with pytest.raises(ValueError, match=r"causal has changed .* \(revision 0{16}, now [\w-]+\); another model"):
         perform("learn", [str(tmp_path / "run"), *QUICK])
 
 

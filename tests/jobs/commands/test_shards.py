@@ -182,7 +182,7 @@ def test_a_run_is_not_merged_from_what_it_has_set_aside(tmp_path: Path) -> None:
     for again in (job, replace(job, seed=1, job=JobConfig(resume="new"))):
         run(again, tmp_path, World("python"))
     before = (tmp_path / "report.json").read_text()
-    with pytest.raises(ValueError, match="a run of its own, whose results are whole"):
+    with pytest.raises(ValueError, match="a single run, which needs no merge"):
         merge_shards(tmp_path)
     assert (tmp_path / "report.json").read_text() == before
 

@@ -80,7 +80,7 @@ def test_files_that_no_job_wrote_are_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "input.jsonl").touch()
     (tmp_path / "results.jsonl").write_text("mine\n")
     for resume in ("auto", "new"):
-        with pytest.raises(ValueError, match=r"has results\.jsonl, but no journal .* move it away"):
+        with pytest.raises(ValueError, match=r"has results\.jsonl, but no journal .* move them away"):
             Journal(tmp_path).open(SETTINGS, resume, Start())
     assert (tmp_path / "results.jsonl").read_text() == "mine\n"
     (tmp_path / "results.jsonl").rename(tmp_path / "mine.jsonl")

@@ -103,7 +103,7 @@ def test_several_folders_are_compared_in_the_one_that_has_them(
     assert "To pass on: sweeps/comparison.html" in capsys.readouterr().out
     with pytest.raises(ValueError, match=r"nothing: no report\.json in it or below it"):
         perform("report", ["sweeps/one", "nothing"])
-    with pytest.raises(UserError, match="the folder that has them all, not in /"):
+    with pytest.raises(UserError, match="the folder that contains them all, not /"):
         perform("report", ["sweeps", "/dev"])
 
 

@@ -91,7 +91,7 @@ def memory_needed(machine: Machine) -> Finding:
         )  # fmt: skip
     except memory.TooLarge:
         what += f", too little is left for one sequence of {PROMPT + new} tokens"
-        return broken(what, "shorten decode.max_new_tokens, or model.quantization")
+        return broken(what, "reduce decode.max_new_tokens, or set model.quantization")
     what += f", {plan.bytes / GIB:.1f} for {plan.sequences} sequences of {PROMPT + new} tokens"
     if plan.sequences < asked:
         return slow(f"{what}, not engine.max_sequences={asked}")

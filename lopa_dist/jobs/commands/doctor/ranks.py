@@ -85,7 +85,7 @@ def exchange(group: Group, device: torch.device) -> Finding:
         if not (right and bool((last == comm.size - 1).all())):
             return broken(
                 f"{group.backend}: what ranks get is not what others sent",
-                "another parallel.backend; for NCCL, NCCL_P2P_DISABLE=1 or NCCL_IB_DISABLE=1 finds the way that is bad",
+                "another parallel.backend; for NCCL, NCCL_P2P_DISABLE=1 or NCCL_IB_DISABLE=1 shows which link fails",
             )
     took = 1000 * statistics.median(times)
     return fine(f"{group.backend} joins {comm.size} ranks; {SENT * 4 >> 10} KiB from each take {took:.2f} ms")
@@ -94,7 +94,7 @@ def exchange(group: Group, device: torch.device) -> Finding:
 def broken_everywhere(machine: Machine, count: int) -> int:
     """Return how many things are broken on all ranks together; if they are not joined, `count`, those on this rank.
 
-    The ranks leave each other then: one that ended before the others, with open connections, could take them along.
+    All ranks then leave the group together: a rank that ended earlier, with open connections, could make others fail.
     """
     if machine.group is None:
         return count

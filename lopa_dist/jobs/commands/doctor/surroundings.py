@@ -124,7 +124,7 @@ def wandb(machine: Machine) -> Finding:
         return fine(f"offline, into the run folder ({why}); wandb sync sends it")
     if not os.environ.get("WANDB_API_KEY") and not logged_in():
         return broken(f"online ({why}), but there is no key", "wandb login, or logging.wandb.mode=offline")
-    return fine("online; whether this machine reaches it is seen when a job begins, which waits 30 s at most")
+    return fine("online; whether W&B can be reached is tried only when a job begins, for at most 30 s")
 
 
 def logged_in() -> bool:
@@ -150,4 +150,4 @@ def programs(machine: Machine) -> Finding:
             return broken("programs cannot be run", str(error))
         reason = str(error).split(": ", 1)[-1].split(". ")[0]
         return fine(f"not needed here; humaneval and mbpp would need it: {reason}")
-    return fine("programs run with limits alone (unconfined)" if unconfined else "bubblewrap confines programs")
+    return fine("programs run unconfined, only with limits" if unconfined else "bubblewrap confines programs")
