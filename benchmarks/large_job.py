@@ -34,7 +34,8 @@ import torch
 
 from benchmarks.branch_scaling import TORCHRUN
 from benchmarks.results import replace_rows, show
-from lopa_dist.config import Config, composed
+from lopa_dist.composing import composed
+from lopa_dist.config import Config
 from lopa_dist.engine.request import Request
 from lopa_dist.engine.work import Work
 from lopa_dist.jobs.folder.batch_output import LINES, line_of

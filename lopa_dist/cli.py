@@ -24,7 +24,8 @@ from lopa_dist import __version__
 from lopa_dist.atomic import no_room
 from lopa_dist.checks import UserError, did_you_mean
 from lopa_dist.commands import COMMANDS, perform
-from lopa_dist.config import CONF, Config, check_files, check_keys, what_hydra_says
+from lopa_dist.composing import what_hydra_says
+from lopa_dist.config import Config, check_files
 from lopa_dist.encodable import visible
 from lopa_dist.imports import no_garbage
 from lopa_dist.jobs.folder.one_job import own_folder
@@ -33,6 +34,7 @@ from lopa_dist.own_code import forget_changed, own_line
 from lopa_dist.own_presets import as_overrides, joined, named, own_configuration, unreadable
 from lopa_dist.parallel.launcher import LaunchError, RankError, detect, die, into_log, tell
 from lopa_dist.parallel.stop import INTERRUPTED, STOPPED, Stop, Stopped, answered, bounded_end, leave_at_signals
+from lopa_dist.setting_keys import CONF, check_keys
 from lopa_dist.sweep import check_points, say_how_to_compare
 
 log = logging.getLogger("lopa_dist")

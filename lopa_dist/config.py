@@ -2,51 +2,29 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from copy import deepcopy
-from dataclasses import Field, dataclass, field, fields, is_dataclass
-from difflib import SequenceMatcher
-from functools import cache
+from dataclasses import dataclass, field, fields
 from pathlib import Path, PurePosixPath
-from threading import RLock
 from typing import Any
 
-import yaml
-from hydra import compose, initialize_config_dir
-from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, Override, OverrideType
-from hydra.errors import HydraException
-from hydra.version import VersionBase
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
 from lopa_dist.atomic import check_writable
-from lopa_dist.checks import UserError, check_options, number, option, require, require_seconds
+from lopa_dist.checks import check_options, number, option, require, require_seconds
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.learn.config import LearnConfig
 from lopa_dist.models.config import QUANTIZATIONS
 from lopa_dist.models.families import PATTERNS
 from lopa_dist.optional import why_lacking
-from lopa_dist.overrides import hydra_message, is_setting, key_in
 from lopa_dist.own_code import is_own, load
-from lopa_dist.own_presets import unreadable
 from lopa_dist.remote import exists, is_remote
 from lopa_dist.tasks.prompt_template import template_of
 from lopa_dist.tasks.registry import TASKS, options_of, task_class
 from lopa_dist.tasks.response_format import TRIES
 from lopa_dist.tasks.rows import check_ending
 
-HERE = Path(__file__).parent
 OUTPUTS = (".jsonl", ".csv", ".parquet")
-COMPOSING = RLock()
-LONGEST_NAME = 200  # bytes; file systems allow 255
-CONF = HERE / "conf" if (HERE / "conf").is_dir() else HERE.parent / "conf"  # in a wheel, and in a checkout
+AUTO_CHOICES = ("context",)
+AUTO_NUMBERS = ("block_size", "sub_block_size", "max_active_blocks")
 
 
 @dataclass
@@ -99,10 +77,6 @@ class ModelOptions:
     def merged_lora(self) -> str | None:
         """The adapter that is merged into the weights, and so acts on all rows; None: there is none."""
         return self.lora if self.lora_rows == "all" else None
-
-
-AUTO_CHOICES = ("context",)
-AUTO_NUMBERS = ("block_size", "sub_block_size", "max_active_blocks")
 
 
 @dataclass
@@ -402,171 +376,3 @@ def check_output(path: str) -> None:
         check_writable(Path(path).expanduser().parent)
     except OSError as error:
         raise ValueError(f"task.output={path}: its folder cannot be written to ({error})") from error
-
-
-def short(name: str) -> str:
-    """Return `name` as a folder's name: without slashes and Hydra's backslashes; a long one ends in a hash instead."""
-    name, whole = name.replace("/", "_").replace("\\", ""), name
-    if len(name.encode()) <= LONGEST_NAME:
-        return name
-    start = name.encode()[: LONGEST_NAME - 17].decode(errors="ignore")
-    return f"{start}-{hashlib.sha256(whole.encode()).hexdigest()[:16]}"
-
-
-SCHEMA = OmegaConf.structured(Config)
-OmegaConf.set_struct(SCHEMA.model.template, False)  # its keys are the user's
-ConfigStore.instance().store(name="lopa_dist_schema", node=SCHEMA)  # which `conf/config.yaml` extends
-OmegaConf.register_new_resolver("lopa_dist.short", short, replace=True)  # which `conf/config.yaml` uses
-
-
-def composed(overrides: list[str]) -> Config:
-    """Return the configuration that a command line with these overrides has, checked.
-
-    Raises:
-        ValueError: a preset that does not exist, or a value that cannot be used.
-    """
-    try:
-        config = OmegaConf.to_object(composition(overrides))
-    except HydraException as error:
-        raise UserError(what_hydra_says(error)) from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(unreadable(error, overrides)) from error
-    assert isinstance(config, Config)
-    return config
-
-
-def what_hydra_says(error: HydraException) -> str:
-    """Return what Hydra says of a command line that it cannot compose, and what was probably meant."""
-    message = hydra_message(error)
-    if (key := key_in(str(error))) is None:
-        return message
-    where = message.split(":")[0]  # In 'experiment/mine'
-    if key in groups():
-        begin = "let the file begin with the line `# @package _global_`, without a byte order mark"
-        return f"{where}: {key}: no such key; {begin}"
-    known = [one for one, *_ in keys_of()]
-    if key in known:
-        section, _, name = key.rpartition(".")
-        return f"{where}: {key}: write it as two lines, `{section}:` and `  {name}: ...`"
-    near = nearest(key, known)
-    return f"{where}: {key}: no such key" + (f"; did you mean {', '.join(near)}?" if near else "")
-
-
-def composition(overrides: list[str]) -> DictConfig:
-    """Return what Hydra composes from these overrides; presets are composed once, and settings put into a copy."""
-    parsed = OverridesParser.create().parse_overrides(overrides)
-    presets = tuple(str(one.input_line) for one in parsed if is_preset(one))
-    settings = [one for one in parsed if is_setting(one)]
-    if len(presets) + len(settings) < len(parsed):
-        return by_hydra(tuple(overrides))
-    config = deepcopy(by_hydra(presets))
-    try:
-        for one in settings:
-            OmegaConf.update(config, one.key_or_group, one.value(), merge=True)
-    except OmegaConfBaseException:
-        return by_hydra(tuple(overrides))  # raises the error in Hydra's words
-    return config
-
-
-@cache
-def by_hydra(overrides: tuple[str, ...]) -> DictConfig:
-    """Return what Hydra composes from these overrides, which takes it a tenth of a second."""
-    with reading_conf():
-        return compose("config", list(overrides))
-
-
-@contextmanager
-def reading_conf() -> Iterator[None]:
-    """Have Hydra read `conf` within the block, which one thread at a time may enter.
-
-    Hydra reads the files of one program per process. That may be the user's program, such as one with `@hydra.main`
-    that makes an `LLM`, so at the end Hydra is set back to it.
-    """
-    with COMPOSING:
-        program, version = GlobalHydra.instance().hydra, VersionBase.instance().version_base
-        GlobalHydra.instance().hydra = None
-        try:
-            with initialize_config_dir(str(CONF), version_base="1.3"):
-                yield
-        finally:
-            GlobalHydra.instance().hydra = program
-            VersionBase.instance().version_base = version
-
-
-@cache
-def groups() -> frozenset[str]:
-    """Return the folders of presets in `conf`."""
-    return frozenset(path.name for path in CONF.iterdir() if path.is_dir())
-
-
-def is_preset(override: Override) -> bool:
-    """Return whether an override chooses a preset, a file in a folder of `conf`."""
-    changes = override.type is OverrideType.CHANGE and isinstance(override.value(), str)
-    return changes and override.get_key_element() in groups()
-
-
-def check_keys(overrides: list[str]) -> None:
-    """Raise a UserError that suggests the nearest known keys for a misspelt one, before Hydra composes anything."""
-    known = [key for key, *_ in keys_of()]
-    sections = {key.rpartition(".")[0] for key in known} - groups() - {""}
-    for override in overrides:
-        key, _, value = override.lstrip("+~").partition("=")
-        if key in groups() and value.startswith("../"):
-            raise UserError(f"{override}: a preset is named without its folder")
-        if key in groups() and (wrong := next(no_names(override), None)) is not None:
-            raise UserError(f"{override}: {wrong} is not the name of a preset; leave out {key} for the usual one")
-        if "=" in override and key in sections and not value.lstrip().startswith("{"):
-            names = [one for one in known if one.rpartition(".")[0] == key]
-            raise UserError(f"{override}: {key} has no presets, but the settings {', '.join(names)}")
-        if "=" not in override or key.startswith(("hydra", "-")) or key in groups() or "/" in key or "@" in key:
-            continue
-        if key not in known:
-            near = nearest(key, {*known, *groups()})  # a set: some keys are groups, too
-            if key.split(".")[-1] == "n":  # its name in a line of a file and in `SamplingParams`
-                near = ["task.samples"]
-            if key == "task.stop":
-                raise UserError("task.stop: no such key; stop strings are a line's own: give the input a field stop")
-            if near:
-                raise UserError(f"{key}: no such key; did you mean {', '.join(near)}? `lopa-dist explain` lists all")
-            section = key.split(".")[0]
-            names = [k for k in known if k.startswith(f"{section}.")]
-            names = names or sorted({k.split(".")[0] for k in known} | groups())
-            raise UserError(f"{key}: no such key (CHANGELOG.md has those that are gone). Known: {', '.join(names)}")
-
-
-def no_names(override: str) -> Iterator[str]:
-    """Yield the values of an override, several in a sweep, that cannot name a preset: numbers, truth values, null."""
-    try:
-        parsed = OverridesParser.create().parse_override(override)
-    except HydraException:  # which says more when it composes
-        return
-    if parsed.type is OverrideType.DEL:
-        return
-    value = parsed.value()
-    for one in value.list if isinstance(value, ChoiceSweep) else [value]:
-        if one is None or isinstance(one, bool | int | float):
-            yield "null" if one is None else str(one)
-
-
-def nearest(key: str, known: Iterable[str]) -> list[str]:
-    """Return up to three `known` keys that `key` may be meant for, the most alike first.
-
-    Their last part is nearly the same as that of `key`, or begins with it. If some of them are in the same section,
-    only these are returned; otherwise, if some have exactly the same last part, only those.
-    """
-    section, _, name = key.rpartition(".")
-    parts = {one: one.rpartition(".") for one in known if one != "task.name"}  # which presets set
-    likeness = {one: SequenceMatcher(None, name, last).ratio() for one, (_, _, last) in parts.items()}
-    close = [one for one in sorted(parts) if likeness[one] >= 0.75 or (name and parts[one][2].startswith(name))]
-    close.sort(key=lambda one: -likeness[one])
-    beside = [one for one in close if section and parts[one][0] == section]
-    return (beside or [one for one in close if parts[one][2] == name] or close)[:3]
-
-
-def keys_of(section: Any = Config, prefix: str = "") -> Iterator[tuple[str, Any, Field[Any]]]:
-    """Yield the dotted name of each setting and section below a section, the dataclass that has it, and its field."""
-    for entry in fields(section):
-        key = prefix + entry.name
-        yield key, section, entry
-        if is_dataclass(entry.default_factory):
-            yield from keys_of(entry.default_factory, f"{key}.")

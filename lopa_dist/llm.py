@@ -18,7 +18,8 @@ from typing import Any, Literal, TypeVar, cast
 import numpy as np
 import torch
 
-from lopa_dist.config import CONF, Config, check_keys, composed
+from lopa_dist.composing import composed
+from lopa_dist.config import Config
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.engine.likelihood import SAMPLES
 from lopa_dist.engine.loop import Engine
@@ -39,6 +40,7 @@ from lopa_dist.parallel.launcher import detect
 from lopa_dist.parallel.mesh import choose_mesh
 from lopa_dist.parallel.stop import Stopped
 from lopa_dist.sampling_params import Prompt, SamplingParams, for_each, items_of, listed, listed_texts, params_for
+from lopa_dist.setting_keys import CONF, check_keys
 from lopa_dist.surroundings import undisturbed
 from lopa_dist.tasks.task import Continuation, Item
 

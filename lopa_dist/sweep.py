@@ -16,7 +16,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lopa_dist.atomic import check_writable
 from lopa_dist.checks import UserError
-from lopa_dist.config import Config, check_files, check_keys, composed
+from lopa_dist.composing import composed
+from lopa_dist.config import Config, check_files
 from lopa_dist.jobs.folder.apart import check_apart
 from lopa_dist.jobs.folder.sweep_points import points_of, shared_folder
 from lopa_dist.jobs.setup.resolve import resolve_decode
@@ -29,6 +30,7 @@ from lopa_dist.overrides import as_hydra_reads, keys_in, omegaconf_message
 from lopa_dist.own_presets import own_configuration, search_override
 from lopa_dist.parallel.launcher import LaunchError
 from lopa_dist.parallel.mesh import choose_mesh
+from lopa_dist.setting_keys import check_keys
 from lopa_dist.tasks.hub_data import data_sets, why_not_there
 from lopa_dist.tasks.registry import check_judging, first_errors, make_task, options_of, read_later, task_class
 from lopa_dist.tasks.rows import check

@@ -7,8 +7,9 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from lopa_dist.config import CONF, Config, keys_of
+from lopa_dist.config import Config
 from lopa_dist.jobs.setup.settings import description, settings_of, shown
+from lopa_dist.setting_keys import CONF, keys_of
 
 PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"
 INTRO = """# Configuration

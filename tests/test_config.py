@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from lopa_dist import cli
-from lopa_dist.config import Config, TaskConfig, by_hydra, composition, short
-from lopa_dist.config import composed as config_of
+from lopa_dist.composing import by_hydra, composition, short
+from lopa_dist.composing import composed as config_of
+from lopa_dist.config import Config, TaskConfig
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.overrides import as_hydra_reads, quoted
 from lopa_dist.tasks.registry import TASKS

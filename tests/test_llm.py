@@ -27,7 +27,8 @@ from safetensors.torch import load_file, save_file
 
 import lopa_dist
 from lopa_dist import LLM, DecodeConfig, Output, SamplingParams
-from lopa_dist.config import Config, LoggingConfig, ParallelConfig, TaskConfig, WandbConfig, composed
+from lopa_dist.composing import composed
+from lopa_dist.config import Config, LoggingConfig, ParallelConfig, TaskConfig, WandbConfig
 from lopa_dist.jobs.run.job import run
 from lopa_dist.jobs.setup import build
 from lopa_dist.llm import likelihood_of

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from lopa_dist.config import Config, JobConfig, TaskConfig, composed
+from lopa_dist.composing import composed
+from lopa_dist.config import Config, JobConfig, TaskConfig
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.scoring import ScoringEngine
 from lopa_dist.jobs.run.job import run

@@ -19,7 +19,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.version import VersionBase
 
 from lopa_dist import LLM
-from lopa_dist.config import by_hydra, composed
+from lopa_dist.composing import by_hydra, composed
 from lopa_dist.parallel.calls import handlers_kept
 from lopa_dist.parallel.stop import STATUS, unclaimed
 from lopa_dist.surroundings import undisturbed

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from lopa_dist.config import composed
+from lopa_dist.composing import composed
 from lopa_dist.jobs.run.job import run
 from lopa_dist.parallel.launcher import World
 

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import cluster_jobs, embedded, in_flight, large_job, lists, lossless, results
 from benchmarks.answers import PUBLISHED
-from lopa_dist.config import composed
+from lopa_dist.composing import composed
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.tasks.list_problems import FAMILIES
 

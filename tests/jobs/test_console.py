@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from lopa_dist.config import CONF
 from lopa_dist.jobs.console import ConsoleHandler, LogFile
+from lopa_dist.setting_keys import CONF
 
 
 def test_a_reader_that_has_gone_is_no_error(capfd: pytest.CaptureFixture[str]) -> None:

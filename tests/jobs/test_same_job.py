@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from lopa_dist.config import Config, ModelOptions, TaskConfig, composed, keys_of
+from lopa_dist.composing import composed
+from lopa_dist.config import Config, ModelOptions, TaskConfig
 from lopa_dist.jobs.commands.shards import merge_shards, settings
 from lopa_dist.jobs.run.attempt import journal_settings
 from lopa_dist.jobs.run.job import run
@@ -21,6 +22,7 @@ from lopa_dist.jobs.run.prompts import Encoder
 from lopa_dist.models.config_file import read_config
 from lopa_dist.models.files import EMBEDDED, revision
 from lopa_dist.parallel.launcher import World
+from lopa_dist.setting_keys import keys_of
 from lopa_dist.tasks.batch_line import items_of
 from lopa_dist.tasks.hashed_items import HashedItems
 from lopa_dist.tasks.response_format import ResponseFormat

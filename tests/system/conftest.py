@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lopa_dist.config import composed
+from lopa_dist.composing import composed
 from lopa_dist.jobs.run.job import run
 from lopa_dist.parallel.launcher import World
 from tests.system import forked

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from lopa_dist.config import composed
+from lopa_dist.composing import composed
 from lopa_dist.jobs.run.job import run
 from lopa_dist.parallel.launcher import World
 from tests.system.random_faults import SETTINGS, disturb, finished, grid, launchers, outcome, start, until_gone

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lopa_dist.config import composed
+from lopa_dist.composing import composed
 from lopa_dist.sweep import main
 from lopa_dist.tasks.hub_data import data_sets, why_not_there
 

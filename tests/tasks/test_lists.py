@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lopa_dist.config import TaskConfig, composed
+from lopa_dist.composing import composed
+from lopa_dist.config import TaskConfig
 from lopa_dist.tasks import list_problems as lp
 from lopa_dist.tasks.embedded import Lists
 from lopa_dist.tasks.registry import make_task

@@ -14,7 +14,8 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 
 from lopa_dist.checks import UserError, did_you_mean
-from lopa_dist.config import CONF, Config, check_keys, composed, reading_conf
+from lopa_dist.composing import composed, reading_conf
+from lopa_dist.config import Config
 from lopa_dist.jobs.setup.device import choose_device
 from lopa_dist.jobs.setup.resolve import Resolved, by_device, by_model, resolve_decode
 from lopa_dist.jobs.setup.settings import Setting, settings_of, shown
@@ -25,6 +26,7 @@ from lopa_dist.models.files import find, in_cache, local
 from lopa_dist.overrides import as_hydra_reads
 from lopa_dist.own_presets import folders
 from lopa_dist.parallel.launcher import World
+from lopa_dist.setting_keys import CONF, check_keys
 
 
 def sources(overrides: list[str]) -> dict[str, str]:

@@ -18,7 +18,8 @@ import torch
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from lopa_dist.atomic import check_writable, write_lines
-from lopa_dist.config import Config, check_keys, composed
+from lopa_dist.composing import composed
+from lopa_dist.config import Config
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.request import WRITTEN, Request
 from lopa_dist.jobs.folder.one_job import only_job
@@ -39,6 +40,7 @@ from lopa_dist.parallel.group import Group
 from lopa_dist.parallel.launcher import Start, detect
 from lopa_dist.parallel.mesh import choose_mesh
 from lopa_dist.parallel.stop import Stop, Stopped, bounded_end
+from lopa_dist.setting_keys import check_keys
 from lopa_dist.tasks.registry import make_again
 
 SECTIONS = ("learn", "parallel", "model.device", "model.path", "task.input")

@@ -10,9 +10,9 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from lopa_dist.config import CONF
 from lopa_dist.models import families
 from lopa_dist.models.families import FAMILIES, PATTERNS
+from lopa_dist.setting_keys import CONF
 
 NONE = "none"
 

@@ -14,7 +14,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from lopa_dist.config import CONF, short
+from lopa_dist.composing import short
+from lopa_dist.setting_keys import CONF
 from lopa_dist.tasks.rows import RUN_LOCK
 
 SWEEP = "multirun.yaml"  # in which Hydra notes what a sweep's command line was

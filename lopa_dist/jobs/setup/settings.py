@@ -11,8 +11,9 @@ from typing import Any
 import yaml
 
 from lopa_dist.checks import written
-from lopa_dist.config import AUTO_CHOICES, Config, DecodeOptions, keys_of
+from lopa_dist.config import AUTO_CHOICES, Config, DecodeOptions
 from lopa_dist.decode.config import DecodeConfig
+from lopa_dist.setting_keys import keys_of
 
 KINDS = {
     "IntOrAuto": "an integer, auto",

@@ -9,10 +9,10 @@ import torch
 
 from lopa_dist import cli
 from lopa_dist.checks import UserError
-from lopa_dist.config import CONF, keys_of
 from lopa_dist.jobs.commands.explain import explain
 from lopa_dist.jobs.setup.settings import settings_of
 from lopa_dist.models.files import EMBEDDED
+from lopa_dist.setting_keys import CONF, keys_of
 
 
 @pytest.fixture(autouse=True)

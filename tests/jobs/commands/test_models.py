@@ -8,9 +8,9 @@ from fnmatch import fnmatch
 import pytest
 
 from lopa_dist.commands import perform
-from lopa_dist.config import CONF
 from lopa_dist.jobs.commands.models import compared, presets
 from lopa_dist.models.families import FAMILIES
+from lopa_dist.setting_keys import CONF
 
 NAMES = sorted({file.stem for file in (CONF / "model").glob("*.yaml")} - {"local"})
 

@@ -18,7 +18,8 @@ import pytest
 from rich.console import Console
 
 from lopa_dist.commands import perform
-from lopa_dist.config import Config, TaskConfig, composed
+from lopa_dist.composing import composed
+from lopa_dist.config import Config, TaskConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.jobs.commands import status as module
 from lopa_dist.jobs.commands.go_on import go_on, spans

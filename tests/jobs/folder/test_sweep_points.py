@@ -8,9 +8,9 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from lopa_dist.config import CONF
 from lopa_dist.jobs.commands.status import sweep_in_words
 from lopa_dist.jobs.folder.sweep_points import without_run
+from lopa_dist.setting_keys import CONF
 
 TYPED = ["launcher=local", "decode.drafts=4,8", "task.limit=400", "logging.wandb.mode=disabled"]
 

@@ -16,15 +16,7 @@ from typing import Any
 
 import pytest
 
-from lopa_dist.config import (
-    Config,
-    JobConfig,
-    LoggingConfig,
-    ModelOptions,
-    ParallelConfig,
-    TaskConfig,
-    WandbConfig,
-)
+from lopa_dist.config import Config, JobConfig, LoggingConfig, ModelOptions, ParallelConfig, TaskConfig, WandbConfig
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.request import Generation, Request

@@ -7,7 +7,8 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
-from lopa_dist.config import Config, composed
+from lopa_dist.composing import composed
+from lopa_dist.config import Config
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.jobs.setup.resolve import by_model, resolve, sequences_of_replica
 from lopa_dist.models.config_file import read_config

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lopa_dist.checks import UserError
-from lopa_dist.config import check_keys, composed
+from lopa_dist.composing import composed
 from lopa_dist.jobs.commands.doctor.checkpoint import memory_needed, model, tokenizer
 from lopa_dist.jobs.commands.doctor.computing import compiler, device, kernels, library
 from lopa_dist.jobs.commands.doctor.finding import Finding, Machine, State
@@ -25,6 +25,7 @@ from lopa_dist.jobs.commands.doctor.ranks import broken_everywhere, collectives,
 from lopa_dist.jobs.commands.doctor.surroundings import files, programs, python, run_folder, slurm, wandb
 from lopa_dist.overrides import as_hydra_reads
 from lopa_dist.parallel.launcher import detect
+from lopa_dist.setting_keys import check_keys
 
 CHECKS: dict[str, Callable[[Machine], Finding]] = {
     "Python": python,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from lopa_dist.config import composed
+from lopa_dist.composing import composed
 from lopa_dist.jobs.commands.doctor import ranks
 from lopa_dist.jobs.commands.doctor.doctor import doctor
 from lopa_dist.jobs.commands.doctor.finding import Machine

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from lopa_dist.config import composed
+from lopa_dist.composing import composed
 from lopa_dist.engine import memory
 from lopa_dist.engine.memory import Plan
 from lopa_dist.engine.request import Request

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.gpu_shapes import DREAM
-from lopa_dist.config import composed
+from lopa_dist.composing import composed
 from lopa_dist.jobs.commands.doctor import computing
 from lopa_dist.jobs.commands.doctor.finding import Finding, Machine, State
 from lopa_dist.kernels.preflight import Fault
