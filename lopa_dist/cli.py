@@ -44,7 +44,6 @@ FLAGS = {  # ours, and Hydra's
     "--help", "--dry-run", "--multirun", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run",
     "--info", "--shell-completion", "--config-path", "--config-name", "--config-dir",
 }  # fmt: skip
-MOST_KINDS = 5  # of errors that the end of a job names
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
@@ -83,7 +82,7 @@ def swept() -> bool:
 
 
 def job(raw: DictConfig) -> Any:
-    """Run one job and return what `summary` returns, or None if this rank has no report.
+    """Run one job and return what `tell_outcome` returns, or None if this rank has no report.
 
     Hydra has composed the configuration and checked its types; its values are checked here.
     """
@@ -105,6 +104,7 @@ def job(raw: DictConfig) -> Any:
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns of a home that cannot be written
     with no_garbage():  # torch and transformers take seconds to import; help and mistakes should not wait for them
         from lopa_dist.jobs.run.job import run
+        from lopa_dist.jobs.show.outcome import tell_outcome
     folder, stop = Path(HydraConfig.get().runtime.output_dir), Stop(config.job.grace_s)
     again = f"the same command and {typed('hydra.run.dir', folder)}"
     if swept():
@@ -135,7 +135,7 @@ def job(raw: DictConfig) -> Any:
     except LaunchError as error:  # a RankError ends at once (`die`); MPI's own end would wait for the other ranks
         raise (RankError if world.size > 1 else UserError)(str(error)) from error
     leave_at_signals()  # the handlers of a finished job would only note a signal
-    result = summary(report, folder) if report else None
+    result = tell_outcome(report, folder) if report else None
     if stop.asked and swept() and not submitted:
         tell(f"lopa-dist: stopped by {stop.signal} when this job was done; go on with {again}")
         sys.exit(STOPPED)
@@ -148,79 +148,6 @@ def end(error: Exception) -> NoReturn:
     if isinstance(error, RankError):
         die(message)
     sys.exit(message)
-
-
-def summary(report: dict[str, Any], folder: Path) -> float:
-    """Log what came out, and return the tokens per forward, for sweepers that optimise."""
-    from lopa_dist.jobs.show.report import with_interval
-
-    accuracy = f"accuracy {with_interval(report)}, " if "accuracy" in report else ""
-    errors = f", {report['errors']} with errors (see errors.jsonl)" if report["errors"] else ""
-    unjudged = f", {report['unjudged']} not judged (the same command tries again)" if report.get("unjudged") else ""
-    if invalid := report.get("tries", {}).get("invalid"):
-        errors += f", {invalid} without the format asked for (finish_reason invalid)"
-    if cut := report.get("cut"):
-        errors += f", {cut} cut at their limit of tokens"
-    log.info(
-        "%d requests%s%s: %s%s%.0f tokens/s; results.jsonl %s in %s",
-        report["requests"], errors, unjudged, accuracy,
-        "" if "masks" in report else f"TPF {report['tpf']:.2f}, ",
-        report["tokens_per_s"]["job"], "and report.html are" if (folder / "report.html").exists() else "is", folder,
-    )  # fmt: skip
-    if not report["requests"]:
-        shard, shards = report["task"]["shard"], report["task"]["shards"]
-        log.info("the input has nothing for task.shard=%d of %d: it is done", shard, shards)
-        return 0.0
-    kinds = errors_by_kind(folder) if report["errors"] else []
-    if report["errors"] == report["requests"]:
-        first = kinds[0][1] if kinds else f"see {folder / 'results.jsonl'}"
-        raise UserError(f"no request could run; the first error: {first}")
-    if len(kinds) == 1:
-        log.info("the first error: %s", kinds[0][1])
-    for count, first in sorted(kinds, reverse=True)[:MOST_KINDS] if len(kinds) > 1 else ():
-        log.info("%d error%s such as: %s", count, "s" * (count > 1), first)
-    if len(kinds) > MOST_KINDS:
-        log.info("errors of %d more kinds are in errors.jsonl", len(kinds) - MOST_KINDS)
-    if invalid:
-        first = first_of(folder, "error", "invalid")
-        if report["errors"] + invalid == report["requests"]:
-            raise UserError(f"no answer has its format; the first: {first}")
-        log.info("the first answer without its format: %s", first)
-    if report.get("accuracy") == 0 and report["task"].get("score") == "exact":
-        log.info(
-            "no whole answer equals its reference; task.score=FILE.py:FUNCTION reads answers from texts "
-            "(docs/inputs.md#own-problems); with the same hydra.run.dir none is generated again"
-        )
-    if unjudged:
-        first = first_of(folder, "unjudged")
-        if report["errors"] + report["unjudged"] == report["requests"]:
-            raise UserError(f"no answer could be judged; the first: {first}")
-        log.info("the first that was not judged: %s", first)
-    return float(report["tpf"])
-
-
-def errors_by_kind(folder: Path) -> list[tuple[int, str]]:
-    """Return for each kind of error in `errors.jsonl` how many there are, and the first of them.
-
-    Errors that differ in numbers or in the place of their line are of one kind.
-    """
-    from lopa_dist.jobs.folder.results import ERRORS, kind_of_error, result_lines
-
-    kinds: dict[str, list[Any]] = {}
-    for _, line in result_lines(folder / ERRORS) if (folder / ERRORS).exists() else ():
-        kinds.setdefault(kind_of_error(str(line["error"])), [0, str(line["error"])])[0] += 1
-    return [(count, first) for count, first in kinds.values()]
-
-
-def first_of(folder: Path, key: str, reason: str | None = None) -> str:
-    """Return the first message under `key` in `results.jsonl`: why a request could not run, or was not judged.
-
-    With a `reason`, only lines with this `finish_reason` count.
-    """
-    from lopa_dist.jobs.folder.results import results
-
-    lines = (line for line in results(folder) if key in line and reason in (None, line["finish_reason"]))
-    return str(next((line[key] for line in lines), f"see {folder / 'results.jsonl'}"))
 
 
 def hint(arguments: list[str]) -> str:
