@@ -37,8 +37,8 @@ from benchmarks.text_drafts import CAUSAL, TEMPERATURES, prompts
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.request import Request
-from lopa_dist.jobs.run.lessons import mask_token
 from lopa_dist.jobs.setup.build import EngineBuilder
+from lopa_dist.jobs.setup.learning import mask_token
 from lopa_dist.learn.groups import Answer, GroupBatch, group_batches
 from lopa_dist.learn.learning import Answers, Learning
 from training.attention import dense

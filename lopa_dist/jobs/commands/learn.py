@@ -24,10 +24,11 @@ from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.request import WRITTEN, Request
 from lopa_dist.jobs.folder.one_job import only_job
 from lopa_dist.jobs.folder.results import results
-from lopa_dist.jobs.run.lessons import FOLDER, learning_of
+from lopa_dist.jobs.run.lessons import FOLDER
 from lopa_dist.jobs.run.prompts import Encoder
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.setup.device import choose_device
+from lopa_dist.jobs.setup.learning import learning_of
 from lopa_dist.jobs.show.learned import figures, in_words, write_learn_page
 from lopa_dist.jobs.show.report import config_of, why_no_results
 from lopa_dist.jobs.show.where_it_began import report_where_it_began

@@ -33,7 +33,7 @@ from lopa_dist.jobs.run.attempt import Attempt, begin_attempt
 from lopa_dist.jobs.run.crashes import Begun
 from lopa_dist.jobs.run.disturbances import Disturbances
 from lopa_dist.jobs.run.job_input import JobInput
-from lopa_dist.jobs.run.lessons import Lessons, check_learning
+from lopa_dist.jobs.run.lessons import Lessons
 from lopa_dist.jobs.run.output import check_parts, warnings_of, write_output
 from lopa_dist.jobs.run.parts import Parts
 from lopa_dist.jobs.run.prompts import Encoder, wraps
@@ -44,6 +44,7 @@ from lopa_dist.jobs.run.scoring import check_scoring, idle_in_scoring, scored_ma
 from lopa_dist.jobs.run.session import Session
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.setup.device import choose_device, threads
+from lopa_dist.jobs.setup.learning import check_learning
 from lopa_dist.jobs.setup.resolve import resolve
 from lopa_dist.jobs.show.extra import Extra
 from lopa_dist.jobs.show.made_on import made_on

@@ -20,22 +20,19 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from lopa_dist.config import Config
-from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.engine.gain import Rates, gain
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.memory import release_cached
 from lopa_dist.engine.request import WRITTEN, Generation, Request
 from lopa_dist.jobs.folder.lessons_file import add_lessons, lessons_in
+from lopa_dist.jobs.run.lesson_outcome import KEPT, STOPPED, Outcome
 from lopa_dist.jobs.run.prompts import Rejection
 from lopa_dist.jobs.run.recall import Recalled
-from lopa_dist.learn.config import LearnConfig
+from lopa_dist.jobs.setup.learning import learning_of
 from lopa_dist.learn.drafts_adapter import more_arithmetic
 from lopa_dist.learn.learning import HELD_OUT, Answers, Learning, check_learnable, with_end
-from lopa_dist.learn.memory import FEWEST_MASKS
 from lopa_dist.learn.predictions import Reached
 from lopa_dist.learn.trainer import FailedElsewhere, LearningFailed, Lesson
-from lopa_dist.models.config import ModelConfig
-from lopa_dist.models.tokenizer import unused_token
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel import store_keys as keys
 from lopa_dist.parallel.group import Group
@@ -49,89 +46,12 @@ AGAIN = 4  # auto's next lesson comes after this many times the answers of the l
 SLICE = 0.03  # share of the remaining time that auto learns before it checks whether that pays
 LEAST_S = 15.0  # seconds of the shortest useful slice
 MOST_SHARE = 0.15  # of the remaining time, in all slices of a lesson
-MOST_MASKS = 16  # of a group
 MORE, TAKE, KEEP, LEAVE = "more", "take", "keep", "leave"  # what to do after a slice
 AFRESH = 64  # a resumed job answers at least this many requests before it learns, so that its steps have been timed
-STOPPED = "the job was told to stop before that paid"
-KEPT = "the job was told to stop; what it learned is kept for the next attempt"
 WHOLE = 0.9  # share of its time after which a lesson that a stop cut short counts as held
 PAYS = 1.03  # an adapter is taken if the rest is expected to be more than this many times as fast
 WELL = 0.75  # share of drafts accepted at each depth if minutes of learning go well: chains of three
 WORTH = 2  # a lesson begins only if, when all goes well, it saves at least this many times the time of a slice
-
-
-@dataclass
-class Outcome:
-    """What a lesson brought, for the report and for later attempts."""
-
-    attempt: int
-    done: int = 0  # requests of the job that were done
-    answers: int = 0  # that all replicas together could learn from
-    seconds: float = 0.0
-    processor_s: float = 0.0  # of rank 0
-    steps: int = 0
-    rows: int = 0  # masks that were trained on, with repetitions
-    acceptance_before: list[float] = field(default_factory=list)  # on held-out answers, by depth
-    acceptance: list[float] = field(default_factory=list)
-    accepted_before: float = 0.0  # drafts of a chain that are accepted on average
-    accepted: float = 0.0
-    gain: float = 1.0  # how many times as fast the rest was expected to become
-    taken: bool = False
-    problem: str = ""
-    cut_short: bool = False  # whether a stop ended it when it paid, so that a later attempt continues it
-    adopted: bool = False  # whether the job drafts with what it has learned after this lesson, or before it
-
-    def follow(self, slices: Sequence[Lesson]) -> None:
-        """Set the figures to those of a lesson's slices so far."""
-        first, last = slices[0].before, slices[-1].after
-        self.seconds = round(sum(one.seconds for one in slices), 2)
-        self.processor_s = round(sum(one.processor_s for one in slices), 2)
-        self.steps, self.rows = sum(one.steps for one in slices), sum(one.rows for one in slices)
-        self.acceptance_before, self.acceptance = first.shares, last.shares
-        self.accepted_before, self.accepted = round(first.length, 3), round(last.length, 3)
-
-
-def check_learning(config: Config, masks: int) -> None:
-    """Raise a ValueError for options of learning that would have no effect.
-
-    Args:
-        config: may still have options that are ``auto``.
-        masks: how many masks score a text, if the task has texts scored; else 0.
-    """
-    learn = config.job.learn
-    if learn is None:
-        for entry in fields(LearnConfig):
-            if (value := getattr(config.learn, entry.name)) != entry.default:
-                raise ValueError(f"learn.{entry.name}={value}: has no effect without job.learn (auto, or a number)")
-        return
-    if masks:
-        raise ValueError(f"job.learn={learn}: texts are scored, and nothing is drafted; leave it out")
-    if config.decode.drafts == 0:
-        raise ValueError(f"job.learn={learn}: decode.drafts=0 drafts nothing; leave one of them out")
-    if not config.decode.drafts_masks:
-        raise ValueError(
-            f"job.learn={learn}: masks learn, but decode.draft_from={config.decode.draft_from} drafts without them; "
-            "leave one of the two out"
-        )
-
-
-def mask_token(config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> int:
-    """Return the token under which PEFT finds a mask's embedding: the model's mask, or one that no text has."""
-    own = config.mask_id < config.vocab_size
-    return config.mask_id if own else unused_token(tokenizer, config.vocab_size)
-
-
-def masks_of(decode: DecodeConfig) -> int:
-    """Return how many masks of a group are trained: as many as chains have drafts, within reason."""
-    return min(max(decode.max_drafts, FEWEST_MASKS), MOST_MASKS)
-
-
-def learning_of(model: Transformer, tokenizer: PreTrainedTokenizerFast, config: Config, group: Group) -> Learning:
-    """Return the adapter in training of a job's ranks, which all call this; it raises what `Learning` raises."""
-    return Learning(
-        model, mask_token(model.config, tokenizer), config.learn.rank, group.everyone, group.failures.watched,
-        masks_of(config.decode), group.tensor, lambda name: group.store.barrier(keys.LESSON.format(name)),
-    )  # fmt: skip
 
 
 @dataclass

@@ -20,7 +20,8 @@ from lopa_dist.decode import DecodeConfig
 from lopa_dist.jobs.folder.lessons_file import lessons_in
 from lopa_dist.jobs.run import lessons
 from lopa_dist.jobs.run.job import run
-from lopa_dist.jobs.run.lessons import Lessons, Outcome
+from lopa_dist.jobs.run.lesson_outcome import Outcome
+from lopa_dist.jobs.run.lessons import Lessons
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.show.lessons import lesson_sentence
 from lopa_dist.learn import learning as learning_of_a_job
