@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from lopa_dist.c_library import DOUBLE, INT, LONG, P, Unavailable, load_or_why, memory
 from lopa_dist.decode import HostState
-from lopa_dist.engine.contexts import NGRAM_CONTEXTS, PARTS
 from lopa_dist.engine.drafter import (
     HOPES,
     MASK_VOTER,
@@ -27,6 +26,7 @@ from lopa_dist.engine.drafter import (
     Masks,
 )
 from lopa_dist.engine.mixer import CHANCES, LEANS, Mixer
+from lopa_dist.engine.ngram_contexts import NGRAM_CONTEXTS, PARTS
 from lopa_dist.engine.ngrams import MOST
 from lopa_dist.engine.work import Work
 from lopa_dist.ragged import Ints

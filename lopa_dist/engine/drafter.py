@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 
 from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.engine.chain_change import change_of
-from lopa_dist.engine.contexts import NGRAM_CONTEXTS, TOKEN, back_of
 from lopa_dist.engine.mixer import Decision, Mixer, Proposal
+from lopa_dist.engine.ngram_contexts import NGRAM_CONTEXTS, TOKEN, back_of
 from lopa_dist.engine.ngrams import COUNT, ENTRY_BYTES, NGrams
 from lopa_dist.engine.work import Work
 from lopa_dist.models.config import ModelConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lopa_dist.engine.contexts import NGRAM_CONTEXTS, TOKEN, back_of, keys
+from lopa_dist.engine.ngram_contexts import NGRAM_CONTEXTS, TOKEN, back_of, keys
 
 COUNT = 255  # the largest count; the low 8 bits of an entry are its count, the bits above are what it tells
 MOST = 2**20  # entries of the young table, and of the old one

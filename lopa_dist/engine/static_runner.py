@@ -27,7 +27,7 @@ from lopa_dist.engine.memory import short_of_memory
 from lopa_dist.engine.runner import Prepared, Runner
 from lopa_dist.kernels.attention import Meta, attend_tiles
 from lopa_dist.kernels.dispatch import by_torch, on_device
-from lopa_dist.kernels.meta_attention import MetaPlan, Workspace, split_for
+from lopa_dist.kernels.meta_attention import MetaPlan, Partials, split_for
 from lopa_dist.kernels.record_head import record_head
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.kernels.tiles import Capacity, KeptTiles, Tiles, capacity, matrix_rows, tile
@@ -236,7 +236,7 @@ class StaticRunner(Runner):
         split = split_for(sequences, config.kv_heads, height, self.device) if stacked else None
         self.split = split and replace(split, room=self.low * split.parts)
         # shared by all attention plans, which run one after the other
-        self.workspace = Workspace.empty(
+        self.partials = Partials.empty(
             self.attention_room(max(TOP, longest)).parts, config.kv_heads, height, config.head_dim, self.device
         )
         self.bodies: dict[int, Body] = {}
@@ -407,7 +407,7 @@ class StaticRunner(Runner):
             *shape,
             self.pool.scratch,
             self.device,
-            self.workspace,
+            self.partials,
             bounded=self.in_place,
             whole=self.stacked,
         )

@@ -125,18 +125,18 @@ class Statistics(Work):
         self.steps += 1
         self.forwards += running
 
-    def totals(self) -> dict[str, Any]:
+    def sums(self) -> dict[str, Any]:
         """Return the sums, ready for JSON, for another process to `absorb`."""
-        return {"work": super().totals(), **{name: getattr(self, name) for name in ("seconds", *COUNTS)}}
+        return {"work": self.totals(), **{name: getattr(self, name) for name in ("seconds", *COUNTS)}}
 
-    def absorb(self, totals: dict[str, Any]) -> None:
-        """Add another replica's sums."""
+    def absorb(self, sums: dict[str, Any]) -> None:
+        """Add what another replica's `sums` returned."""
         for phase in PHASES:
-            self.seconds[phase] += totals["seconds"][phase]
-            self.seconds_counted[phase] += totals["seconds"][phase]
-        self.add(totals["work"])
+            self.seconds[phase] += sums["seconds"][phase]
+            self.seconds_counted[phase] += sums["seconds"][phase]
+        self.add(sums["work"])
         for name in COUNTS:
-            setattr(self, name, getattr(self, name) + totals[name])
+            setattr(self, name, getattr(self, name) + sums[name])
 
     def milliseconds(self) -> dict[str, float]:
         """Return the mean milliseconds of a step by phase, and in total."""

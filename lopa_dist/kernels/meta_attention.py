@@ -70,15 +70,15 @@ def split_for(sequences: int, kv_heads: int, height: int, device: torch.device) 
 
 
 @dataclass
-class Workspace:
+class Partials:
     """Partial results until they are merged. Plans that do not run at the same time may share one."""
 
     results: Tensor  # [P, Hkv, height, D] fp32
     lse: Tensor  # [P, Hkv, height] fp32, base 2
 
     @classmethod
-    def empty(cls, parts: int, kv_heads: int, height: int, dim: int, device: torch.device) -> Workspace:
-        """Return an uninitialised workspace for `parts` parts."""
+    def empty(cls, parts: int, kv_heads: int, height: int, dim: int, device: torch.device) -> Partials:
+        """Return uninitialised room for `parts` parts."""
         shape = (parts, kv_heads, height)
         made = (torch.empty(size, dtype=torch.float32, device=device) for size in ((*shape, dim), shape))
         return cls(*made)
@@ -97,12 +97,12 @@ class MetaPlan:
         tile_rows: int,
         scratch: int,
         device: torch.device,
-        workspace: Workspace | None = None,
+        partials: Partials | None = None,
         launch: Launch | None = None,
         bounded: bool = False,
         whole: bool = True,
     ) -> None:
-        """Allocate the table, and the workspace unless it is shared.
+        """Allocate the table, and room for partial results unless it is shared.
 
         Args:
             rows: maximum packed rows, padding included.
@@ -110,7 +110,7 @@ class MetaPlan:
             heads, kv_heads, dim: the model's, on this rank.
             tile_rows: as in `tiles.tile`.
             scratch: pool slot of packed row 0; the same for every batch.
-            workspace: another plan's, to share.
+            partials: another plan's, to share.
             launch: replaces that of `launch_for`.
             bounded: whether rows may see only part of the cached tokens (`Segments.seen`). Steps over columns then
                 begin at fixed tokens.
@@ -119,7 +119,7 @@ class MetaPlan:
 
         Raises:
             ValueError: the kernel does not support the number of heads, the head size or the tile height, or the shared
-                workspace does not fit.
+                partials have another shape.
         """
         if heads % kv_heads:
             raise ValueError(f"{heads} query heads do not share {kv_heads} K/V heads evenly")
@@ -143,10 +143,10 @@ class MetaPlan:
         self.counts, self.seen, self.lo, self.hi, self.depth, self.until, table, merges = views
         self.table, self.merges = table.view(-1, FIELDS), merges.view(-1, MERGE_FIELDS)
         shape = (capacity.parts, kv_heads, self.height, dim)
-        self.workspace = workspace or Workspace.empty(*shape, device)
-        found = tuple(self.workspace.results.shape)
+        self.partials = partials or Partials.empty(*shape, device)
+        found = tuple(self.partials.results.shape)
         if found[0] < shape[0] or found[1:] != shape[1:]:
-            raise ValueError(f"a shared workspace of {found} does not hold parts of {shape}")
+            raise ValueError(f"shared partial results of {found} do not hold parts of {shape}")
 
     def fill(self, tiles: Tiles) -> None:
         """Copy a forward's tiles to the device, unless they are there already. The host does not wait for the copy.
@@ -251,7 +251,7 @@ def attend_meta(q: Tensor, keys: Tensor, values: Tensor, plan: MetaPlan, out: Te
     group, dim_tile = plan.heads // plan.kv_heads, max(16, 1 << (plan.dim - 1).bit_length())
     capability = torch.cuda.get_device_capability(q.device) if q.is_cuda else (9, 0)
     launch = plan.launch or launch_for(plan.height, dim_tile, q.dtype, capability)
-    work = plan.workspace
+    work = plan.partials
     attend_kernel[(programs_for(plan, q.device),)](
         q, keys, values, out, work.results, work.lse, plan.table, plan.seen, plan.lo, plan.hi,
         plan.depth, plan.until, plan.counts, plan.scratch,

@@ -107,7 +107,7 @@ PROMPT, CHAIN, GROUP, PATH = range(4)
 """Kinds of segments, in their order. Rows of the last two have their K/V in scratch."""
 
 
-class Segments(NamedTuple):
+class ChainSegments(NamedTuple):
     """The segments of a forward on one rank; [G] is a segment. Places are counted from its sequence's pending token."""
 
     kind: Ints  # [G]
@@ -120,7 +120,7 @@ class Segments(NamedTuple):
 
 def segments_on_rank(
     host: HostState, lookahead: Lookahead, prefill: Prefill | None, counts: RowCounts, own: Ints
-) -> Segments:
+) -> ChainSegments:
     """Return the segments of a forward.
 
     Args:
@@ -145,7 +145,7 @@ def segments_on_rank(
     kind = np.arange(4).repeat([len(part) for part, *_ in by_kind])
     branch, depths = np.where(kind == PROMPT, -1, 0), np.zeros_like(kind)
     branch[kind == PATH], depths[kind == GROUP] = own[number], depth
-    return Segments(kind, sequence, branch, first, rows, depths)
+    return ChainSegments(kind, sequence, branch, first, rows, depths)
 
 
 def prompt_segments(host: HostState, prefill: Prefill) -> tuple[Ints, Ints, Ints]:
@@ -154,7 +154,7 @@ def prompt_segments(host: HostState, prefill: Prefill) -> tuple[Ints, Ints, Ints
 
 
 class Rows(NamedTuple):
-    """The rows of a forward on one rank; [R] is a row. Places are counted as those of `Segments`."""
+    """The rows of a forward on one rank; [R] is a row. Places are counted as those of `ChainSegments`."""
 
     kind: Ints  # [R] of its segment, like the two fields after it
     sequence: Ints  # [R]
@@ -167,7 +167,7 @@ class Rows(NamedTuple):
     mask: Ints  # [R] number of a mask after that token, from 1; 0: that token. In a group, 0 and -1 predict nothing
 
 
-def rows_of(host: HostState, lookahead: Lookahead, segments: Segments) -> Rows:
+def rows_of(host: HostState, lookahead: Lookahead, segments: ChainSegments) -> Rows:
     """Return the rows of a forward; `host`, `lookahead` and `segments` are those of the step."""
     kind, sequence, branch, first, rows, group_depth = (x.repeat(segments.rows) for x in segments)
     in_group, in_path, in_scratch = kind == GROUP, kind == PATH, kind >= GROUP
@@ -195,7 +195,7 @@ def depth_and_mask(drafts: Ints, number: Ints) -> tuple[Ints, Ints]:
 class Shape(NamedTuple):
     """The layout of a forward on one rank, apart from the places of the pending tokens; many steps share one."""
 
-    segments: Segments
+    segments: ChainSegments
     start: Ints  # [G] first row of each segment
     shared: Ints  # [G] place after the cached tokens that all its rows see, its own in the pool included
     sequence: Ints  # [R] as in `Rows`, like the three fields after it
@@ -240,7 +240,7 @@ def shape_of(
         "path_cells": nothing, "masks": masks, "drafts": nothing, "chain_cells": nothing,
     }  # fmt: skip
     return Shape(
-        Segments(*segments), start, shared, sequence, place, seen, hi, in_scratch > 0, ahead, len(heads),
+        ChainSegments(*segments), start, shared, sequence, place, seen, hi, in_scratch > 0, ahead, len(heads),
         counts.masks.shape[1], group, indices, {},
     )  # fmt: skip
 

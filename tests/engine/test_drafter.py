@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lopa_dist.engine.config import EngineConfig
-from lopa_dist.engine.contexts import NGRAM_CONTEXTS
 from lopa_dist.engine.drafter import LEVELS, MASKS, OWN, TEXT, Drafter, level, source_of
 from lopa_dist.engine.loop import Engine
+from lopa_dist.engine.ngram_contexts import NGRAM_CONTEXTS
 from lopa_dist.engine.ngrams import NGrams
 from lopa_dist.engine.request import Request
 from lopa_dist.engine.work import Work

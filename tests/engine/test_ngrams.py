@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lopa_dist.engine.contexts import BACK, NGRAM_CONTEXTS, REACH, TOKEN, back_of, keys
+from lopa_dist.engine.ngram_contexts import BACK, NGRAM_CONTEXTS, REACH, TOKEN, back_of, keys
 from lopa_dist.engine.ngrams import COUNT, NGrams
 
 TEXTS = st.lists(st.lists(st.integers(0, 3), max_size=30), max_size=4)

@@ -100,8 +100,8 @@ def poison(engine: Engine) -> None:
     pool.values[:, unused] = torch.nan
     runner.hidden[: runner.room] = torch.nan
     runner.prefix_hidden[lost] = torch.nan
-    runner.workspace.results.fill_(torch.nan)
-    runner.workspace.lse.fill_(torch.nan)
+    runner.partials.results.fill_(torch.nan)
+    runner.partials.lse.fill_(torch.nan)
     for head in runner.heads.values():
         head.records.fill_(-1)
         head.which.fill_(runner.room - 1)  # a row that no step here has
@@ -207,7 +207,7 @@ def test_hidden_states_have_room_for_steps_over_buffers_alone(small_model: Trans
     assert all(room > 32 if reproducible else room == 32 for room, _ in rooms)
 
 
-def test_tiles_in_parts_share_a_workspace(small_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiles_in_parts_share_their_room(small_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where few sequences run, tiles are split along their columns."""
     monkeypatch.setattr(static_runner, "split_for", lambda sequences, *_: Split(132 // sequences, 16))
     requests = random_requests(11, 6, BASE.max_new_tokens)
@@ -224,7 +224,7 @@ def test_tiles_in_parts_share_a_workspace(small_model: Transformer, monkeypatch:
         runner = engine.batch.runner
         assert isinstance(runner, StaticRunner)
         plans = [body.plan for body in runner.bodies.values()] + [runner.attention_plan(3 * TOP)]
-        assert {id(plan.workspace) for plan in plans} == {id(runner.workspace)}
+        assert {id(plan.partials) for plan in plans} == {id(runner.partials)}
 
 
 @pytest.mark.parametrize("reproducible", [False, True])
@@ -385,7 +385,7 @@ def test_reproducible_means_products_of_real_rows_and_tiles_of_one_segment(
     def observe(engine: Engine) -> None:
         runner = engine.batch.runner
         assert isinstance(runner, StaticRunner)
-        assert runner.workspace.results.shape[0] == 0, "no parts of columns"
+        assert runner.partials.results.shape[0] == 0, "no parts of columns"
         poison(engine)
 
     def cut(segments: Segments, *given: Any) -> Tiles:

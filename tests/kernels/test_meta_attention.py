@@ -71,8 +71,8 @@ def plan_for(
         launch=launch,
         bounded=mix.segments.seen is not None,
     )
-    plan.workspace.results.fill_(torch.nan)
-    plan.workspace.lse.fill_(torch.nan)
+    plan.partials.results.fill_(torch.nan)
+    plan.partials.lse.fill_(torch.nan)
     plan.fill(tiles)
     return plan
 
@@ -147,7 +147,7 @@ def test_half_precision(dtype: torch.dtype, mix: Mix, split: Split | None) -> No
 @given(mix=mixes(sequences=3, most_rows=20, most_cached=50), cut=CUTS)
 @few
 def test_poison_is_never_read(mix: Mix, cut: Cut) -> None:
-    """NaN in rows of no segment, in slots that nobody sees, and (see `plan_for`) in the workspace."""
+    """NaN in rows of no segment, in slots that nobody sees, and (see `plan_for`) in the partial results."""
     qkv = tensors(mix, KV_HEADS, 2, 16)
     plan = plan_for(mix, 2, 16, cut)
     clean = meta(plan, *qkv)

@@ -84,7 +84,7 @@ class Recorder:
                     judges.submit(Answer(item, generation, text, self.now(), reasoning))
             self.write_verdicts(judges.verdicts(), display)
             seconds = self.now() if engine.statistics.steps else 0.0  # an attempt that only judges generates nothing
-            end = {"statistics": engine.statistics.totals(), "replica": group.data_rank, "at": seconds}
+            end = {"statistics": engine.statistics.sums(), "replica": group.data_rank, "at": seconds}
             while judges.open and group.stop.level() != StopLevel.ABORT:
                 group.failures.check()
                 self.write_verdicts(judges.verdicts(0.1), display)
