@@ -34,7 +34,7 @@ from benchmarks.host_time import exposed, generate
 from benchmarks.results import Result, replace_rows, show
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.engine.config import EngineConfig
-from lopa_dist.engine.drafter import SOURCES
+from lopa_dist.engine.draft_kinds import SOURCES
 from lopa_dist.engine.request import Request, request_key
 from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.tasks.embedded import Arithmetic

@@ -13,18 +13,8 @@ from numpy.typing import NDArray
 
 from lopa_dist.c_library import DOUBLE, INT, LONG, P, Unavailable, load_or_why, memory
 from lopa_dist.decode import HostState
-from lopa_dist.engine.drafter import (
-    HOPES,
-    MASK_VOTER,
-    NOTHING,
-    OF_MASKS,
-    REMEMBERED,
-    SOURCES,
-    VOTERS,
-    Drafter,
-    Due,
-    Masks,
-)
+from lopa_dist.engine.draft_kinds import HOPES, MASK_VOTER, OF_MASKS, SOURCES, VOTERS
+from lopa_dist.engine.drafter import NOTHING, REMEMBERED, Drafter, Due, Masks
 from lopa_dist.engine.mixer import CHANCES, LEANS, Mixer
 from lopa_dist.engine.ngram_contexts import NGRAM_CONTEXTS, PARTS
 from lopa_dist.engine.ngrams import MOST
@@ -87,11 +77,10 @@ class ArrayMixer(Mixer):
 
 
 class CDrafter(Drafter):
-    """A `Drafter` whose texts and table are in C: `wrote`, `draft`, `proposals` and `passage` cannot be called."""
+    """A `Drafter` whose texts and table are in C."""
 
     def __init__(self, eos_ids: Sequence[int], most: int, masks: bool, entries: int = MOST) -> None:
-        super().__init__(eos_ids, most, masks)
-        del self.table  # C has its own
+        super().__init__(eos_ids, most, masks, ArrayMixer(VOTERS, HOPES, trusted=MASK_VOTER))
         self.entries = entries
         self.works: dict[int, Work] = {}  # by slot
         self.left: list[Work] = []  # of the texts that have left since the last `learn`
@@ -99,7 +88,6 @@ class CDrafter(Drafter):
         if isinstance(library, str):
             raise Unavailable(library)
         self.library = library
-        self.mixer = ArrayMixer(VOTERS, HOPES, trusted=MASK_VOTER)
         self.hope, self.leans, self.chances = np.array(HOPES), np.array(LEANS), np.array(CHANCES)
         mixer, eos, contexts = self.mixer, numbers(sorted(self.eos_ids)), context_rows()
         arrays = mixer.tried, mixer.right, mixer.chance, mixer.weights, self.hope, self.leans, self.chances
@@ -114,7 +102,7 @@ class CDrafter(Drafter):
             self.own = None
 
     def inherit(self, other: Drafter) -> None:
-        """Do what `Drafter.inherit` does, by swapping contents with `other`: C holds pointers to the arrays."""
+        """See `Drafter`. Contents are swapped with `other`, because C holds pointers to the arrays."""
         assert isinstance(other, CDrafter)
         for name in ("own", "hope", "leans", "chances", "mixer", "works", "left", "full"):
             mine, theirs = getattr(self, name), getattr(other, name)

@@ -75,7 +75,7 @@ class Chains:
 
         Args:
             state, host: of all slots, after the same step.
-            worth, from_text: as in `Drafter.draft`.
+            worth, from_text: as in `Drafter.draft_due`.
             foresee: whether to work out what drafts from text would bring (`expected`) even if text does not draft.
         """
         drafter, masks, places = self.drafter, self.masks, state.chain_places

@@ -16,7 +16,7 @@ from lopa_dist.engine.chains import Chains
 from lopa_dist.engine.chunked_prefill import ChunkedPrefill
 from lopa_dist.engine.commit import commit
 from lopa_dist.engine.config import EngineConfig
-from lopa_dist.engine.drafter import drafter_for
+from lopa_dist.engine.drafters import drafter_for
 from lopa_dist.engine.endless import check_ends
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.lockstep import Lockstep

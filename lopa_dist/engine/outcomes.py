@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from lopa_dist.decode.state import HostState
 from lopa_dist.engine.acceptance import DECAY, HOPE, Acceptance
-from lopa_dist.engine.drafter import MASKS
+from lopa_dist.engine.draft_kinds import MASKS
 from lopa_dist.ragged import Ints
 
 FEWEST_ROWS = 1024  # rows of masks that are run before masks may be found useless

@@ -12,24 +12,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lopa_dist.decode import HostState
-from lopa_dist.engine import c_drafter, contexts, mixer
+from lopa_dist.engine import c_drafter, mixer
+from lopa_dist.engine import ngram_contexts as contexts
 from lopa_dist.engine.c_drafter import CDrafter
-from lopa_dist.engine.drafter import (
-    DEPTHS,
-    LEVELS,
-    MASK_VOTER,
-    MASKS,
-    MATCH,
-    OF_MASKS,
-    OWN,
-    SOURCES,
-    TEXT,
-    VOTERS,
-    Drafter,
-    Masks,
-    drafter_for,
-)
+from lopa_dist.engine.draft_kinds import DEPTHS, LEVELS, MASK_VOTER, MASKS, MATCH, OF_MASKS, OWN, SOURCES, TEXT, VOTERS
+from lopa_dist.engine.drafter import Masks
+from lopa_dist.engine.drafters import drafter_for
 from lopa_dist.engine.ngrams import COUNT, NGrams
+from lopa_dist.engine.plain_drafter import PlainDrafter
 from lopa_dist.engine.work import Work
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.ragged import Ints
@@ -54,7 +44,7 @@ class Both:
 
     def __init__(self, seed: int, most: int, masks: bool, entries: int) -> None:
         self.random, self.most = random.Random(seed), most
-        self.one, self.other = Drafter([0, 9], most, masks), CDrafter([0, 9], most, masks, entries)
+        self.one, self.other = PlainDrafter([0, 9], most, masks), CDrafter([0, 9], most, masks, entries)
         self.one.table = NGrams(entries)
         self.works: dict[int, tuple[Work, Work]] = {}
         self.of_all = Work(), Work()
@@ -154,7 +144,7 @@ def test_it_does_what_the_one_in_python_does(seed: int, most: int, masks: bool, 
 def test_a_table_is_inherited() -> None:
     """And how sure texts are; what was counted of masks is forgotten."""
     found, nowhere = [], np.zeros((2, 4), np.int64)
-    for kind in (Drafter, CDrafter):
+    for kind in (PlainDrafter, CDrafter):
         old, new, fresh = kind([0], 4, True), kind([0], 4, True), kind([0], 4, True)
         old.remember([1, 2, 3, 4])
         old.admit(0, [1], Work())
@@ -179,7 +169,7 @@ def test_a_table_is_inherited() -> None:
 
 @pytest.mark.parametrize("in_c", [False, True])
 def test_a_full_table_is_said_once(caplog: pytest.LogCaptureFixture, in_c: bool) -> None:
-    drafter = CDrafter([0], 4, False, entries=10) if in_c else Drafter([0], 4, False)
+    drafter = CDrafter([0], 4, False, entries=10) if in_c else PlainDrafter([0], 4, False)
     drafter.table = NGrams(10)
     with caplog.at_level(logging.INFO, "lopa_dist"):
         for first in range(1, 200):
@@ -193,7 +183,7 @@ def test_an_engine_has_it(small_model: Transformer) -> None:
 
 def test_without_a_compiler_python_drafts(small_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(c_drafter, "fault", lambda: "there is no C compiler")
-    assert type(drafter_for(causal(drafts=4), small_model.config)) is Drafter
+    assert type(drafter_for(causal(drafts=4), small_model.config)) is PlainDrafter
 
 
 def test_c_has_the_numbers_of_python() -> None:

@@ -12,10 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lopa_dist.engine.config import EngineConfig
-from lopa_dist.engine.drafter import LEVELS, MASKS, OWN, TEXT, Drafter, level, source_of
+from lopa_dist.engine.draft_kinds import LEVELS, MASKS, OWN, TEXT, level, source_of
+from lopa_dist.engine.drafter import Drafter
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.ngram_contexts import NGRAM_CONTEXTS
 from lopa_dist.engine.ngrams import NGrams
+from lopa_dist.engine.plain_drafter import PlainDrafter
 from lopa_dist.engine.request import Request
 from lopa_dist.engine.work import Work
 from lopa_dist.models.transformer import Transformer
@@ -57,7 +59,7 @@ def test_any_table_leaves_the_text_as_it_is(
     assert engine.drafter is not None
     if adversarial:
         given = engine.drafter
-        engine.drafter = Drafter(sorted(given.eos_ids), given.most, given.masks)
+        engine.drafter = PlainDrafter(sorted(given.eos_ids), given.most, given.masks)
         engine.drafter.table = Adversary(seed, small_model.config.vocab_size)
     else:  # the texts themselves, as a resumed job knows them, and those of another model
         for request in requests:
@@ -119,7 +121,7 @@ def test_samples_of_a_prompt_help_one_another(small_model: Transformer) -> None:
 
 
 def drafter(masks: bool = False, most: int = 8) -> Drafter:
-    return Drafter([0], most, masks)
+    return PlainDrafter([0], most, masks)
 
 
 def tokens(made: Drafter, slot: int = 0, masks: Sequence[tuple[int, float]] = (), most: int = 8) -> list[int]:

@@ -10,7 +10,7 @@ import pytest
 from lopa_dist.decode.state import HostState
 from lopa_dist.engine.chains import Chains
 from lopa_dist.engine.config import EngineConfig
-from lopa_dist.engine.drafter import drafter_for
+from lopa_dist.engine.drafters import drafter_for
 from lopa_dist.engine.forecast import Choice
 from lopa_dist.engine.lookahead import BURST, BURSTS, EXPLORE, FAR, SELDOM, LookaheadPolicy
 from lopa_dist.engine.loop import Engine

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from lopa_dist.engine.config import EngineConfig
-from lopa_dist.engine.drafter import MASKS
+from lopa_dist.engine.draft_kinds import MASKS
 from lopa_dist.engine.lookahead import LookaheadPolicy
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.outcomes import FEWEST_ROWS

@@ -19,7 +19,7 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
 from lopa_dist.encodable import visible
-from lopa_dist.engine.drafter import SOURCES
+from lopa_dist.engine.draft_kinds import SOURCES
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
 from lopa_dist.jobs.folder.results import result_lines

@@ -14,7 +14,7 @@ import numpy as np
 
 from lopa_dist import __version__
 from lopa_dist.config import Config
-from lopa_dist.engine.drafter import SOURCES
+from lopa_dist.engine.draft_kinds import SOURCES
 from lopa_dist.jobs.folder.merged import Merged
 from lopa_dist.jobs.folder.packed import Columns
 from lopa_dist.jobs.folder.results import kind_of_error

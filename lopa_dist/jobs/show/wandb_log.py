@@ -27,7 +27,7 @@ import torch
 
 from lopa_dist.atomic import can_be_written, write_lines
 from lopa_dist.config import Config
-from lopa_dist.engine.drafter import SOURCES
+from lopa_dist.engine.draft_kinds import SOURCES
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.statistics import PHASES, Statistics
 from lopa_dist.jobs.show.extra import Extra
