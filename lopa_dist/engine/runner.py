@@ -23,7 +23,7 @@ from lopa_dist.models.fused import AttendCached, Cache, FusedTransformer
 from lopa_dist.models.native_layers import NativeLayers
 from lopa_dist.models.tensor_parallel import head_shard
 from lopa_dist.models.transformer import Transformer, rope_of
-from lopa_dist.parallel.communicator import Communicator, Solo
+from lopa_dist.parallel.communicator import Communicator
 from lopa_dist.ragged import Ints, padded
 from lopa_dist.rows.forward_batch import ForwardBatch
 from lopa_dist.staging import to_device
@@ -44,37 +44,38 @@ class Prepared:
         return sequence if self.slots is None else self.slots[sequence]
 
 
+@dataclass(frozen=True)
+class Running:
+    """What a runner runs, and how."""
+
+    model: Transformer
+    network: FusedTransformer  # the model's layers
+    attention: AttentionKernel
+    sampling: Sampling  # of requests that do not have their own
+    longest: int  # the most tokens of a sequence, its prompt included
+    tensor: Communicator  # the group that the model is split over
+    plain: frozenset[str]  # kernels that run in torch's form
+    second_choices: bool  # whether records have a second choice
+
+
 class Runner:
     """Eager path: any model on any device, with any attention back end."""
 
-    def __init__(
-        self,
-        model: Transformer,
-        pool: KVPool,
-        sampling: Sampling,
-        attention: AttentionKernel,
-        network: FusedTransformer,
-        longest: int,
-        tensor: Communicator | None = None,
-        plain: frozenset[str] = frozenset(),
-        second_choices: bool = False,
-    ) -> None:
-        self.plain = plain  # kernels that run in torch's form
-        self.second_choices = second_choices  # whether records have a second choice
-        self.record_size = record_size(second_choices)
-        self.model, self.pool, self.sampling, self.attention = model, pool, sampling, attention
-        self.network = network  # the model's layers
-        self.device = model.head_weight.device
-        # cosines and sines of the positions up to `longest`, the most tokens of a sequence with its prompt: looking
-        # them up takes two operations, computing them a dozen
-        self.rotations = rope_of(model.config, torch.arange(longest, device=self.device), model.head_weight.dtype)
+    def __init__(self, running: Running, pool: KVPool) -> None:
+        self.model, self.network, self.attention = running.model, running.network, running.attention
+        self.pool, self.sampling, self.plain = pool, running.sampling, running.plain
+        self.second_choices, self.record_size = running.second_choices, record_size(running.second_choices)
+        weight, config = self.model.head_weight, self.model.config
+        self.device = weight.device
+        # looking up a position's cosines and sines takes two operations, computing them a dozen
+        self.rotations = rope_of(config, torch.arange(running.longest, device=self.device), weight.dtype)
         self.may_overflow = pool.keys.dtype == torch.float16
-        whole = isinstance(attention, Native) and NativeLayers.suits(network, self.rotations)
-        self.whole = NativeLayers(network, self.rotations) if whole else None  # all layers in one call
-        self.shard = head_shard(tensor or Solo())
+        whole = isinstance(self.attention, Native) and NativeLayers.suits(self.network, self.rotations)
+        self.whole = NativeLayers(self.network, self.rotations) if whole else None  # all layers in one call
+        self.shard = head_shard(running.tensor)
         self.request_sampling: dict[int, Sampling] = {}  # by slot, of requests with their own
         # hidden states of shared prefixes' last rows, which predict the first token after a prompt
-        self.prefix_hidden = model.head_weight.new_zeros(pool.most_prefixes, model.config.hidden_size)
+        self.prefix_hidden = weight.new_zeros(pool.most_prefixes, config.hidden_size)
 
     def prepare(self, batch: ForwardBatch, slots: Ints | None = None) -> Prepared:
         """Return the batch with its K/V's places and its attention plan; `slots`: its sequences' slots, None: all."""

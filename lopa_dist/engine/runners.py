@@ -12,9 +12,9 @@ from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.kernel_choice import plain_kernels, without_graphs
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.memory import MOST_ROWS, release_cached
-from lopa_dist.engine.runner import Runner
+from lopa_dist.engine.runner import Runner, Running
 from lopa_dist.engine.sizes import longest_sequence, tile_rows, usual_forward, usual_predictions
-from lopa_dist.engine.static_runner import StaticRunner
+from lopa_dist.engine.static_runner import StaticRunner, StepSizes
 from lopa_dist.kernels.attention import Meta, make, suited
 from lopa_dist.kernels.dispatch import suits_c, sum_in_fp32
 from lopa_dist.kernels.native import NAMES, warn_of_fault
@@ -147,22 +147,19 @@ class Runners:
             scratch: rows that no forward exceeds; None: not known.
         """
         longest = longest_sequence(self.config, longest_prompt)
+        virtual_padding = self.static and self.options.reproducible
+        network = self.network.with_virtual_padding() if virtual_padding else self.network
+        running = Running(
+            self.model, network, self.attention, sampling, longest, self.tensor, self.plain, self.config.second_choices
+        )
         if not self.static:
             if scratch is not None:
                 pool.reserve(padded(scratch), padded(scratch))
-            return Runner(
-                self.model, pool, sampling, self.attention, self.network, longest, self.tensor, self.plain,
-                self.config.second_choices,
-            )  # fmt: skip
-        assert isinstance(self.attention, Meta)
-        network = self.network.with_virtual_padding() if self.options.reproducible else self.network
+            return Runner(running, pool)
         limit = self.options.max_rows or MOST_ROWS
         if scratch is None:
             scratch = usual_forward(self.config, self.branches, sequences, longest, limit)
         predictions = usual_predictions(self.config, self.branches, sequences)
         segments = self.branches + self.rows.groups(self.config)  # of a sequence, without its prompt's
-        return StaticRunner(
-            self.model, pool, sampling, self.attention, network, sequences, segments, longest,
-            scratch, predictions, not self.options.reproducible, self.options.graphs == "always", self.plain,
-            self.config.second_choices,
-        )  # fmt: skip
+        sizes = StepSizes(sequences, segments, scratch, predictions)
+        return StaticRunner(running, pool, sizes, not self.options.reproducible, self.options.graphs == "always")

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,15 +24,13 @@ from torch import Tensor
 from lopa_dist.engine.buckets import TOP, bucket, buffered, hidden_rows, ladder
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.memory import short_of_memory
-from lopa_dist.engine.runner import Prepared, Runner
+from lopa_dist.engine.runner import Prepared, Runner, Running
 from lopa_dist.kernels.attention import Meta, attend_tiles
 from lopa_dist.kernels.dispatch import by_torch, on_device
 from lopa_dist.kernels.meta_attention import MetaPlan, Partials, split_for
 from lopa_dist.kernels.record_head import record_head
-from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.kernels.tiles import Capacity, KeptTiles, Tiles, capacity, matrix_rows, tile
-from lopa_dist.models.fused import AttendCached, Cache, FusedTransformer
-from lopa_dist.models.transformer import Transformer
+from lopa_dist.models.fused import AttendCached, Cache
 from lopa_dist.ragged import Ints, padded
 from lopa_dist.rows.forward_batch import ForwardBatch, Predictions
 
@@ -190,60 +188,53 @@ class Head:
         self.records.copy_(made)
 
 
+class StepSizes(NamedTuple):
+    """How large steps are, for buffers and tables of tiles."""
+
+    sequences: int  # at most
+    segments: int  # of a sequence at most, without its prompt's
+    rows: int  # the most that a step usually has
+    predictions: int  # the most that a step usually makes
+
+
 class StaticRunner(Runner):
     """The runner of one device that has the whole model.
 
     The pool gets scratch for the rows now, because graphs hold addresses, and a pool that grows invalidates them all.
 
     Args:
-        sequences: the most sequences of a batch; `sequences`, `branches` and `longest` size the tables of tiles.
-        branches: the most segments of a sequence besides those of its prompt.
-        longest: the most tokens of a sequence, its prompt included.
-        rows: the most rows that a step usually has.
-        predictions: the most predictions that a step usually makes.
+        running: with meta-attention.
+        pool: of K/V.
+        sizes: of steps.
         stacked: if false, attention's tiles depend only on their own segment.
         insist: raise an error if a bucket cannot be captured; otherwise, no further graph of its kind is captured.
     """
 
-    def __init__(
-        self,
-        model: Transformer,
-        pool: KVPool,
-        sampling: Sampling,
-        attention: Meta,
-        network: FusedTransformer,
-        sequences: int,
-        branches: int,
-        longest: int,
-        rows: int,
-        predictions: int,
-        stacked: bool,
-        insist: bool,
-        plain: frozenset[str] = frozenset(),
-        second_choices: bool = False,
-    ) -> None:
-        super().__init__(model, pool, sampling, attention, network, longest, plain=plain, second_choices=second_choices)
-        self.tile_rows, self.in_place = attention.tile_rows, attention.bounded
+    def __init__(self, running: Running, pool: KVPool, sizes: StepSizes, stacked: bool, insist: bool) -> None:
+        super().__init__(running, pool)
+        assert isinstance(running.attention, Meta)
+        self.tile_rows, self.in_place = running.attention.tile_rows, running.attention.bounded
         self.insist = insist
         self.uncaptured: set[str] = set()  # kinds of graphs of which a capture failed
-        self.stacks, self.longest = sequences * (branches + 2), longest  # a prompt has at most two
+        # a prompt has at most two stacks
+        self.stacks, self.longest = sizes.sequences * (sizes.segments + 2), running.longest
         # stacks that may see cached tokens: two per sequence, its prompt's rest and its branches
-        self.low = sequences * 2
-        config = model.config
+        self.low = sizes.sequences * 2
+        config, rows = self.model.config, sizes.rows
         self.stacked = stacked
         self.kept_tiles = KeptTiles()
         height = matrix_rows(self.tile_rows, config.heads // config.kv_heads)
-        split = split_for(sequences, config.kv_heads, height, self.device) if stacked else None
+        split = split_for(sizes.sequences, config.kv_heads, height, self.device) if stacked else None
         self.split = split and replace(split, room=self.low * split.parts)
         # shared by all attention plans, which run one after the other
         self.partials = Partials.empty(
-            self.attention_room(max(TOP, longest)).parts, config.kv_heads, height, config.head_dim, self.device
+            self.attention_room(max(TOP, self.longest)).parts, config.kv_heads, height, config.head_dim, self.device
         )
         self.bodies: dict[int, Body] = {}
         self.heads: dict[int, Head] = {}
         most = bucket(rows) or padded(rows)
-        self.make_room(hidden_rows(rows, network.real_rows_only))
-        self.usual, self.usual_heads = min(most, TOP), min(bucket(predictions) or TOP, most, TOP)
+        self.make_room(hidden_rows(rows, self.network.real_rows_only))
+        self.usual, self.usual_heads = min(most, TOP), min(bucket(sizes.predictions) or TOP, most, TOP)
         pool.reserve(most, most)
         self.address = pool.keys.data_ptr()
         self.forget()
