@@ -4,7 +4,7 @@ Read `rule` first (what a rule is), then `plain` and `lopa`; `verified` is the d
 no lookahead changes. `candidates` and `paths` serve several rules. To add one, see CONTRIBUTING.md.
 """
 
-from lopa_dist.rules.choice import rule_for
+from lopa_dist.rules.registry import rule_for
 from lopa_dist.rules.rule import Rule
 
 __all__ = ["Rule", "rule_for"]

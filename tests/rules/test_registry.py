@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 from lopa_dist.decode import DecodeConfig
 from lopa_dist.rules import rule_for
-from lopa_dist.rules.choice import RULES
+from lopa_dist.rules.registry import RULES
 from tests.engine.test_loop import BASE
 from tests.strategies import engine_configs
 
