@@ -3,8 +3,7 @@
 A filter keeps the logits that are not below a threshold. The threshold is found bit by bit: it lies above a candidate
 if enough logits, or enough mass, lie above the candidate. Each pass over a row compares three candidates and settles
 two bits, so 16 passes find the threshold of a filter exactly. With one filter, these kernels read and write about 90
-bytes per logit; torch's operators, a sort among them, would read and write 444. A tile of 64 rows of 151,936 logits
-takes 39 MB, which fit in the L2 cache of an H100.
+bytes per logit; torch's operators, a sort among them, would read and write 444.
 
 One program filters a row, so the row's bits depend on nothing else.
 """
@@ -19,8 +18,7 @@ from lopa_dist.kernels.dispatch import OPTIONS
 from lopa_dist.kernels.record_head_triton import LOWEST, merged_sums, store_sums, wanted_sums
 from lopa_dist.kernels.sampling import Sampling
 
-COLUMNS = 4096  # logits of a row that a program holds: 16 per thread
-WARPS = 8
+COLUMNS, WARPS = 8192, 32  # logits of a row that a program holds, 8 per thread; one program per multiprocessor
 BM, BV = 16, 256  # rows and tokens of a tile of the kernel that reduces; BV affects the bits
 PASSES = tl.constexpr(16)
 
@@ -56,20 +54,9 @@ def ordered(x: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def tempered(
-    logits: tl.tensor, token: tl.tensor, width: tl.tensor, mask_id: tl.tensor, temperature: tl.tensor
-) -> tl.tensor:
-    """Return a row's logits of some tokens after temperature, `LOWEST` for the mask token and beyond the vocabulary."""
-    x = tl.load(logits + token, token < width, LOWEST) / temperature
-    return tl.where((token < width) & (token != mask_id), x, LOWEST)
-
-
-@triton.jit
 def threshold(
     logits: tl.tensor,
     width: tl.tensor,
-    mask_id: tl.tensor,
-    temperature: tl.tensor,
     least: tl.tensor,
     top: tl.tensor,
     enough: tl.tensor,
@@ -90,7 +77,7 @@ def threshold(
         above_third = tl.zeros([COLUMNS], tl.float32)
         for begin in range(0, width, COLUMNS):
             token = begin + tl.arange(0, COLUMNS)
-            x = tempered(logits, token, width, mask_id, temperature)
+            x = tl.load(logits + token, token < width, LOWEST)
             at = ordered(x)
             weight = tl.where(token < width, 1.0, 0.0)
             if MASS:
@@ -129,23 +116,27 @@ def filter_kernel(
     greatest = tl.full([COLUMNS], LOWEST, tl.float32)
     for begin in range(0, width, COLUMNS):
         token = begin + tl.arange(0, COLUMNS)
-        greatest = tl.maximum(greatest, tempered(logits, token, width, mask_id, temperature))
+        x = tl.load(logits + token, token < width, LOWEST) / temperature
+        x = tl.where((token < width) & (token != mask_id), x, LOWEST)
+        tl.store(logits + token, x, token < width)
+        greatest = tl.maximum(greatest, x)
     top = tl.max(greatest, 0)
+    tl.debug_barrier()  # later passes read what this one has written
     least = tl.full([], -(2**31), tl.int32)
     if TOP_K:
         few = top_k.to(tl.float32) - 0.5  # k tokens are more than this
-        least = threshold(logits, width, mask_id, temperature, least, top, few, False, COLUMNS)
+        least = threshold(logits, width, least, top, few, False, COLUMNS)
     if TOP_P:
         mass = tl.zeros([COLUMNS], tl.float32)
         for begin in range(0, width, COLUMNS):
             token = begin + tl.arange(0, COLUMNS)
-            x = tempered(logits, token, width, mask_id, temperature)
+            x = tl.load(logits + token, token < width, LOWEST)
             mass += tl.where((token < width) & (ordered(x) >= least), tl.exp(x - top), 0.0)
         enough = top_p * tl.sum(mass)
-        least = tl.maximum(least, threshold(logits, width, mask_id, temperature, least, top, enough, True, COLUMNS))
+        least = tl.maximum(least, threshold(logits, width, least, top, enough, True, COLUMNS))
     for begin in range(0, width, COLUMNS):
         token = begin + tl.arange(0, COLUMNS)
-        x = tempered(logits, token, width, mask_id, temperature)
+        x = tl.load(logits + token, token < width, LOWEST)
         tl.store(logits + token, tl.where(ordered(x) >= least, x, LOWEST), token < width)
 
 

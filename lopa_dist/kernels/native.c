@@ -579,9 +579,10 @@ static ptrdiff_t greatest(const float *x, ptrdiff_t n, ptrdiff_t without) {
     return found;
 }
 
-/* integers in the order of the numbers */
+/* integers in the order of the numbers; NaN comes last, so that no filter hides it */
 static inline I ordered(V x) {
     I bits = (I)(x + all(0)); /* -0 becomes 0 */
+    bits = (I)where(x == x, (V)bits, (V)(bits * 0 + 0x7fffffff));
     return bits ^ ((bits >> 31) & 0x7fffffff);
 }
 

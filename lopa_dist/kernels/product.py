@@ -13,7 +13,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, in_fp32: bool
     """Return ``x [R, K] @ weight [K, N] + bias [N]``, ``[R, N]``; with `in_fp32` in fp32."""
     if in_c(x, weight, bias) and weight.stride(1) == 1 and x.stride(1) == 1 and suits(x):
         return native.product(x, weight, bias, in_fp32)
-    if in_fp32 and bias is None and x.is_cuda and x.dtype != torch.float32:
+    if in_fp32 and bias is None and x.is_cuda and x.dtype in (torch.bfloat16, torch.float16):
         return torch.mm(x, weight, out_dtype=torch.float32)  # not rounded, which would make many logits equal
     y = torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
     return y.float() if in_fp32 else y

@@ -26,6 +26,7 @@ from lopa_dist.ragged import ROW_TILE
 from lopa_dist.staging import every_row
 
 ROWS, VOCABULARY = 64, 8192  # a tile of logits
+FILTERED_ROWS = 128  # a tile for the kernel that filters rows: as many as a GPU has multiprocessors, nearly
 ROWS_IN_C = 256  # C is faster with more rows, and its bits do not depend on the tile
 SHARES = 8  # a vocabulary is cut into eighths, so that up to 8 tensor ranks can have equal parts
 
@@ -132,19 +133,23 @@ def filtered_records(
 
     assert keys is not None
     count, rows = len(hidden), every_row(hidden) if rows is None else rows
-    hidden = F.pad(hidden, (0, 0, 0, -count % ROWS))  # the library gives a row the same bits in tiles of one size
+    size = FILTERED_ROWS
+    hidden = F.pad(hidden, (0, 0, 0, -count % size))  # the library gives a row the same bits in tiles of one size
     parts = [torch.empty(0, record_size(second_choices), dtype=torch.int32, device=hidden.device)]
-    for begin in range(0, len(hidden), ROWS):
-        logits = whole_rows(hidden[begin : begin + ROWS], weight, shard)
-        real = (rows - begin).clamp(0, ROWS)
-        sums = filtered_sums(logits, mask_id, keys[begin : begin + ROWS], sampling, real, second_choices)
+    for begin in range(0, len(hidden), size):
+        logits = whole_rows(hidden[begin : begin + size], weight, shard)
+        real = (rows - begin).clamp(0, size)
+        sums = filtered_sums(logits, mask_id, keys[begin : begin + size], sampling, real, second_choices)
         parts.append(merged_records(sums, sampling.confidence))
     return torch.cat(parts)[:count]
 
 
 def whole_rows(rows: Tensor, weight: Tensor, shard: Shard) -> Tensor:
     """Return the logits ``[R, V]`` of rows, those of all ranks of a `shard` together."""
-    return shard.gather(product(rows, weight.t(), in_fp32=True)).transpose(0, 1).flatten(1)
+    # a GPU's library may add up in another order for another number of columns: one share of the vocabulary at a time
+    by_shares = rows.is_cuda and len(weight) * shard.size % SHARES == 0
+    parts = [product(rows, part.t(), in_fp32=True) for part in weight.chunk(SHARES // shard.size if by_shares else 1)]
+    return shard.gather(torch.cat(parts, 1)).transpose(0, 1).flatten(1)
 
 
 def _sums(

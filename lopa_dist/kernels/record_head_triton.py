@@ -14,7 +14,7 @@ With one tile of rows (128), the weight is read only once. With more tiles, it i
 rows, which run at the same time and find the weight's tile in L2. The hidden rows are read from L2 once for every tile
 of the vocabulary.
 
-Logits stay in fp32; torch's operators round them to the weight's dtype first.
+Logits stay in fp32.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def test_the_same_tokens_stay(top_p: float, top_k: int) -> None:
 @pytest.mark.parametrize("sampling", RULES, ids=str)
 def test_pad_rows_take_no_part(monkeypatch: pytest.MonkeyPatch, sampling: Sampling) -> None:
     """In any of the tiles of logits."""
-    monkeypatch.setattr(record_head_module, "ROWS", 4)
+    monkeypatch.setattr(record_head_module, "FILTERED_ROWS", 4)
     hidden, weight, keys = inputs(10, 40, 120)
     hidden += torch.randn(hidden.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     whole = by_triton(record_head, hidden, weight, 5, keys, sampling, WHOLE, None)

@@ -338,3 +338,14 @@ def test_only_a_cpu_has_a_choice() -> None:
     assert native.form(torch.device("cuda"), "fp32", "auto") == "other"
     assert native.form(torch.device("cpu"), "fp16", "auto") == "other"
     assert native.form(torch.device("cpu"), "fp32", "torch") == "torch"
+
+
+@there
+@pytest.mark.parametrize("filters", [{"top_k": 3}, {"top_p": 0.5}, {"top_p": 0.5, "top_k": 3}], ids=str)
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_no_filter_hides_a_prediction_that_is_not_a_number(filters: dict[str, Any], sign: float) -> None:
+    """Infinities of opposite signs add up to NaN, whose sign bit is set on x86."""
+    hidden, weight = random(2, 8), random(40, 8, seed=1)
+    weight[17] = torch.copysign(torch.tensor(torch.nan), torch.tensor(sign))
+    records = record_head(hidden, weight, 3, torch.arange(2), Sampling("probability", 1.0, **filters))
+    assert records[:, 1].contiguous().view(torch.float32).isnan().all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 from lopa_dist.kernels import (
     experts_triton,
+    filters_triton,
     meta_attention,
     preflight,
     record_head_triton,
@@ -103,6 +105,19 @@ def test_experts_that_padding_chooses_are_found(monkeypatch: pytest.MonkeyPatch)
     right = routing_triton.routed
     monkeypatch.setattr(routing_triton, "routed", lambda *given: right(*given[:4]))
     assert "experts" in check("experts", widths=VARIANTS["softmax"].of(WIDTHS))
+
+
+@pytest.mark.parametrize("filters", [{"top_p": 1.0, "top_k": 0}, {"top_p": 1.0, "top_k": 1}], ids=["none", "best"])
+def test_filters_that_keep_too_much_or_too_little_are_found(
+    filters: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = filters_triton.filtered_sums
+
+    def wrong(logits: Any, mask_id: int, keys: Any, sampling: Any, *given: Any) -> Any:
+        return right(logits, mask_id, keys, replace(sampling, **filters), *given)
+
+    monkeypatch.setattr(filters_triton, "filtered_sums", wrong)
+    assert [*check("head")] == ["head"]
 
 
 @pytest.mark.parametrize("wrong", ["bounds", "places", "norms", "infinities"])
