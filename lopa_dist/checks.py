@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import field, fields
 from difflib import get_close_matches
+from numbers import Integral
 from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -52,8 +53,13 @@ def check_options(name: str, section: Any) -> None:
         key, value, kind = f"{name}.{entry.name}", getattr(section, entry.name), str(entry.type)
         if choices := entry.metadata.get("choices"):
             require(key, value, choices)
-        if (least := entry.metadata.get("least")) is not None:
-            require_count(key, value, least, auto="str" in kind, null="None" in kind)
+        least, nullable = entry.metadata.get("least"), "None" in kind
+        if least is None or (value is None and nullable):
+            continue
+        if isinstance(value, Integral) and not isinstance(value, int):  # as numpy's are
+            setattr(section, entry.name, value := int(value))
+        # where null is not the default, it may not suit the task
+        require_count(key, value, least, auto="str" in kind, null=nullable and entry.default is None)
 
 
 def check_read(name: str, asked: Any, section: Any, deciding: Any = None, typed: Collection[str] | None = None) -> None:
@@ -90,8 +96,11 @@ def written(choice: Any) -> str:
 
 
 def require_count(key: str, value: Any, least: int, auto: bool = False, null: bool = False) -> None:
-    """Raise a ValueError unless `value` is an integer of at least `least` (or ``auto``, or None for `null`)."""
-    if (auto and value == "auto") or (null and value is None):
+    """Raise a ValueError unless `value` is an integer of at least `least`; with `auto` or `null`, these are named, too.
+
+    ``auto`` is then accepted. Null is for the caller to accept.
+    """
+    if auto and value == "auto":
         return
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         allowed = f"an integer of at least {least}" + (" or 'auto'" if auto else "") + (", or null" if null else "")

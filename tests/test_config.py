@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from dataclasses import fields
 from inspect import signature
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -277,3 +279,9 @@ def test_times_and_temperatures_are_numbers(key: str, value: str) -> None:
 def test_samples_are_limited_before_any_line_is_read() -> None:
     with pytest.raises(ValueError, match=r"task\.samples=129: at most 128 answers per prompt"):
         TaskConfig(name="batch", input="nothing.jsonl", samples=129)
+
+
+def test_integers_of_numpy_are_integers() -> None:
+    """Written in JSON, too."""
+    config = DecodeConfig(verify="confidence", drafts=0, max_new_tokens=np.int64(5))  # type: ignore[arg-type]
+    assert json.dumps(config.max_new_tokens) == "5"

@@ -611,3 +611,11 @@ def test_a_warning_is_not_repeated_for_other_numbers_or_words(caplog: pytest.Log
     assert any("does not know" in kind for kind in kinds)
     assert len(kinds) == len(set(kinds))
     assert len(llm.warned) < 6
+
+
+def test_a_warning_about_another_setting_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    llm = LLM("embedded", "decode.max_new_tokens=4", "decode.drafts=0", "decode.verify=confidence")
+    for setting in ({"top_p": 0.9}, {"top_p": 0.8}, {"top_k": 5}):
+        llm.generate(PROBLEMS[:1], **setting)
+    said = [message for message in caplog.messages if "at temperature 0 no token is drawn" in message]
+    assert [message.split(":")[0] for message in said] == ["decode.top_p=0.9", "decode.top_k=5"]

@@ -1,5 +1,5 @@
-/* Drafts from text: token for token the same as in drafter.py, contexts.py, ngrams.py and mixer.py (c_drafter.py
-compiles and calls this). */
+/* Drafts from text: token for token the same as in plain_drafter.py, ngram_contexts.py, ngrams.py and mixer.py
+(c_drafter.py compiles and calls this). */
 
 #include <stdint.h>
 #include <stdlib.h>
@@ -90,7 +90,7 @@ typedef struct {
     int64_t drafts, refused, begin;
 } Verified;
 
-typedef struct { /* as in contexts.py */
+typedef struct { /* as in ngram_contexts.py */
     int64_t tells, length, count, place[PARTS], kind[PARTS];
 } Context;
 

@@ -194,31 +194,34 @@ class Engine:
         """Make K/V space for a generation of these requests and, on a GPU, compile and capture what its steps will run.
 
         `generate` calls this, too. A job calls it before, because it takes as long as many steps, and not equally long
-        on all ranks. A workspace that is large enough for these requests is reused; without graphs, only if it was made
-        for as many sequences at once, because idle slots cost time.
+        on all ranks. The requests must not change until they are generated. A workspace that is large enough for these
+        requests is reused; without graphs, only if it was made for as many sequences at once, because idle slots cost
+        time.
         """
-        asked, kv_tokens = min(self.options.max_sequences, len(requests)), self.options.kv_tokens
-        if self.needed is None or self.needed[0] is not requests:  # a million of them take seconds
-            self.needed = requests, space_needed(requests, self.config.scope.caches_kv)
-        longest, suffix, needs = self.needed[1]
+        asked = min(self.options.max_sequences, len(requests))
+        needed, self.needed = self.needed, None
+        if needed is None or needed[0] is not requests:  # a million of them take seconds
+            needed = requests, space_needed(requests, self.config.scope.caches_kv)
         space = self.workspace
-        if (
-            space
-            and (self.runners.static or asked == space.asked)
-            and space.holds(asked, longest, suffix, needs, kv_tokens)
-        ):
+        suits = space and (self.runners.static or asked == space.asked)
+        if space and suits and space.holds(asked, *needed[1], self.options.kv_tokens):
             space.clear()
-            return space
-        self.workspace = space = None  # frees its K/V before new ones are made
+        else:
+            self.workspace = space = None  # frees its K/V before new ones are made
+            self.workspace = space = self.workspace_for(asked, *needed[1])
+        self.needed = needed
+        return space
+
+    def workspace_for(self, asked: int, longest: int, suffix: int, needs: Ints) -> Workspace:
+        """Return a new workspace for `asked` sequences at once; the other arguments are what `space_needed` returns."""
         local = with_own_kv_heads(self.model.config, self.tensor.size)
         plan = self.plan((longest, suffix, needs), asked)
-        budget = kv_budget(needs, plan.sequences, kv_tokens)
+        budget = kv_budget(needs, plan.sequences, self.options.kv_tokens)
         pool = KVPool(local, plan.sequences, budget, self.model.head_weight.dtype, self.device)
         runner = self.runners.make(pool, self.sampling, plan.sequences, longest, plan.scratch)
         if self.device.type == "cuda":
             runner.warm_up()
-        self.workspace = Workspace(asked, longest, suffix, plan, pool, runner)
-        return self.workspace
+        return Workspace(asked, longest, suffix, plan, pool, runner)
 
     def plan(self, requests: tuple[int, int, Ints], sequences: int) -> Plan:
         """Return how many sequences run at once, and how large a forward gets; on a GPU as many as fit in its memory.

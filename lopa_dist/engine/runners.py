@@ -21,6 +21,7 @@ from lopa_dist.kernels.native import NAMES, warn_of_fault
 from lopa_dist.kernels.row_bits import warn_of_bits
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.models.fused import FusedTransformer
+from lopa_dist.models.quantize import mixtures
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
 from lopa_dist.ragged import padded
@@ -32,7 +33,7 @@ FUSED: WeakKeyDictionary[Transformer, FusedTransformer] = WeakKeyDictionary()
 
 
 def fused_form_of(model: Transformer) -> FusedTransformer:
-    """Return the model's fused form, with the adapter that it has now."""
+    """Return the model's fused form, with the adapter that it has now, and the weights as they are now."""
     if model in FUSED and FUSED[model].adapters != model.adapters:
         FUSED[model].take_adapter(model)
     if model not in FUSED:
@@ -40,6 +41,8 @@ def fused_form_of(model: Transformer) -> FusedTransformer:
         release_cached(device)
         FUSED[model] = FusedTransformer(model)
         release_cached(device)  # the old weights' memory is in pieces that nothing else fits into
+    for mlp in mixtures(model):
+        mlp.gate.renew()
     return FUSED[model]
 
 

@@ -2,7 +2,7 @@
 
 A filter keeps the logits that are not below a threshold. The threshold is found bit by bit: it lies above a candidate
 if enough logits, or enough mass, lie above the candidate. Each pass over a row compares three candidates and settles
-two bits, so 16 passes find the threshold of a filter exactly. With one filter, these kernels read and write about 90
+two bits, so 16 passes find the threshold of a filter exactly. With one filter, these kernels read and write about 100
 bytes per logit; torch's operators, a sort among them, would read and write 444.
 
 One program filters a row, so the row's bits depend on nothing else.

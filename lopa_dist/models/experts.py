@@ -31,7 +31,7 @@ class Gate(nn.Module):
         self.router = router_of(experts)
         self.weight = nn.Parameter(torch.zeros(experts.count, hidden_size))
         self.expert_bias = nn.Parameter(torch.zeros(experts.count)) if self.router.sigmoid else None
-        self.wide: tuple[tuple[int, torch.dtype, int], Tensor] | None = None
+        self.wide: tuple[tuple[int, torch.dtype], Tensor] | None = None
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the experts that rows ``[R, d]`` choose, ``[R, k]``, and their weights, ``[R, k]`` fp32."""
@@ -46,15 +46,20 @@ class Gate(nn.Module):
         return F.linear(x.float(), self.in_fp32()) if self.router.sigmoid else F.linear(x, self.weight)
 
     def in_fp32(self) -> Tensor:
-        """Return the weight in fp32. It is kept where nothing is trained, to save a cast in every call."""
+        """Return the weight in fp32. It is kept where nothing is trained, to save a cast in every call (`renew`)."""
         weight = self.weight
         if weight.dtype == torch.float32 or torch.is_grad_enabled():
             return weight.float()
-        times_written = 0 if weight.is_inference() else weight._version  # in place
-        made_from = weight.data_ptr(), weight.dtype, times_written
+        made_from = weight.data_ptr(), weight.dtype
         if self.wide is None or self.wide[0] != made_from:
             self.wide = made_from, weight.detach().float()
         return self.wide[1]
+
+    @torch.inference_mode()
+    def renew(self) -> None:
+        """Write the weight into its copy in fp32, in place, because CUDA graphs hold its address."""
+        if self.wide is not None:
+            self.wide[1].copy_(self.weight)
 
 
 class SparseMLP(nn.Module):

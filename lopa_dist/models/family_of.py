@@ -43,8 +43,9 @@ def sdar(kind: str, raw: dict[str, Any], name: str) -> str:
 
     I-DLM (arXiv 2604.11035) calls itself ``sdar``. Its weights have the same names, but it is causal and has the logit
     shift. If it ran as SDAR, it would write wrong text without an error. `use_regular_causal` tells the two apart, or
-    else `block_size`: SDAR's blocks have 4 to 64 tokens, and I-DLM's strides have 1 to 3. A checkpoint is refused if
-    its name says I-DLM but its blocks say SDAR, or if it has neither key and its name has neither SDAR nor TraDo.
+    else `block_size`: SDAR's blocks have 4 to 64 tokens, and I-DLM's strides have 1 to 3. A checkpoint without
+    `use_regular_causal` is refused if its blocks are of another size, if its name says I-DLM but its blocks say SDAR,
+    or if it has no `block_size` and its name has neither SDAR nor TraDo.
     """
     block, causal = block_size(FAMILIES[kind], raw, name), raw.get("use_regular_causal")
     if kind == "sdar" and (causal or (causal is None and block in I_DLM_BLOCKS)):

@@ -30,7 +30,14 @@ def process_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << (0 if sys.platform == "darwin" else 10)
 
 
+def resident_memory() -> int:
+    """Return the bytes of memory that this process has now; the most that it has had where the system does not say."""
+    if not (file := Path("/proc/self/statm")).exists():
+        return process_memory()
+    return int(file.read_text(encoding="utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def memory_left(ranks: int) -> int:
     """Return the bytes that this process may still take if the `ranks` processes of this node share its memory."""
-    allotted = allotted_memory() / ranks - process_memory()
+    allotted = allotted_memory() / ranks - resident_memory()
     return max(int(min(available_memory() / ranks, allotted)), 0)

@@ -235,9 +235,14 @@ def test_traffic_is_records_and_winners_blocks_only(small_model: Transformer, pr
 
 
 def test_a_list_with_other_requests_than_in_the_last_call(small_model: Transformer) -> None:
-    """No request is lost for want of K/V space."""
-    engine = Engine(small_model, BASE, Solo(), EngineConfig(2))
+    """No request is lost for want of K/V space, and none is refused for what another one had needed."""
+    engine = Engine(small_model, BASE, Solo(), EngineConfig(2, kv_tokens=120))
     requests = [Request(i, [5, 6, 7], 8, request_key(0, str(i))) for i in range(2)]
     assert len(list(engine.generate(requests))) == 2
     requests[1] = Request(1, [5 + i % 20 for i in range(90)], 8, request_key(0, "1"))
+    assert len(list(engine.generate(requests))) == 2
+    short, requests[1] = requests[1], Request(1, [5 + i % 20 for i in range(150)], 8, request_key(0, "1"))
+    with pytest.raises(ValueError, match="kv_tokens=120"):
+        engine.prepare(requests)
+    requests[1] = short
     assert len(list(engine.generate(requests))) == 2

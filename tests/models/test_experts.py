@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lopa_dist.engine.memory import filling_bytes, plan, row_bytes, token_bytes
+from lopa_dist.engine.runners import fused_form_of
 from lopa_dist.kernels.experts import TALL
 from lopa_dist.kernels.routing import room_for
 from lopa_dist.models.adapter import load_adapter
@@ -21,11 +22,12 @@ from lopa_dist.models.config_file import read_config
 from lopa_dist.models.experts import Gate, SparseMLP
 from lopa_dist.models.files import CheckpointError
 from lopa_dist.models.fused import Cache, FusedTransformer
-from lopa_dist.models.quantize import QUANTIZERS
+from lopa_dist.models.quantize import QUANTIZERS, mixtures
 from lopa_dist.models.tensor_parallel import check
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator
 from tests.bits import same_row_bits
+from tests.conftest import SMALL
 from tests.engine.ranks import on_mesh
 from tests.models.small_checkpoints import MOE_KINDS, reference, weights_of, write
 from tests.models.test_adapter import adapter_for, write_adapter
@@ -65,15 +67,21 @@ def test_softmax_routers_choose_the_most_probable_experts() -> None:
             assert shares == pytest.approx([float(probability[e]) / total for e in best], abs=1e-6)
 
 
-@torch.inference_mode()
-def test_a_router_that_is_written_in_place_routes_by_its_new_weight() -> None:
-    with torch.inference_mode(mode=False):
-        gate = Gate(6, Experts(count=5, chosen=2, size=4, router="grouped_sigmoid", renormalise=True)).bfloat16()
-    x = torch.randn(7, 6, generator=torch.Generator().manual_seed(1)).bfloat16()
-    assert not gate.logits(x).any()
-    with torch.inference_mode(mode=False):
-        gate.load_state_dict({name: torch.ones_like(weight) for name, weight in gate.state_dict().items()})
-    assert torch.equal(gate.logits(x), torch.nn.functional.linear(x.float(), torch.ones(5, 6)))
+def test_routers_that_are_written_in_place_route_by_their_new_weights() -> None:
+    """From the next generation on, which asks for the fused form."""
+    config = replace(SMALL, experts=Experts(count=5, chosen=2, size=4, router="grouped_sigmoid", renormalise=True))
+    model = Transformer(config).bfloat16()
+    fused_form_of(model)
+    [gate, *_] = [mlp.gate for mlp in mixtures(model)]
+    x = torch.randn(7, config.hidden_size, generator=torch.Generator().manual_seed(1)).bfloat16()
+    with torch.inference_mode():
+        assert not gate.logits(x).any()
+        copy = gate.in_fp32()
+    gate.weight.data.fill_(1.0)
+    fused_form_of(model)
+    with torch.inference_mode():
+        assert torch.equal(gate.logits(x), torch.nn.functional.linear(x.float(), torch.ones(5, config.hidden_size)))
+        assert gate.in_fp32() is copy, "graphs hold its address"
 
 
 @same_row_bits

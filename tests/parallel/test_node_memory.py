@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
+import torch
 
 from lopa_dist.parallel import node_memory
-from lopa_dist.parallel.node_memory import allotted_memory, available_memory, memory_left, process_memory
+from lopa_dist.parallel.node_memory import (
+    allotted_memory,
+    available_memory,
+    memory_left,
+    process_memory,
+    resident_memory,
+)
 
 
 def test_memory_is_counted_in_bytes() -> None:
-    assert 1 << 20 < process_memory() < 1 << 42
+    assert 1 << 20 < resident_memory() <= process_memory() < 1 << 42
     assert 1 << 20 < available_memory() < 1 << 50
 
 
@@ -34,9 +42,21 @@ def test_slurm_says_how_much_a_job_may_use(
 
 def test_ranks_share_what_is_free_and_what_is_left_of_what_slurm_allots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_memory, "available_memory", lambda: 40 << 30)
-    monkeypatch.setattr(node_memory, "process_memory", lambda: 1 << 30)
+    monkeypatch.setattr(node_memory, "resident_memory", lambda: 1 << 30)
     assert memory_left(4) == 10 << 30
     monkeypatch.setenv("SLURM_MEM_PER_NODE", str(16 << 10))
     assert memory_left(4) == 3 << 30  # of 4 GiB each has taken one
     monkeypatch.setenv("SLURM_MEM_PER_NODE", "3000")
     assert memory_left(4) == 0
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not say what a process has now")
+def test_memory_that_was_given_back_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of learning takes much for a moment."""
+    monkeypatch.setattr(node_memory, "available_memory", lambda: 1 << 50)
+    monkeypatch.setenv("SLURM_MEM_PER_NODE", "100000")
+    before = memory_left(1)
+    taken = torch.ones(128 << 20, dtype=torch.uint8)
+    assert memory_left(1) < before - (100 << 20)
+    del taken
+    assert memory_left(1) > before - (50 << 20)

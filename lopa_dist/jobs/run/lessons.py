@@ -342,7 +342,7 @@ class Lessons:
             self.learning.save(self.folder / FOLDER, self.config.model.path, self.revision)
         except OSError as error:
             used = "; this attempt drafts with it, a later one would learn again" if outcome.taken else ""
-            outcome.problem = f"the adapter was not kept: {error}{used}"
+            outcome.problem, outcome.cut_short = f"the adapter was not kept: {error}{used}", False
             log.warning("WARNING: %s", outcome.problem)
 
     def free_memory(self) -> None:

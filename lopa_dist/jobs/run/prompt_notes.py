@@ -56,7 +56,10 @@ class PromptNotes:
             self.greedy_formats += wanted is not None and wanted.tries > 1
 
     def warnings(self) -> dict[str, str]:
-        """Return warnings about the model and the requests so far, such as unknown words or cut prompts, by kind."""
+        """Return warnings about the model and the requests so far, such as unknown words or cut prompts, by kind.
+
+        Warnings that differ only in numbers, or in which words are unknown, are of one kind.
+        """
         messages: dict[str, str] = {}
         if not self.has_template and self.config.model.chat_template != "never":
             messages["template"] = (
@@ -76,14 +79,14 @@ class PromptNotes:
             )
         decode, pattern = self.config.decode, training_pattern(self.model, self.config.model.pattern)
         if pattern.scope.kv_is_final and not decode.scope.kv_is_final:
-            messages["context"] = (
+            messages[f"context {decode.context}"] = (
                 f"decode.context={decode.context}: model={self.config.model.path} was trained to see no masks after "
                 "its block, and sees them here: its answers are likely to be worse than with decode.context="
                 f"{pattern.context} (model.pattern says how a model was trained)"
             )
         if self.other_models:
             names = ", ".join(map(repr, islice(self.other_models, 3))) + (", ..." if len(self.other_models) > 3 else "")
-            messages["models"] = (
+            messages[f"models {names}"] = (
                 f"lines ask for the model {names}: model={self.config.model.path} answers them. batch_output.jsonl "
                 "repeats the name that a line gave"
             )
@@ -102,24 +105,25 @@ class PromptNotes:
             )
         if self.special_stops:
             stops = ", ".join(map(repr, sorted(self.special_stops)))
-            messages["stops"] = (
+            messages[f"stops {stops}"] = (
                 f"stop strings that are special tokens ({stops}): no effect, because texts have no special tokens; the "
                 "model's generation_config.json says which of them end answers"
             )
         if self.left_out:
-            messages["left out"] = (
-                f"{' and '.join(sorted(self.left_out))} of chats are not in their prompts: the model's chat template "
-                "leaves them out"
+            parts = " and ".join(sorted(self.left_out))
+            messages[f"left out {parts}"] = (
+                f"{parts} of chats are not in their prompts: the model's chat template leaves them out"
             )
         if self.odd_roles:
-            messages["roles"] = (
-                f"messages of the role {', '.join(map(repr, sorted(self.odd_roles)))}: many chat templates know "
+            roles = ", ".join(map(repr, sorted(self.odd_roles)))
+            messages[f"roles {roles}"] = (
+                f"messages of the role {roles}: many chat templates know "
                 "system, user and assistant alone, and may treat other roles as the user's"
             )
         if self.cut:
             side = self.config.task.truncate
             gone = ", where instructions may stand" if side == "left" else ""
-            messages["cut"] = (
+            messages[f"cut {side}"] = (
                 f"prompts that were too long for the model, and were cut (task.truncate={side}: "
                 f"at their {'beginning' if side == 'left' else 'end'}{gone}): {len(self.cut)}"
             )
@@ -127,7 +131,8 @@ class PromptNotes:
         filters += [f"decode.top_p={decode.top_p}"] if decode.top_p < 1 else []
         filters += [f"decode.top_k={decode.top_k}"] if decode.top_k else []
         if filters and not self.draws and not self.scores:
-            messages["filters"] = (
+            keys = " ".join(one.partition("=")[0] for one in filters)
+            messages[f"no effect {keys}"] = (
                 f"{' and '.join(filters)}: no effect: at temperature 0 no token is drawn; set decode.temperature"
             )
         if self.greedy_filters:

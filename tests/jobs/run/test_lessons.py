@@ -505,3 +505,17 @@ def test_an_adapter_of_drafts_is_no_setting_that_texts_depend_on(tmp_path: Path,
     run(asked, folder, ONE)
     assert texts(folder) == plain
     assert [json.loads(line)["index"] for line in (folder / "results.jsonl").read_text().splitlines()] == [*range(12)]
+
+
+def test_what_was_cut_short_and_not_kept_is_not_continued(tmp_path: Path) -> None:
+    engine = SimpleNamespace(model=None)
+    held = Lessons(learning(tmp_path, 5), ONE_RANK, engine, None, tmp_path, "", 9, 0, 1)  # type: ignore[arg-type]
+
+    def no_room(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    held.learning = SimpleNamespace(save=no_room)  # type: ignore[assignment]
+    outcome = Outcome(1, problem=lessons.KEPT, cut_short=True)
+    held.save(outcome)
+    assert "No space left" in outcome.problem
+    assert not outcome.cut_short
