@@ -524,19 +524,13 @@ def rejections(requests: Sequence[Request | Rejection]) -> list[Rejection]:
     return [one for one in requests if isinstance(one, Rejection)]
 
 
-def reason_of(item: Item, rejection: Rejection) -> str:
-    """Return why a prompt cannot be used, without the number of its line: prompts have no lines."""
-    assert item.origin
-    return rejection.message.removeprefix(f"line {item.origin.line}: ")
-
-
 def failed(item: Item, rejection: Rejection) -> Output:
     """Return the output of a prompt that cannot be used."""
     assert item.origin
     return Output(
         id=item.origin.custom_id, sample=item.origin.sample, prompt=item.messages or item.prompt or "", text="",
         tokens=[], finish_reason="error", prompt_tokens=0, forwards=0, drafts=0, accepted=0, seconds=0.0,
-        tokens_per_forward=0.0, acceptance=None, error=reason_of(item, rejection),
+        tokens_per_forward=0.0, acceptance=None, error=rejection.reason,
     )  # fmt: skip
 
 
@@ -547,5 +541,5 @@ def encoded(encoder: Encoder, items: Sequence[Item], argument: str = "prompts") 
         item = items[refused[0].index]
         assert item.origin
         more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
-        raise ValueError(f"{argument}[{item.origin.line - 1}]: {reason_of(item, refused[0])}{more}")
+        raise ValueError(f"{argument}[{item.origin.line - 1}]: {refused[0].reason}{more}")
     return [one for one in requests if isinstance(one, Request)]

@@ -64,7 +64,7 @@ def items_of(
             if not keep_bad:
                 raise ValueError(f"{name}: {error}") from error
             given = {"prompt": prompt} if isinstance(prompt, str) else {"messages": prompt}  # for the output
-            items.append(replace(bad_line(index + 1, str(error)), **given))
+            items.append(replace(bad_line(index + 1, ""), error=str(error), **given))  # prompts have no lines
     return items
 
 

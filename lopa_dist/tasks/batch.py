@@ -157,7 +157,7 @@ class Batch:
 
     def read(self, row: Row) -> list[Item]:
         """Return one line's items."""
-        reason = (row.error or "").removeprefix(f"line {row.number}: ")
+        reason = row.error or ""
         if row.value is None:
             return [bad_line(row.number, reason)]
         if reason:

@@ -57,7 +57,7 @@ class Benchmark(ABC):
         for row in rows(self.source):
             custom_id = f"{self.name}-{row.number}"
             if row.value is None or row.error:
-                yield row.number, Item(custom_id, error=row.error)
+                yield row.number, Item(custom_id, error=f"line {row.number}: {row.error}")
                 continue
             try:
                 item = self.item(row.number, row.value)

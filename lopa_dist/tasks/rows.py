@@ -25,7 +25,7 @@ import zlib
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from glob import glob, has_magic
 from itertools import chain, count, zip_longest
@@ -53,7 +53,7 @@ class Row:
 
     number: int
     value: dict[str, Any] | None = None
-    error: str | None = None
+    error: str | None = None  # without the number
     where: str = ""  # if there are several files: which one, and the line in it
 
 
@@ -272,9 +272,7 @@ def rows_of_all(files: Sequence[Path], key: str) -> Iterator[Row]:
         name = file.relative_to(common)
         with naming(file, key):
             for row in file_rows(str(file), key):
-                number = next(numbers)
-                error = row.error and row.error.replace(f"line {row.number}: ", f"line {number}: ", 1)
-                yield Row(number, row.value, error, f"{name}, line {row.number}")
+                yield replace(row, number=next(numbers), where=f"{name}, line {row.number}")
 
 
 @contextmanager
@@ -314,16 +312,16 @@ def parse(text: str, number: int) -> Row:
         (json.dumps(value, ensure_ascii=False) if "\\u" in text else text).encode()  # an escape may be half of a pair
     except UnicodeEncodeError:
         readable = json.loads(json_line(value))  # its id and other fields may be whole
-        error = f"line {number}: not UTF-8, or half of a surrogate pair; write UTF-8"
+        error = "not UTF-8, or half of a surrogate pair; write UTF-8"
         return Row(number, readable if isinstance(readable, dict) else None, error)
     except (ValueError, RecursionError) as error:
-        return Row(number, error=f"line {number}: not JSON ({error}); write one JSON object a line")
+        return Row(number, error=f"not JSON ({error}); write one JSON object a line")
     if not isinstance(value, dict):
-        return Row(number, error=f'line {number}: not a JSON object; write {{"prompt": "..."}}')
+        return Row(number, error='not a JSON object; write {"prompt": "..."}')
     if text.count("[") + text.count("{") > DEEPEST and is_deeper(value, DEEPEST):
         deep = [key for key, entry in value.items() if is_deeper(entry, DEEPEST - 1)]
         readable = {key: entry for key, entry in value.items() if key not in deep}
-        return Row(number, readable, f"line {number}: {deep[0]} is nested more than {DEEPEST} deep; make it flatter")
+        return Row(number, readable, f"{deep[0]} is nested more than {DEEPEST} deep; make it flatter")
     return Row(number, value)
 
 
@@ -388,11 +386,11 @@ def csv_row(names: list[str], cells: list[str], number: int) -> Row:
     error = None
     if len(cells) != len(names):
         columns = f"it has {len(cells)} columns, and the first line names {len(names)}"
-        error = f"line {number}: {columns}; quote texts that hold the separator"
+        error = f"{columns}; quote texts that hold the separator"
     try:
         "".join(cells).encode()
     except UnicodeEncodeError:
-        error = error or f"line {number}: not UTF-8; save the table as UTF-8"
+        error = error or "not UTF-8; save the table as UTF-8"
         cells = [cell.encode(errors="surrogateescape").decode(errors="replace") for cell in cells]
     return Row(number, {name: cell or None for name, cell in zip_longest(names, cells[: len(names)])}, error)
 
@@ -445,7 +443,7 @@ def parquet_rows(source: str, key: str) -> Iterator[Row]:
                 for name, precision in short.items():
                     value[name] = shortest(value[name], precision)
                 number = next(numbers)
-                yield Row(number, value, f"line {number}: {wrong}" if wrong else None)
+                yield Row(number, value, wrong or None)
     except ArrowException as error:
         raise ValueError(f"{key}={source}: cannot be read ({' '.join(str(error).split())})") from error
 

@@ -18,7 +18,7 @@ from lopa_dist.jobs.run.answers import error_line
 from lopa_dist.jobs.run.job_input import request_id
 from lopa_dist.jobs.run.prompts import Encoder, Rejection
 from lopa_dist.tasks.batch import Batch
-from lopa_dist.tasks.batch_line import LABELS, NEUTRAL, SAMPLING, URLS, items_of, read_sampling
+from lopa_dist.tasks.batch_line import LABELS, NEUTRAL, SAMPLING, URLS, bad_line, items_of, read_sampling
 from lopa_dist.tasks.rows import parse, rows
 from lopa_dist.tasks.task import Item
 from tests.jobs.run.test_job import config
@@ -36,7 +36,7 @@ def encoder(embedded_model: Any, embedded_tokenizer: Any) -> Encoder:
 @given(line=mutated_lines(), extra=st.dictionaries(st.text(max_size=4), st.integers() | st.none(), max_size=2))
 def test_no_line_crashes_the_encoder(encoder: Encoder, line: bytes, extra: dict[str, Any]) -> None:
     row = parse(line.decode("utf-8", "surrogateescape"), 1)
-    for item in items_of(row.value, 1) if row.value is not None else [Item("line-1", error=row.error)]:
+    for item in items_of(row.value, 1) if row.value is not None else [bad_line(1, str(row.error))]:
         for message in item.messages or []:
             message.update({key: value for key, value in extra.items() if key not in message})
         encoded = encoder.encode(0, encoder.choose(item))
@@ -93,7 +93,7 @@ def test_no_value_of_json_ends_a_job(encoder: Encoder, value: Any) -> None:
     """Lines by their grammar: a field of any kind in any place, written as JSON has it."""
     text = json.dumps(value)
     row = parse(text, 1)
-    items = items_of(row.value, 1) if row.value is not None else [Item("line-1", error=row.error)]
+    items = items_of(row.value, 1) if row.value is not None else [bad_line(1, str(row.error))]
     assert items
     some = [encoder.choose(item) for item in items]
     encoded = encoder.encode_all(0, some)

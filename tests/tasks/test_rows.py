@@ -168,7 +168,7 @@ def test_a_line_that_is_nested_too_deeply_is_an_error_of_its_own(tmp_path: Path,
     first, second, third = rows(str(tmp_path / "x.jsonl"))
     assert first.error is None
     assert third.error is None
-    assert second.error == "line 2: y is nested more than 100 deep; make it flatter"
+    assert second.error == "y is nested more than 100 deep; make it flatter"
     assert second.value == {"id": "deep", "prompt": "x"}
 
 
@@ -246,8 +246,8 @@ def test_tables_of_texts(tmp_path: Path, name: str, separator: str, mark: bytes)
 def test_rows_of_a_table_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_bytes(b"id,prompt\n1,a,b\n2,\xff\n3,\n")
     first, second, third = rows(str(tmp_path / "x.csv"))
-    assert str(first.error).startswith("line 1: it has 3 columns, and the first line names 2; quote texts")
-    assert str(second.error) == "line 2: not UTF-8; save the table as UTF-8"
+    assert str(first.error).startswith("it has 3 columns, and the first line names 2; quote texts")
+    assert str(second.error) == "not UTF-8; save the table as UTF-8"
     assert third.value == {"id": "3", "prompt": None}
     (tmp_path / "y.csv").write_text('prompt\n"never closed\n')
     with pytest.raises(ValueError, match=r"y\.csv, line 2: cannot be read \(a quote is not closed\)"):
@@ -302,7 +302,7 @@ def test_a_text_in_parquet_that_is_not_utf_8_is_its_row_s_error(tmp_path: Path) 
         {"prompt": "x", "note": "a"}, {"prompt": "y", "note": None}, {"prompt": "z", "note": "d"}
     ]  # fmt: skip
     assert [row.error for row in found] == [
-        None, "line 2: not UTF-8 in 'note'; write the table with texts in UTF-8", None
+        None, "not UTF-8 in 'note'; write the table with texts in UTF-8", None
     ]  # fmt: skip
 
 
@@ -316,7 +316,7 @@ def test_values_in_parquet_that_python_cannot_hold_are_their_rows_errors(tmp_pat
     assert [row.value["until"] for row in found] == [date(1970, 1, 2), None, date(1970, 1, 3)]
     assert [row.value["share"] for row in found] == [0.1] * 3
     assert [bool(row.error) for row in found] == [False, True, False]
-    assert str(found[1].error).startswith("line 2: 'until' cannot be read (OverflowError")
+    assert str(found[1].error).startswith("'until' cannot be read (OverflowError")
     elsewhere = pa.array([1], pa.timestamp("ms", "Nowhere/Land"))
     pq.write_table(pa.table({"prompt": pa.array(["x"]), "at": elsewhere}), tmp_path / "y.parquet")
     [row] = rows(str(tmp_path / "y.parquet"))

@@ -52,7 +52,13 @@ class Rejection:
     """
 
     index: int
-    message: str
+    reason: str
+    place: str = ""  # the line of its input, unless the reason names it
+
+    @property
+    def message(self) -> str:
+        """The reason, with the line."""
+        return f"{self.place}: {self.reason}" if self.place else self.reason
 
 
 class Encoder:
@@ -412,7 +418,7 @@ def rejected(index: int, item: Item, refusal: Refusal) -> Rejection:
     if not item.origin or item.error:
         return Rejection(index, f"{refusal}")
     where = f" ({item.origin.where})" if item.origin.where else ""
-    return Rejection(index, f"line {item.origin.line}{where}: {refusal}")
+    return Rejection(index, f"{refusal}", f"line {item.origin.line}{where}")
 
 
 def check_template(given: Mapping[str, Any], template: str) -> None:

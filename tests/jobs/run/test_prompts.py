@@ -227,7 +227,7 @@ def test_a_line_that_is_refused_is_found_in_its_file(
 ) -> None:
     item = Item("a", prompt="", origin=Origin(7, "a", where=where))
     encoder = Encoder(Config(model=ModelOptions(chat_template="never")), WORDS, embedded_tokenizer)
-    assert encoder.encode(3, item) == Rejection(3, f"line 7{said}: the prompt is empty; give at least one token")
+    assert encoder.encode(3, item) == Rejection(3, "the prompt is empty; give at least one token", f"line 7{said}")
 
 
 def test_words_that_the_embedded_model_does_not_know_are_told(
