@@ -322,11 +322,11 @@ class State:
         self.branches.clamp_(max=most)
         return host._replace(branches=np.minimum(host.branches, most))
 
-    def generated(self, slots: Sequence[int], ends: Sequence[int]) -> list[list[int]]:
-        """Return the answers in `slots` up to the positions `ends`, in one transfer, without `known` tokens."""
-        at = to_device(np.array(slots), self.canvas.device)
-        rows = torch.cat([self.known[at, None], self.answers[at]], 1).tolist()
-        return [answer[known:end] for (known, *answer), end in zip(rows, ends, strict=True)]
+    def generated(self, slots: Sequence[int], begins: Ints, ends: Ints) -> list[list[int]]:
+        """Return the answers in `slots` from the positions `begins` to `ends`, ``[S]`` each, in one transfer."""
+        answers = self.answers.index_select(0, to_device(np.array(slots), self.canvas.device)).tolist()
+        spans = zip(answers, begins[slots].tolist(), ends[slots].tolist(), strict=True)
+        return [answer[begin:end] for answer, begin, end in spans]
 
     def window(self, width: int) -> Window:
         """Return the windows, `width` positions of each; computed once a step."""

@@ -157,7 +157,9 @@ class RunningBatch:
         works = [self.running[slot].work if slot in self.running else None for slot in in_step]
         prefixes = self.shared_prefixes(slots, before, works)
         self.lookahead.begin(ahead, before, chunk)
-        masks = self.chains.predicted[[*in_step]] if self.chains else None
+        masks = None
+        if self.chains:
+            masks = self.chains.predicted.copy() if slots is None else self.chains.predicted[slots]
         return Step(slots, state, before, prefixes, before, ahead, self.lookahead.propose(before), works, masks)
 
     def compute_chunk(self, waiting: list[int]) -> list[int]:
@@ -227,7 +229,7 @@ class RunningBatch:
         ends[stopped] = self.host.complete[stopped]
         done = self.host.done.tolist()
         finished = [slot for slot in self.running if done[slot]]
-        answers = self.state.generated(finished, ends[finished].tolist()) if finished else []
+        answers = self.state.generated(finished, self.host.known, ends) if finished else []
         asked = [slot for slot in finished if self.running[slot].request.token_steps]
         ways = dict(zip(asked, written(self.state, asked, ends[asked].tolist()), strict=True)) if asked else {}
         generations = []
@@ -250,7 +252,7 @@ class RunningBatch:
             slot for slot, admission in self.running.items()
             if admission.request.stop and counts[slot] > admission.seen and not self.host.done[slot]
         ]  # fmt: skip
-        texts = self.state.generated(slots, complete[slots].tolist()) if slots else []
+        texts = self.state.generated(slots, self.host.known, complete) if slots else []
         stopped = []
         for slot, tokens in zip(slots, texts, strict=True):
             admission = self.running[slot]

@@ -81,7 +81,10 @@ def check(state: State, slot: int, oracle: Oracle) -> None:
     """Everything that both sides know of one sequence."""
     assert bool(state.done[slot]) == oracle.done
     limit = oracle.max_new_tokens
-    assert state.generated([slot], [limit])[0] == oracle.tokens[oracle.known : limit]
+    assert (
+        state.generated([slot], state.to_host().known, np.full(state.slots, limit))[0]
+        == oracle.tokens[oracle.known : limit]
+    )
     assert int(state.committed[slot]) == oracle.committed
     assert int(state.complete[slot]) == oracle.complete
     assert int(state.end[slot]) == oracle.end

@@ -59,7 +59,7 @@ def step(state: State, found: Records) -> int:
 
 
 def filled(state: State) -> list[int]:
-    tokens = state.generated([0], [state.config.max_new_tokens])[0]
+    tokens = state.generated([0], state.to_host().known, np.array([state.config.max_new_tokens]))[0]
     return [i for i, t in enumerate(tokens) if t != MASK]
 
 
@@ -269,7 +269,7 @@ def test_the_prompts_tail_begins_the_first_block() -> None:
     step(state, records(state, probability=HIGH))
     assert bool(state.done[0])
     assert int(state.end[0]) == 64  # the last block is whole, as in training, though the answer ends at 43
-    assert state.generated([0], [int(state.limit[0])])[0] == [7] * 40
+    assert state.generated([0], state.to_host().known, state.limit.numpy())[0] == [7] * 40
 
 
 def test_the_canvas_has_room_for_the_prompts_tail() -> None:

@@ -13,6 +13,7 @@ from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.text import Text
@@ -101,7 +102,7 @@ class StepRecorder:
         assert engine.batch
         state, mask = engine.batch.state, engine.vocabulary.mask_id
         end, winner = min(int(state.end[0]), int(state.limit[0])), int(state.winner[0])
-        now = state.generated([0], [end])[0]
+        [now] = state.generated([0], engine.batch.host.known, np.array([end]))
         end = len(now)  # in the answer, which may begin after position 0 of the sequence
         before = self.tokens + [mask] * (end - len(self.tokens))
         if engine.drafter is not None:  # it has drafted since the last call
