@@ -285,9 +285,8 @@ def head(widths: Widths, dtype: torch.dtype, device: torch.device) -> Iterator[C
     hidden = weight[torch.arange(ROWS, device=device) * 11] * (12 / widths.hidden)
     keys = torch.arange(ROWS, device=device) * 977
     for sampling in (Sampling(), Sampling(temperature=0.5), Sampling(temperature=3.0, top_p=0.9, top_k=20)):
-        by_kernels = record_head.filtered_records if sampling.filtered else record_head.fused_records
         given = (hidden, weight, VOCABULARY - 1, keys if sampling.temperature else None, sampling)
-        result = by_kernels(*given, rows=count(device))[:REAL]
+        result = record_head.fused_records(*given, rows=count(device))[:REAL]
         with by_torch(frozenset({"head"})):
             expected = record_head.record_head(*given)[:REAL]
         yield result[:, 0], expected[:, 0]

@@ -79,8 +79,7 @@ def record_head(
         ``[H, 5]``: also the second choice's token id and the bits of its fp32 probability.
     """
     if fused(hidden, "head"):
-        by_kernels = filtered_records if sampling.filtered else fused_records
-        return by_kernels(hidden, weight, mask_id, keys, sampling, shard, rows, second_choices)
+        return fused_records(hidden, weight, mask_id, keys, sampling, shard, rows, second_choices)
     # a GPU's library gives a row the same bits if it is always called for whole tiles of logits
     count, extra = len(hidden), -len(hidden) % (ROWS if hidden.is_cuda else ROW_TILE)
     at_once = ROWS_IN_C if in_c(hidden) and not sampling.filtered else ROWS  # filters need whole rows of logits
@@ -108,29 +107,18 @@ def fused_records(
     rows: Tensor | None = None,
     second_choices: bool = False,
 ) -> Tensor:
-    """Compute `record_head` without top-p and top-k, with the kernel that multiplies and reduces at once."""
+    """Compute `record_head` with the kernel that multiplies and reduces at once.
+
+    With top-p or top-k, other kernels filter and reduce one tile of logits at a time.
+    """
+    from lopa_dist.kernels.filters_triton import filtered_sums
     from lopa_dist.kernels.record_head_triton import merged_records, share_sums
 
-    vocabulary = len(weight) * shard.size
-    shares = SHARES // shard.size if vocabulary % SHARES == 0 else 1
-    sums = share_sums(hidden, weight, shard.rank * len(weight), shares, mask_id, keys, sampling, rows, second_choices)
-    return merged_records(shard.gather(sums).movedim(0, 2).flatten(2), sampling.confidence)
-
-
-def filtered_records(
-    hidden: Tensor,
-    weight: Tensor,
-    mask_id: int,
-    keys: Tensor | None,
-    sampling: Sampling,
-    shard: Shard = WHOLE,
-    rows: Tensor | None = None,
-    second_choices: bool = False,
-) -> Tensor:
-    """Compute `record_head` with top-p or top-k, with kernels that filter and reduce one tile of logits at a time."""
-    from lopa_dist.kernels.filters_triton import filtered_sums
-    from lopa_dist.kernels.record_head_triton import merged_records
-
+    if not sampling.filtered:
+        first, by_shares = shard.rank * len(weight), len(weight) * shard.size % SHARES == 0
+        shares = SHARES // shard.size if by_shares else 1
+        sums = share_sums(hidden, weight, first, shares, mask_id, keys, sampling, rows, second_choices)
+        return merged_records(shard.gather(sums).movedim(0, 2).flatten(2), sampling.confidence)
     assert keys is not None
     count, rows = len(hidden), every_row(hidden) if rows is None else rows
     size = FILTERED_ROWS

@@ -30,6 +30,11 @@ RULES = (
     Sampling("neg_entropy", 1.3),
     Sampling("margin", 1.0),
 )
+FILTERS = (
+    Sampling("neg_entropy", 0.7, top_p=0.8),
+    Sampling("margin", 1.0, top_k=5),
+    Sampling("probability", 1.3, top_p=0.9, top_k=40),
+)
 
 
 def inputs(rows: int, size: int, vocabulary: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
@@ -158,7 +163,7 @@ def agree_in_all(found: Tensor, wanted: Tensor) -> None:
 def test_a_row_of_nan_still_gives_a_token() -> None:
     hidden, weight, keys = inputs(3, 32, 130)
     hidden[1] = torch.nan
-    for sampling in RULES:
+    for sampling in RULES + FILTERS:
         tokens = by_triton(record_head, hidden, weight, 5, keys, sampling, WHOLE, None)[:, 0]
         assert tokens.ge(0).all()
         assert tokens.lt(130).all()
@@ -166,7 +171,8 @@ def test_a_row_of_nan_still_gives_a_token() -> None:
 
 def test_no_rows_give_no_records() -> None:
     hidden, weight, keys = inputs(0, 32, 130)
-    assert by_triton(record_head, hidden, weight, 5, keys, RULES[0], WHOLE, None).shape == (0, 3)
+    for sampling in (RULES[0], FILTERS[0]):
+        assert by_triton(record_head, hidden, weight, 5, keys, sampling, WHOLE, None).shape == (0, 3)
 
 
 @triton.jit
