@@ -611,8 +611,7 @@ static int32_t least_kept(const float *x, const float *weights, ptrdiff_t n, flo
 static void keep_from(float *x, ptrdiff_t n, int32_t least) {
     for (EVERY(n)) {
         V numbers = AT(x + i), kept = where(ordered(numbers) < least, all(LOWEST), numbers);
-        if (some) store_some(x + i, kept, (int)some);
-        else store(x + i, kept);
+        PUT(x + i, kept);
     }
 }
 
@@ -626,8 +625,7 @@ static void filter(float *x, float *room, ptrdiff_t n, float top_p, int64_t top_
         V below = AT(x + i) - top, e = where(below < all(-87.0f), all(0), exponentials(below));
         if (some) e = where(counting() < (int32_t)some, e, all(0));
         sum += e;
-        if (some) store_some(room + i, e, (int)some);
-        else store(room + i, e);
+        PUT(room + i, e);
     }
     keep_from(x, n, least_kept(x, room, n, top_p * total(sum)));
 }
@@ -653,8 +651,7 @@ void reduce(float *logits, float *preferences, ptrdiff_t R, ptrdiff_t C, int64_t
             for (EVERY(C)) {
                 V wished = AT(row + i);
                 if (!filtered || greatest_of(wished) > LOWEST) wished += gumbel(key, (uint64_t)(low + i));
-                if (some) store_some(wish + i, wished, (int)some);
-                else store(wish + i, wished);
+                PUT(wish + i, wished);
             }
         }
         for (ptrdiff_t t = 0; t < tiles; t++) {
