@@ -203,7 +203,7 @@ class Engine:
         if needed is None or needed[0] is not requests:  # a million of them take seconds
             needed = requests, space_needed(requests, self.config.scope.caches_kv)
         space = self.workspace
-        suits = space and (self.runners.static or asked == space.asked)
+        suits = self.runners.static or (space and asked == space.asked)
         if space and suits and space.holds(asked, *needed[1], self.options.kv_tokens):
             space.clear()
         else:

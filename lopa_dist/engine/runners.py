@@ -21,7 +21,6 @@ from lopa_dist.kernels.native import NAMES, warn_of_fault
 from lopa_dist.kernels.row_bits import warn_of_bits
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.models.fused import FusedTransformer
-from lopa_dist.models.quantize import mixtures
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Communicator, Solo
 from lopa_dist.ragged import padded
@@ -41,8 +40,9 @@ def fused_form_of(model: Transformer) -> FusedTransformer:
         release_cached(device)
         FUSED[model] = FusedTransformer(model)
         release_cached(device)  # the old weights' memory is in pieces that nothing else fits into
-    for mlp in mixtures(model):
-        mlp.gate.renew()
+    for layer in FUSED[model].layers:
+        if layer.experts is not None:
+            layer.experts.gate.renew()
     return FUSED[model]
 
 
