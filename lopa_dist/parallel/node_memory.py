@@ -25,16 +25,11 @@ def allotted_memory() -> float:
     return (a_node or a_cpu * cpus) * 2.0**20 or math.inf
 
 
-def process_memory() -> int:
-    """Return the most bytes that this process has used at a time."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << (0 if sys.platform == "darwin" else 10)
-
-
 def resident_memory() -> int:
     """Return the bytes of memory that this process has now; the most that it has had where the system does not say."""
-    if not (file := Path("/proc/self/statm")).exists():
-        return process_memory()
-    return int(file.read_text(encoding="utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    if (file := Path("/proc/self/statm")).exists():
+        return int(file.read_text(encoding="utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << (0 if sys.platform == "darwin" else 10)
 
 
 def memory_left(ranks: int) -> int:

@@ -22,7 +22,7 @@ from lopa_dist.models.tokenizer import load_tokenizer
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Solo
 from lopa_dist.parallel.launcher import detect
-from lopa_dist.parallel.node_memory import allotted_memory, available_memory, process_memory
+from lopa_dist.parallel.node_memory import allotted_memory, memory_left
 
 PROMPT = 1024  # tokens of a prompt when planning memory: the doctor reads no input
 
@@ -72,14 +72,14 @@ def memory_needed(machine: Machine) -> Finding:
     config, device = resolve(machine.config, machine.shape, machine.device), machine.device
     # auto depends on the job's ranks; a rank needs the most memory where it has all branches and all weights
     branch, tensor = (1 if axis == "auto" else int(axis) for axis in (config.parallel.branch, config.parallel.tensor))
-    given = allotted_memory()
     on_gpu = memory.free_bytes(device)
-    free = own_share(min(available_memory(), given)) if on_gpu is None else on_gpu
+    free = memory_left(detect().local_size) if on_gpu is None else on_gpu
     element = DTYPES[choose_dtype(config.model, device)].itemsize
     weights = weight_bytes(machine.shape, config.model.quantization, element, tensor)
-    what = f"{max(free, 0) / GIB:.1f} GiB free, {weights / GIB:.1f} for weights"
+    what = f"{free / GIB:.1f} GiB free, {weights / GIB:.1f} for weights"
     if free <= weights:
-        larger = "a larger --mem" if device.type == "cpu" and math.isfinite(given) else "take a GPU with more"
+        where = "a larger --mem" if math.isfinite(allotted_memory()) else "a machine with more memory"
+        larger = where if on_gpu is None else "a GPU with more memory"
         return broken(what, f"{larger}, model.quantization, model.dtype=bf16 or parallel.tensor")
     asked, new = config.engine.max_sequences, config.decode.max_new_tokens
     requests = memory.space_needed([Request(0, [0] * PROMPT, new, 0)] * asked, config.decode.scope.caches_kv)
@@ -96,14 +96,6 @@ def memory_needed(machine: Machine) -> Finding:
     if plan.sequences < asked:
         return slow(f"{what}, not engine.max_sequences={asked}")
     return fine(what)
-
-
-def own_share(free: float) -> int:
-    """Return the bytes of `free` that this rank can use on a CPU, besides those for Python and its libraries.
-
-    The ranks of a node share its memory. This process has loaded Python and the same libraries, but no model.
-    """
-    return int(free / detect().local_size) - process_memory()
 
 
 def tokenizer(machine: Machine) -> Finding:

@@ -22,6 +22,7 @@ from lopa_dist.jobs.setup.build import EngineBuilder
 from lopa_dist.jobs.setup.resolve import resolve
 from lopa_dist.models.config_file import read_config
 from lopa_dist.models.files import EMBEDDED
+from lopa_dist.parallel import node_memory
 from lopa_dist.parallel.communicator import Solo
 from lopa_dist.parallel.launcher import World
 from tests.jobs.commands.doctor.machines import CPU_ONLY, machine, shown
@@ -66,24 +67,24 @@ def test_settings_that_do_not_go_together_are_broken() -> None:
 
 def test_memory_is_held_against_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     gib = 1 << 30
-    monkeypatch.setattr(checkpoint, "process_memory", lambda: 0)
+    monkeypatch.setattr(node_memory, "resident_memory", lambda: 0)
     for free, state in ((40 * gib, State.FINE), (800 << 20, State.SLOW), (1 << 20, State.BROKEN)):
-        monkeypatch.setattr(checkpoint, "available_memory", lambda free=free: free)
+        monkeypatch.setattr(node_memory, "available_memory", lambda free=free: free)
         assert checkpoint.memory_needed(machine("engine.max_sequences=128")).state == state, free
-    monkeypatch.setattr(checkpoint, "available_memory", lambda: 600 << 20)
+    monkeypatch.setattr(node_memory, "available_memory", lambda: 600 << 20)
     assert "too little is left for one sequence" in checkpoint.memory_needed(machine()).text
 
 
 def test_what_slurm_gives_is_all_that_there_is_for_the_ranks_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
     """And each needs memory for Python and its libraries, too."""
-    monkeypatch.setattr(checkpoint, "available_memory", lambda: 40 << 30)
-    monkeypatch.setattr(checkpoint, "process_memory", lambda: 600 << 20)
+    monkeypatch.setattr(node_memory, "available_memory", lambda: 40 << 30)
+    monkeypatch.setattr(node_memory, "resident_memory", lambda: 600 << 20)
     assert checkpoint.memory_needed(machine()).state == State.FINE
     for given, free in (
         ({"SLURM_MEM_PER_NODE": "500"}, "0.0 GiB free"),
         ({"SLURM_MEM_PER_NODE": "3000"}, "2.3 GiB free"),
         ({"SLURM_MEM_PER_CPU": "1000", "SLURM_CPUS_ON_NODE": "3"}, "2.3 GiB free"),
-        ({"SLURM_MEM_PER_NODE": "0"}, "39.4 GiB free"),  # as --mem=0 asks for: all of the node's
+        ({"SLURM_MEM_PER_NODE": "0"}, "40.0 GiB free"),  # as --mem=0 asks for: all of the node's
     ):
         with monkeypatch.context() as context:
             for name, value in given.items():
@@ -148,7 +149,7 @@ def test_tensor_ranks_share_weights_and_keys_and_values(monkeypatch: pytest.Monk
     for ranks in (1, 2):
         looked_at = machine(f"parallel.tensor={ranks}", "model.dtype=bf16")
         looked_at.__dict__["shape"] = big
-        monkeypatch.setattr(checkpoint, "available_memory", lambda: 10 << 30)
-        monkeypatch.setattr(checkpoint, "process_memory", lambda: 0)
+        monkeypatch.setattr(node_memory, "available_memory", lambda: 10 << 30)
+        monkeypatch.setattr(node_memory, "resident_memory", lambda: 0)
         found[ranks] = checkpoint.memory_needed(looked_at)
     assert (found[1].state, found[2].state) == (State.BROKEN, State.FINE), found
