@@ -22,6 +22,8 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from lopa_dist.engine import loop
+from lopa_dist.engine.memory import ready_slots
 from lopa_dist.engine.runner import Prepared, Runner
 from lopa_dist.engine.static_runner import Body, Replay, StaticRunner
 from lopa_dist.engine.statistics import Statistics
@@ -103,7 +105,7 @@ class Exposed:
 def recorded(records: list[Tensor]) -> Iterator[None]:
     """Append the records of all forwards within this context to `records`.
 
-    Any runner may compute them, since all runners run the same steps.
+    Any runner may compute them: within this context, all run the steps that a GPU would run.
     """
     forward = Runner.forward
 
@@ -111,5 +113,8 @@ def recorded(records: list[Tensor]) -> Iterator[None]:
         records.append(forward(self, prepared))
         return records[-1]
 
-    with patch.object(Runner, "forward", recording):
+    def ready(sequences: int, requests: int, static: bool) -> int:
+        return ready_slots(sequences, requests, static=True)
+
+    with patch.object(Runner, "forward", recording), patch.object(loop, "ready_slots", ready):
         yield

@@ -1,8 +1,9 @@
-"""Copies the host's arrays and numbers to the device."""
+"""Copies the host's arrays and numbers to the device, and tensors back while the device works on."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,25 @@ def pinned(array: NDArray[Any], device: torch.device) -> Tensor:
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
     """Return an array on the device. Unlike with a plain copy, the host does not wait for a GPU's pending work."""
     return pinned(array, device).to(device, non_blocking=True)
+
+
+def to_host_later(tensor: Tensor) -> Callable[[], Tensor]:
+    """Begin to copy a tensor to the host, and return a function that returns the copy.
+
+    That function waits for the copy, but not for later work of the device. On a CPU it returns the tensor itself.
+    """
+    if tensor.device.type != "cuda":
+        return lambda: tensor
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    copy.copy_(tensor, non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record(torch.cuda.current_stream(tensor.device))
+
+    def wait() -> Tensor:
+        copied.synchronize()
+        return copy
+
+    return wait
 
 
 def together(device: torch.device, **arrays: Ints) -> dict[str, Tensor]:

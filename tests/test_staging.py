@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lopa_dist.staging import ALIGNED, Staging, pinned
+from lopa_dist.staging import ALIGNED, Staging, pinned, to_host_later
 
 
 @given(st.lists(st.tuples(st.sampled_from([np.int64, np.int32, np.bool_]), st.integers(0, 200)), max_size=12))
@@ -36,6 +36,22 @@ def test_arrays_on_their_way_to_a_gpu_are_not_overwritten() -> None:
     assert all(bool((one == number).all()) for number, one in enumerate(sent))
     assert device.type == "cpu" or pinned(arrays[0], device).is_pinned()
     assert pinned(np.zeros(1 << 24), device).shape == (1 << 24,), "more than is staged"
+
+
+@pytest.mark.gpu
+def test_a_copy_to_the_host_waits_for_no_later_work() -> None:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    tensor = torch.arange(5, device=device)
+    copied = to_host_later(tensor)
+    tensor += 1  # on a GPU, after the copy
+    if device.type == "cuda":
+        torch.cuda._sleep(2_000_000_000)  # about a second
+        began = torch.cuda.Event()
+        began.record()
+        assert copied().tolist() == [0, 1, 2, 3, 4]
+        assert not began.query(), "the device is not done yet"
+    else:
+        assert copied() is tensor
 
 
 def test_memory_that_was_pinned_in_inference_serves_learning() -> None:

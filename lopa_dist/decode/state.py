@@ -133,6 +133,15 @@ class Admitted(NamedTuple):
     suffix: Sequence[int] = ()  # tokens after the answer, where rows see them
 
 
+class Opening(NamedTuple):
+    """What a request begins with in its slot."""
+
+    slot: int
+    sampled: bool
+    numbers: Ints  # [c] what `State.admission_places` lists
+    canvas: Ints  # its row of `State.canvas`
+
+
 SLOT_DIMENSIONS = {
     "canvas": 0, "key": 0, "eos": 0, "settling": 0, "written": 0,
     "integers": 1, "edits": 1, "chain": 1, "paths": 1, "boundary": 1,
@@ -255,27 +264,21 @@ class State:
         state.chain_verifying.fill_(vocabulary.mask_id)
         return state
 
-    def admit_all(self, admitted: Sequence[Admitted], host: HostState) -> HostState:
-        """Put requests into empty slots.
+    def openings(self, admitted: Sequence[Admitted]) -> list[Opening]:
+        """Return what requests begin with in their slots, worked out ahead of `admit_all`; `admitted` is not empty.
 
         Each has the frontiers that its context begins with (`Context.opening`), and the anchor as its only branch.
-        All go to the device in one transfer. The host makes the same change in its own copy, so nothing has to come
-        back.
-
-        Args:
-            admitted: not empty.
-            host: what the host knows before.
-
-        Returns:
-            What the host knows afterwards; `host` is not changed.
         """
-        self.forget_window()
         scope, size, count = self.config.scope, self.config.block_size, len(admitted)
-        slots, tokens, limit, suffix, keys = np.array(
-            [(one.slot, len(one.prompt), one.max_new_tokens, len(one.suffix), one.key) for one in admitted]
+        tokens, limit, suffix, keys = np.array(
+            [(len(one.prompt), one.max_new_tokens, len(one.suffix), one.key) for one in admitted]
         ).T
-        integers = np.zeros((len(HostState._fields), count), np.int64)
-        new = HostState._make(integers)  # views, written in place
+        first, _ = self.admission_places
+        numbers = np.zeros((count, len(first)), np.int64)
+        fields = len(HostState._fields)
+        numbers[:, fields] = keys
+        numbers[:, len(first) - self.edit_position[0].numel() :] = -1
+        new = HostState._make(numbers[:, :fields].T)  # views, written in place
         new.known[:] = known = np.array([scope.known(prompt, size) for prompt in tokens.tolist()])
         new.prompt[:], new.suffix[:] = tokens - known, suffix
         new.limit[:] = limit = limit + known
@@ -288,23 +291,36 @@ class State:
             if one.suffix:
                 after = begin + len(one.prompt) + one.max_new_tokens
                 row[after : after + len(one.suffix)] = one.suffix
-        self.sampled[slots] = [one.sampled for one in admitted]
+        return [Opening(one.slot, one.sampled, *rows) for one, *rows in zip(admitted, numbers, canvas, strict=True)]
 
+    def admit_all(self, openings: Sequence[Opening], host: HostState) -> HostState:
+        """Put requests into empty slots.
+
+        All go to the device in one transfer. The host makes the same change in its own copy, so nothing has to come
+        back.
+
+        Args:
+            openings: not empty.
+            host: what the host knows before.
+
+        Returns:
+            What the host knows afterwards; `host` is not changed.
+        """
+        self.forget_window()
+        slots = np.array([one.slot for one in openings])
+        self.sampled[slots] = [one.sampled for one in openings]
+        numbers = np.concatenate([one.numbers for one in openings]).reshape(len(slots), -1)
         first, step = self.admission_places
-        begins = np.zeros((count, len(first)), np.int64)
-        begins[:, : len(integers)], begins[:, len(integers)] = integers.T, keys
-        begins[:, len(first) - self.edit_position[0].numel() :] = -1
-        places = first + slots[:, None] * step
         sent = together(
-            self.canvas.device, slots=np.ascontiguousarray(slots), canvas=canvas.ravel(), places=places.ravel(),
-            begins=begins.ravel(),
+            self.canvas.device, slots=slots, canvas=np.concatenate([one.canvas for one in openings]),
+            places=(first + slots[:, None] * step).ravel(), numbers=numbers.ravel(),
         )  # fmt: skip
         assert self.storage is not None
-        self.storage.index_copy_(0, sent["places"], sent["begins"])
-        self.canvas.index_copy_(0, sent["slots"], sent["canvas"].view(canvas.shape))
+        self.storage.index_copy_(0, sent["places"], sent["numbers"])
+        self.canvas.index_copy_(0, sent["slots"], sent["canvas"].view(len(slots), -1))
         self.eos.index_fill_(0, sent["slots"], 0)
         values = np.concatenate(host).reshape(len(host), -1)
-        values[:, slots] = integers
+        values[:, slots] = numbers[:, : len(host)].T
         return HostState._make(values)
 
     def finish(self, slots: Sequence[int], host: HostState) -> HostState:
@@ -322,10 +338,13 @@ class State:
         self.branches.clamp_(max=most)
         return host._replace(branches=np.minimum(host.branches, most))
 
+    def answers_in(self, slots: Sequence[int]) -> Tensor:
+        """Return a copy of the answers in `slots`, a row each."""
+        return self.answers.index_select(0, to_device(np.array(slots), self.canvas.device))
+
     def generated(self, slots: Sequence[int], begins: Ints, ends: Ints) -> list[list[int]]:
         """Return the answers in `slots` from the positions `begins` to `ends`, ``[S]`` each, in one transfer."""
-        answers = self.answers.index_select(0, to_device(np.array(slots), self.canvas.device)).tolist()
-        spans = zip(answers, begins[slots].tolist(), ends[slots].tolist(), strict=True)
+        spans = zip(self.answers_in(slots).tolist(), begins[slots].tolist(), ends[slots].tolist(), strict=True)
         return [answer[begin:end] for answer, begin, end in spans]
 
     def window(self, width: int) -> Window:

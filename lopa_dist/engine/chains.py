@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lopa_dist.decode import HostState, State
 from lopa_dist.decode.winner import Winner
-from lopa_dist.engine.drafter import Drafter, Masks
+from lopa_dist.engine.drafter import Drafter, Due, Masks
 from lopa_dist.engine.work import Work
 from lopa_dist.ragged import Ints
 from lopa_dist.rules.causal import proposals, put_chains
@@ -41,18 +41,21 @@ class Chains:
         # what masks predicted after each sequence's last token
         self.masks = Masks(np.zeros((slots, most), np.int64), np.zeros((slots, most)), np.zeros(slots, np.int64))
         self.ends: NDArray[np.float64] = np.zeros((slots, most + 1))  # probabilities that chains end at each depth
-        self.expected: Expected | None = None  # for chains from text alone in the last `draft`; None: not known
+        # what the last `draft` drafted with text, and how far masks reached in each slot; None: text did not draft
+        self.with_text: tuple[Due, Ints] | None = None
         self.predicted: Ints = np.zeros(slots, np.int64)  # places of each chain for which masks predicted a token
 
     def admit(self, slot: int, prompt: Sequence[int], work: Work) -> None:
-        """Begin to draft for a new sequence in `slot`; its drafts are counted in `work`."""
+        """Take the text of a new sequence in `slot`, whose drafts will be counted in `work`."""
         self.drafter.admit(slot, prompt, work)
-        self.due[slot], self.masks.counts[slot] = True, 0
+
+    def begin(self, slots: Sequence[int]) -> None:
+        """Begin to draft for the new sequences in `slots`."""
+        self.due[slots], self.masks.counts[slots] = True, 0
 
     def leave(self, slot: int) -> None:
-        """Forget the sequence in `slot`."""
+        """Forget the sequence in `slot`, which is finished."""
         self.drafter.leave(slot)
-        self.due[slot] = False
 
     def to_send(self, winner: Winner) -> list[Tensor]:
         """Return what the step's one copy to the host must hold: ``[S x D]`` and, if masks draft, ``[2 x S x n]``.
@@ -79,19 +82,17 @@ class Chains:
             foresee: whether to work out what drafts from text would bring (`expected`) even if text does not draft.
         """
         drafter, masks, places = self.drafter, self.masks, state.chain_places
-        self.expected = None
+        self.with_text = None
         if not from_text and foresee:
             no_masks = masks._replace(counts=np.zeros_like(masks.counts))
-            of_text = drafter.draft_due(self.due, host, places, worth, no_masks, True)
-            if len(of_text.slots):
-                self.expected = Expected(of_text.ends, of_text.counts.copy(), of_text.room.copy())
+            self.with_text = drafter.draft_due(self.due, host, places, worth, no_masks, True), no_masks.counts
         made = drafter.draft_due(self.due, host, places, worth, masks, from_text)
+        if from_text:
+            self.with_text = made, masks.counts
         slots = made.slots
         self.due.fill(False)
         if not len(slots):
             return host
-        if from_text and (bare := masks.counts[slots] == 0).any():
-            self.expected = Expected(made.ends[bare], made.counts[bare], made.room[bare])
         paths: list[list[list[int]]] = []
         if state.config.branches:
             for number, slot in enumerate(slots.tolist()):
@@ -107,3 +108,11 @@ class Chains:
         if not (state.config.branches or made.counts.any() or made.expects_eos.any()):  # as `spawn` left it
             return host
         return put_chains(state, host, slots, made.counts, made.expects_eos, made.change, paths)
+
+    def expected(self) -> Expected | None:
+        """Return how the chains of the last `draft` that are from text alone are expected to end; None: not known."""
+        if self.with_text is None:
+            return None
+        made, reached = self.with_text
+        bare = reached[made.slots] == 0
+        return Expected(made.ends[bare], made.counts[bare], made.room[bare]) if bare.any() else None

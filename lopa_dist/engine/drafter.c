@@ -8,6 +8,7 @@
 enum { COUNT = 255, MATCH = 8, LEVELS = 8, DEPTHS = 16, SOURCES = 3, MASKS = 0, TEXT = 1, OWN = 2 };
 enum { TOKEN = 0, BACK = 1, REACH = 128, PARTS = 5, MOST_VOTERS = 16 };
 enum { SETS = 4, STEPS = 1024, SCALE = 32, WIDE = 12 };
+enum { TOGETHER = 8 }; /* chains that are drafted together */
 
 static const double DECAY = 0.998, RATE = 0.005, DOUBT = -1.0;
 
@@ -64,10 +65,10 @@ static void map_put(Map *map, uint64_t key, int64_t value) {
 
 /* ---- texts ---- */
 
-typedef struct {
+typedef struct { /* small, because every step writes hundreds of them */
     double lean;
-    int64_t token;
-    int32_t voter, kind;
+    int32_t token;
+    int16_t voter, kind;
 } Proposal;
 
 typedef struct {
@@ -90,8 +91,8 @@ typedef struct {
     int64_t drafts, refused, begin;
 } Verified;
 
-typedef struct { /* as in ngram_contexts.py */
-    int64_t tells, length, count, place[PARTS], kind[PARTS];
+typedef struct { /* as in ngram_contexts.py; part: kind x PARTS + place - 1 */
+    int64_t tells, length, count, part[PARTS];
 } Context;
 
 typedef struct {
@@ -106,6 +107,8 @@ typedef struct {
     Verified *verified;
     Text **left; /* since the last drafter_learn */
     int64_t num_left, room_left;
+    Draft **chains; /* memory for chains, to be used again */
+    int64_t num_chains, room_chains;
 } Drafter;
 
 /* contexts [num_contexts, 3 + 2 PARTS]: what each tells, its length, the number of its parts; the parts' places; the
@@ -118,7 +121,12 @@ Drafter *drafter_new(int64_t most_entries, int64_t most_drafts, const int64_t *e
     d->most = most_entries, d->most_drafts = most_drafts, d->num_eos = num_eos;
     d->eos = checked(malloc((num_eos + 1) * sizeof *eos));
     memcpy(d->eos, eos, num_eos * sizeof *eos);
-    for (int64_t i = 0; i < num_contexts; i++) memcpy(d->contexts + i, contexts + i * (3 + 2 * PARTS), sizeof(Context));
+    for (int64_t i = 0; i < num_contexts; i++) {
+        const int64_t *row = contexts + i * (3 + 2 * PARTS), *place = row + 3, *kind = place + PARTS;
+        Context *context = d->contexts + i;
+        context->tells = row[0], context->length = row[1], context->count = row[2];
+        for (int64_t j = 0; j < row[2]; j++) context->part[j] = kind[j] * PARTS + place[j] - 1;
+    }
     d->num_contexts = num_contexts, d->voters = num_contexts + 2;
     d->of_passages = 8 * num_contexts, d->of_masks = d->of_passages + MATCH + 1;
     d->tried = tried, d->right = right, d->chance = chance, d->weights = weights;
@@ -126,11 +134,23 @@ Drafter *drafter_new(int64_t most_entries, int64_t most_drafts, const int64_t *e
     return d;
 }
 
-static void release(Text *text) {
+static Draft *chain_of(Drafter *d) {
+    return d->num_chains ? d->chains[--d->num_chains] : checked(malloc((d->most_drafts + 1) * sizeof(Draft)));
+}
+
+static void chain_back(Drafter *d, Draft *chain) {
+    if (d->num_chains == d->room_chains) {
+        d->room_chains = 2 * d->room_chains + 16;
+        d->chains = checked(realloc(d->chains, d->room_chains * sizeof *d->chains));
+    }
+    d->chains[d->num_chains++] = chain;
+}
+
+static void release(Drafter *d, Text *text) {
     if (--text->users) return;
     free(text->tokens), free(text->backs);
     map_free(&text->index);
-    free(text->chain);
+    chain_back(d, text->chain);
     free(text);
 }
 
@@ -146,14 +166,15 @@ void drafter_leave(Drafter *d, int64_t slot) {
 void drafter_free(Drafter *d) {
     for (int64_t slot = 0; slot < d->slots; slot++)
         if (d->texts[slot]) drafter_leave(d, slot);
-    for (int64_t i = 0; i < d->num_left; i++) release(d->left[i]);
+    for (int64_t i = 0; i < d->num_left; i++) release(d, d->left[i]);
     for (int64_t i = 0; i < d->num_verified; i++) {
-        free(d->verified[i].chain);
-        release(d->verified[i].text);
+        chain_back(d, d->verified[i].chain);
+        release(d, d->verified[i].text);
     }
+    for (int64_t i = 0; i < d->num_chains; i++) free(d->chains[i]);
     map_free(&d->young);
     map_free(&d->old);
-    free(d->eos), free(d->texts), free(d->verified), free(d->left), free(d);
+    free(d->eos), free(d->texts), free(d->verified), free(d->left), free(d->chains), free(d);
 }
 
 static inline uint64_t pair(int64_t a, int64_t b) { return mix((uint64_t)a << 32 | (uint32_t)b); }
@@ -208,7 +229,7 @@ void drafter_admit(Drafter *d, int64_t slot, const int64_t *prompt, int64_t coun
     }
     Text *text = d->texts[slot] = checked(calloc(1, sizeof *text));
     text->index = map_of(64), text->counted = count, text->users = 1;
-    text->chain = checked(malloc((d->most_drafts + 1) * sizeof *text->chain));
+    text->chain = chain_of(d);
     int64_t skipped = count > remembered ? count - remembered : 0;
     extend(text, prompt, skipped, 0);
     extend(text, prompt + skipped, count - skipped, 1);
@@ -239,7 +260,7 @@ void drafter_hear(Drafter *d, const int64_t *slots, int64_t n, const int64_t *wr
         }
         d->verified[d->num_verified++] = (Verified){text, text->chain, text->drafts, text->refused, text->length};
         text->users++;
-        text->chain = checked(malloc((d->most_drafts + 1) * sizeof *text->chain));
+        text->chain = chain_of(d);
         text->drafts = text->refused = 0;
         extend(text, written + i * wide, counts[i], 1);
     }
@@ -249,17 +270,21 @@ void drafter_hear(Drafter *d, const int64_t *slots, int64_t n, const int64_t *wr
 
 /* Set the key of each context at the place `end`; 0: the text before it is too short for the context. */
 static void keys_of(const Drafter *d, const int64_t *tokens, const int64_t *backs, int64_t end, uint64_t *keys) {
+    uint64_t parts[2 * PARTS] = {0};
+    for (int64_t j = 0; j < PARTS && j < end; j++) {
+        parts[j] = (uint64_t)tokens[end - 1 - j] * mix(2 * j + 1);
+        parts[PARTS + j] = (uint64_t)backs[end - 1 - j] * mix(2 * j + 2);
+    }
     for (int64_t i = 0; i < d->num_contexts; i++) {
         const Context *context = d->contexts + i;
         if (end < context->length) {
             keys[i] = 0;
             continue;
         }
-        uint64_t key = (uint64_t)(i + 1) << 40; /* far from all tokens */
-        for (int64_t j = 0; j < context->count; j++)
-            key = (key + (uint64_t)(context->kind[j] ? backs : tokens)[end - context->place[j]]) * 0x9E3779B97F4A7C15u;
+        uint64_t key = (uint64_t)(i + 1) << 40;
+        for (int64_t j = 0; j < context->count; j++) key += parts[context->part[j]];
         keys[i] = mix(key) | 1;
-        __builtin_prefetch(d->young.entries + home_of(&d->young, keys[i]), 1); /* all entries are fetched at once */
+        __builtin_prefetch(d->young.entries + home_of(&d->young, keys[i])); /* all entries are fetched at once */
         if (d->old.count) __builtin_prefetch(d->old.entries + home_of(&d->old, keys[i]));
     }
 }
@@ -322,7 +347,7 @@ static int bits_of(int64_t count) { /* its length in bits, at most 7 */
 static void propose(const Drafter *d, Draft *draft, int64_t token, int64_t voter, int64_t kind) {
     int64_t step = (int64_t)(d->chance[kind] * STEPS);
     double lean = d->leans[step < STEPS - 1 ? step : STEPS - 1];
-    draft->proposals[draft->count++] = (Proposal){lean, token, (int32_t)voter, (int32_t)kind};
+    draft->proposals[draft->count++] = (Proposal){lean, (int32_t)token, (int16_t)voter, (int16_t)kind};
 }
 
 static inline double at_least(double value, double least) { return value > least ? value : least; }
@@ -416,13 +441,13 @@ void drafter_learn(Drafter *d, int64_t *total, int64_t *of_left) {
         }
         count_tokens(d, text->tokens, text->backs, text->length, text->counted);
         text->counted = text->length;
-        free(one->chain);
-        release(text);
+        chain_back(d, one->chain);
+        release(d, text);
     }
     d->num_verified = 0;
     for (int64_t i = 0; i < d->num_left; i++) {
         memcpy(of_left + i * 2 * SOURCES, d->left[i]->counts, sizeof d->left[i]->counts);
-        release(d->left[i]);
+        release(d, d->left[i]);
     }
     d->num_left = 0;
 }
@@ -440,11 +465,10 @@ static int64_t passage_of(const Text *text, int64_t n, int64_t *length) {
     return at;
 }
 
-/* Add to the draft what the table and the text itself propose after the text's first `end` tokens. */
-static void propose_all(Drafter *d, const Text *text, int64_t end, Draft *draft) {
-    uint64_t keys[MOST_VOTERS];
+/* Add to the draft what the table and the text itself propose after the text's first `end` tokens. The keys are those
+of keys_of at `end`. */
+static void propose_all(Drafter *d, const Text *text, int64_t end, const uint64_t *keys, Draft *draft) {
     int64_t length;
-    keys_of(d, text->tokens, text->backs, end, keys);
     for (int64_t i = 0; i < d->num_contexts; i++) {
         int64_t entry = keys[i] ? after(d, keys[i]) : 0, came = entry >> 8;
         if (!entry) continue;
@@ -464,39 +488,73 @@ static int is_eos(const Drafter *d, int64_t token) {
     return 0;
 }
 
-static int64_t draft_one(Drafter *d, Text *text, int64_t most, double worth, const int64_t *masks,
-                         const double *probabilities, int64_t num_masks, int from_text, double *ends) {
-    int64_t on_track = 0, expects_eos = 0;
-    double reached = 1.0;
-    text->drafts = text->refused = 0;
-    make_room(text, d->most_drafts + 1);
-    if (!from_text && num_masks < most) most = num_masks;
-    for (int64_t depth = 0; depth < most; depth++) {
-        Draft *draft = text->chain + depth;
-        int64_t mask = -1;
-        draft->count = 0;
-        if (from_text) propose_all(d, text, text->length + depth, draft);
-        if (depth < num_masks) {
-            mask = masks[depth];
-            int64_t kind = on_track + (depth < DEPTHS ? depth : DEPTHS - 1);
-            propose(d, draft, mask, d->num_contexts + 1, d->of_masks + kind * LEVELS + level(probabilities[depth]));
-        }
-        decide(d, draft);
-        double then = reached * draft->chance;
-        int ends_text = is_eos(d, draft->token);
-        if (draft->token < 0 || then < worth || ends_text) {
-            expects_eos = ends_text && then >= worth;
-            text->refused = 1;
-            break;
-        }
-        ends[depth] = reached - then;
-        put(text, text->length + depth, draft->token);
-        text->drafts++;
-        reached = then;
-        if (draft->token != mask) on_track = DEPTHS;
+/* A chain that is being drafted. */
+typedef struct {
+    Text *text;
+    const int64_t *masks;
+    const double *probabilities;
+    double *ends, reached;
+    int64_t num_masks, most, on_track, expects_eos, going;
+    uint64_t keys[MOST_VOTERS];
+} Chain;
+
+/* Draft the token at a depth of a chain, or end the chain before it. */
+static void draft_one(Drafter *d, Chain *chain, int64_t depth, double worth, int from_text) {
+    Text *text = chain->text;
+    Draft *draft = text->chain + depth;
+    int64_t mask = -1;
+    draft->count = 0;
+    if (from_text) propose_all(d, text, text->length + depth, chain->keys, draft);
+    if (depth < chain->num_masks) {
+        mask = chain->masks[depth];
+        int64_t kind = chain->on_track + (depth < DEPTHS ? depth : DEPTHS - 1);
+        propose(d, draft, mask, d->num_contexts + 1, d->of_masks + kind * LEVELS + level(chain->probabilities[depth]));
     }
-    ends[text->drafts] = reached;
-    return expects_eos;
+    decide(d, draft);
+    double then = chain->reached * draft->chance;
+    int ends_text = is_eos(d, draft->token);
+    if (draft->token < 0 || then < worth || ends_text) {
+        chain->expects_eos = ends_text && then >= worth;
+        text->refused = 1;
+        chain->going = 0;
+        return;
+    }
+    chain->ends[depth] = chain->reached - then;
+    put(text, text->length + depth, draft->token);
+    text->drafts++;
+    chain->reached = then;
+    if (draft->token != mask) chain->on_track = DEPTHS;
+    chain->going = depth + 1 < chain->most;
+}
+
+/* Set the keys of what follows the text's first `end` tokens, and begin to fetch all that `propose_all` reads there. */
+static void look_ahead(const Drafter *d, const Text *text, int64_t end, uint64_t *keys) {
+    keys_of(d, text->tokens, text->backs, end, keys);
+    if (end < 2) return;
+    uint64_t key = pair(text->tokens[end - 2], text->tokens[end - 1]);
+    __builtin_prefetch(text->index.entries + home_of(&text->index, key));
+}
+
+/* Draft n chains together, a depth at a time: the table's entries for all of them are fetched from memory at once. */
+static void draft_together(Drafter *d, Chain *chains, int64_t n, double worth, int from_text) {
+    for (Chain *chain = chains; chain < chains + n; chain++) {
+        Text *text = chain->text;
+        text->drafts = text->refused = 0;
+        make_room(text, d->most_drafts + 1);
+        if (!from_text && chain->num_masks < chain->most) chain->most = chain->num_masks;
+        chain->reached = 1.0, chain->on_track = chain->expects_eos = 0, chain->going = chain->most > 0;
+    }
+    int64_t going = 1;
+    for (int64_t depth = 0; going; depth++) {
+        going = 0;
+        for (Chain *chain = chains; from_text && chain < chains + n; chain++)
+            if (chain->going) look_ahead(d, chain->text, chain->text->length + depth, chain->keys);
+        for (Chain *chain = chains; chain < chains + n; chain++) {
+            if (chain->going) draft_one(d, chain, depth, worth, from_text);
+            going |= chain->going;
+        }
+    }
+    for (Chain *chain = chains; chain < chains + n; chain++) chain->ends[chain->text->drafts] = chain->reached;
 }
 
 /* Draft for the running sequences that are due, and return how many they are, n. due, done, limit and complete are [S].
@@ -518,13 +576,23 @@ int64_t drafter_draft_due(Drafter *d, const uint8_t *due, const int64_t *done, c
     const int64_t *step = places + 4;
     memset(ends, 0, n * (m + 1) * sizeof *ends);
     memset(tokens, 0, n * m * sizeof *tokens);
-    for (int64_t slot = 0; slot < S; slot++) {
-        if (!due[slot] || done[slot]) continue;
-        Text *text = d->texts[slot];
-        int64_t room = limit[slot] - 1 - complete[slot], at = slot * width;
-        slots[i] = slot, most[i] = room < m ? room : m;
-        eos[i] = draft_one(d, text, most[i], worth, masks + at, probabilities + at, num_masks[slot], from_text,
-                           ends + i * (m + 1));
+    for (int64_t slot = 0; slot < S; slot++)
+        if (due[slot] && !done[slot]) slots[i++] = slot;
+    for (int64_t first = 0; first < n; first += TOGETHER) {
+        Chain chains[TOGETHER];
+        int64_t some = n - first < TOGETHER ? n - first : TOGETHER;
+        for (i = first; i < first + some; i++) {
+            int64_t slot = slots[i], room = limit[slot] - 1 - complete[slot], at = slot * width;
+            most[i] = room < m ? room : m;
+            chains[i - first] = (Chain){.text = d->texts[slot], .masks = masks + at, .probabilities = probabilities + at,
+                                        .ends = ends + i * (m + 1), .num_masks = num_masks[slot], .most = most[i]};
+        }
+        draft_together(d, chains, some, worth, from_text);
+        for (i = first; i < first + some; i++) eos[i] = chains[i - first].expects_eos;
+    }
+    for (i = 0; i < n; i++) {
+        int64_t slot = slots[i];
+        const Text *text = d->texts[slot];
         counts[i] = text->drafts;
         for (int64_t j = 0; j < text->drafts; j++) tokens[i * m + j] = text->chain[j].token;
         for (int64_t j = 0; j < m; j++) {
@@ -532,7 +600,6 @@ int64_t drafter_draft_due(Drafter *d, const uint8_t *due, const int64_t *done, c
             of_chains[i * m + j] = places[1] + slot * step[1] + j;
         }
         counted[i] = places[2] + slot * step[2], counted[n + i] = places[3] + slot * step[3];
-        i++;
     }
     memcpy(values, tokens, n * m * sizeof *values);
     memcpy(values + n * m, tokens, n * m * sizeof *values);
@@ -549,7 +616,9 @@ int64_t drafter_proposed(Drafter *d, int64_t slot, const int64_t *more, int64_t 
     Draft draft = {.count = 0};
     make_room(text, n);
     for (int64_t i = 0; i < n; i++) put(text, text->length + i, more[i]);
-    propose_all(d, text, text->length + n, &draft);
+    uint64_t keys[MOST_VOTERS];
+    keys_of(d, text->tokens, text->backs, text->length + n, keys);
+    propose_all(d, text, text->length + n, keys, &draft);
     for (int64_t i = 0; i < draft.count; i++)
         tokens[i] = draft.proposals[i].token, chances[i] = d->chance[draft.proposals[i].kind];
     return draft.count;

@@ -111,8 +111,8 @@ class KVPool:
         """
         begin = self.first_gap(tokens)
         while begin is None and (oldest := next((key for key in self.unused if key != prefix), None)) is not None:
-            self.drop(oldest)
-            begin = self.first_gap(tokens)
+            low, high = self.drop(oldest)
+            begin = low if high - low >= tokens else None  # no other gap has become larger
         return begin
 
     def first_gap(self, tokens: int) -> int | None:
@@ -126,21 +126,23 @@ class KVPool:
             low, high = self.gaps[at]
             self.gaps[at : at + 1] = [gap for gap in ((low, begin), (end, high)) if gap[0] < gap[1]]
 
-    def give_back(self, begin: int, end: int) -> None:
-        """Mark slots as free."""
-        if begin < end:
-            at = bisect_left(self.gaps, (begin, end))
-            before, after = self.gaps[max(at - 1, 0) : at], self.gaps[at : at + 1]
-            joins_before, joins_after = bool(before) and before[0][1] == begin, bool(after) and after[0][0] == end
-            joined = (before[0][0] if joins_before else begin, after[0][1] if joins_after else end)
-            self.gaps[at - joins_before : at + joins_after] = [joined]
+    def give_back(self, begin: int, end: int) -> tuple[int, int]:
+        """Mark slots as free, and return the gap that they are in now."""
+        if begin == end:
+            return begin, end
+        at = bisect_left(self.gaps, (begin, end))
+        before, after = self.gaps[max(at - 1, 0) : at], self.gaps[at : at + 1]
+        joins_before, joins_after = bool(before) and before[0][1] == begin, bool(after) and after[0][0] == end
+        joined = (before[0][0] if joins_before else begin, after[0][1] if joins_after else end)
+        self.gaps[at - joins_before : at + joins_after] = [joined]
+        return joined
 
-    def drop(self, prefix: Tokens) -> None:
-        """Free a prefix that is not used."""
+    def drop(self, prefix: Tokens) -> tuple[int, int]:
+        """Free a prefix that is not used, and return the gap that it leaves."""
         entry = self.prefixes.pop(prefix)
         self.unused.pop(prefix, None)
         self.hidden_slots.append(entry.hidden_slot)
-        self.give_back(entry.begin, entry.begin + entry.tokens)
+        return self.give_back(entry.begin, entry.begin + entry.tokens)
 
     def free(self, sequence: int) -> None:
         """Free a sequence's range. Its prefix stays if it was computed, up to `most_idle` unused ones."""
@@ -173,12 +175,14 @@ class KVPool:
         `prefill` marks those whose prompt is not cached. Of several that need the same prefix, the first computes it.
         """
         source = np.full(len(sequences), -1)
+        length = self.prefix_length[sequences]
         first: dict[int, int] = {}  # by where the prefix lies
-        for at in np.nonzero(prefill & (self.prefix_length[sequences] > 0))[0].tolist():
-            entry = self.entry_of[int(sequences[at])]
+        at = np.flatnonzero(prefill & (length > 0))
+        for number, sequence in zip(at.tolist(), sequences[at].tolist(), strict=True):
+            entry = self.entry_of[sequence]
             if not entry.stored:
-                source[at] = first.setdefault(entry.begin, at)
-        return SharedPrefixes(self.prefix_length[sequences], source, self.prefix_hidden[sequences])
+                source[number] = first.setdefault(entry.begin, number)
+        return SharedPrefixes(length, source, self.prefix_hidden[sequences])
 
     def stored(self, sequence: int) -> bool:
         """Return whether the K/V of a sequence's prefix are computed."""

@@ -134,23 +134,12 @@ class LookaheadPolicy:
                 self.forecast.times.measured(self.rows, now - self.began, self.kind)
             self.began, self.kind = now, self.forecast.kind_of(ahead.masks, self.choice.text)
 
-    def stepped(
-        self,
-        before: HostState,
-        after: HostState,
-        choice: Choice,
-        rows: int,
-        masks: Ints | None,
-        accepted_with: Ints | None,
-    ) -> None:
-        """Count what a step has brought, and take `choice`, which all ranks follow, for the next one.
-
-        Args:
-            before, after, masks, accepted_with: as in `Outcomes.stepped`.
-            choice: of the next step.
-            rows: of the step's forward on this rank.
-        """
+    def stepped(self, choice: Choice, rows: int) -> None:
+        """End a step: its forward had `rows` rows on this rank, and all ranks follow `choice` in the next one."""
         self.choice, self.rows = choice, rows
+
+    def count(self, before: HostState, after: HostState, masks: Ints | None, accepted_with: Ints | None) -> None:
+        """Count what a step has brought; the arguments are those of `Outcomes.stepped`."""
         if self.causal:
             self.outcomes.stepped(before, after, masks, accepted_with)
 

@@ -16,12 +16,13 @@ from lopa_dist.engine.chains import Chains
 from lopa_dist.engine.chunked_prefill import ChunkedPrefill
 from lopa_dist.engine.commit import commit
 from lopa_dist.engine.config import EngineConfig
+from lopa_dist.engine.drafter import Drafter
 from lopa_dist.engine.drafters import drafter_for
 from lopa_dist.engine.endless import check_ends
 from lopa_dist.engine.kv_pool import KVPool
 from lopa_dist.engine.lockstep import Lockstep
 from lopa_dist.engine.lookahead import LookaheadPolicy
-from lopa_dist.engine.memory import Plan, kv_budget, plan_for, space_needed
+from lopa_dist.engine.memory import Plan, kv_budget, plan_for, ready_slots, space_needed
 from lopa_dist.engine.prefix_rules import PrefixRules
 from lopa_dist.engine.request import Generation, Request
 from lopa_dist.engine.runners import Runners
@@ -161,11 +162,13 @@ class Engine:
                 rule.spawn(step.state, winner, window)  # the next step's branches and drafts
             yield from self.hand_out()  # the results of the step before, while the device works on this one
             with self.watched(True):
+                if self.lockstep.level == StopLevel.RUN:
+                    batch.make_ready(batch.state.slots - batch.most)
                 if self.lockstep.finish(batch, step, winner) == StopLevel.ABORT:  # with the step's one copy to the host
                     return
                 commit(prepared, batch.pool, rule.rows, self.config, step.before, step.after, self.comm)
-                finished = batch.collect()
-            self.end_step(step, rows, winner, finished)
+                batch.end()
+            self.end_step(step, rows, winner)
             if self.lockstep.level == StopLevel.RUN:
                 with self.watched(True):
                     batch.admit()
@@ -177,13 +180,14 @@ class Engine:
         space = self.prepare(requests)
         self.needed = None  # the next call's list may be this one, with other requests
         pool, runner, plan = space.pool, space.runner, space.plan
-        state = State.empty(self.config, self.vocabulary, plan.sequences, space.longest, self.device, space.suffix)
+        slots = len(pool.base)
+        state = State.empty(self.config, self.vocabulary, slots, space.longest, self.device, space.suffix)
         scheduler = Scheduler(pool, self.config, self.rule.rows, plan.row_limit, self.share, self.prefix_rules)
         lockstep = self.lockstep
         chunks = ChunkedPrefill(pool, runner, self.prefix_rules, self.rule.rows, lockstep.attempt, lockstep.must_leave)
         self.batch = RunningBatch(
-            next_requests, state, pool, runner, scheduler, chunks, self.lookahead, self.sampling,
-            self.statistics, Chains(self.drafter, plan.sequences) if self.drafter else None, begin, self.text_of,
+            next_requests, plan.sequences, state, pool, runner, scheduler, chunks, self.lookahead, self.sampling,
+            self.statistics, Chains(self.drafter, slots) if self.drafter else None, begin, self.text_of,
         )  # fmt: skip
         self.statistics.start()
         self.lookahead.start()
@@ -216,8 +220,9 @@ class Engine:
         """Return a new workspace for `asked` sequences at once; the other arguments are what `space_needed` returns."""
         local = with_own_kv_heads(self.model.config, self.tensor.size)
         plan = self.plan((longest, suffix, needs), asked)
-        budget = kv_budget(needs, plan.sequences, self.options.kv_tokens)
-        pool = KVPool(local, plan.sequences, budget, self.model.head_weight.dtype, self.device)
+        slots = plan.sequences + plan.ready
+        budget = kv_budget(needs, slots, self.options.kv_tokens)
+        pool = KVPool(local, slots, budget, self.model.head_weight.dtype, self.device)
         runner = self.runners.make(pool, self.sampling, plan.sequences, longest, plan.scratch)
         if self.device.type == "cuda":
             runner.warm_up()
@@ -235,7 +240,8 @@ class Engine:
         """
         free = memory.free_bytes(self.device)
         if free is None:
-            return Plan(sequences, self.options.max_rows)
+            ready = ready_slots(sequences, len(requests[2]), self.runners.static)
+            return Plan(sequences, self.options.max_rows, ready=ready)
         free = self.lockstep.least(free, self.device)
         plan = plan_for(
             self.model.config, self.config, self.options, requests, sequences, self.model.head_weight.element_size(),
@@ -248,13 +254,11 @@ class Engine:
         )  # fmt: skip
         return plan
 
-    def end_step(self, step: Step, rows: ForwardBatch, winner: Winner, finished: list[Generation]) -> None:
+    def end_step(self, step: Step, rows: ForwardBatch, winner: Winner) -> None:
         """Keep the step for `hand_out`, which runs when the next step is under way, and call `on_step`."""
         self.statistics.lap("commit")
-        self.lookahead.stepped(
-            step.before, step.after, self.lockstep.choice, len(rows.table.hi), step.masks, step.accepted_with
-        )
-        self.ended = EndedStep(step, rows, finished, dict(self.statistics.seconds))
+        self.lookahead.stepped(self.lockstep.choice, len(rows.table.hi))
+        self.ended = EndedStep(step, rows, dict(self.statistics.seconds))
         self.winner = winner
         for callback in self.on_step:
             callback(self)
@@ -264,12 +268,13 @@ class Engine:
         self.statistics.lap("decode")
         ended, self.ended = self.ended, None
         if ended is not None:
+            assert self.batch
+            self.batch.collect()
+            finished, self.batch.finished = self.batch.finished, []
             self.account(ended)
             if self.drafter:
-                before = self.statistics.accepted_from.copy()
-                self.drafter.learn(self.statistics)
-                self.lookahead.outcomes.accepted(self.statistics.accepted_from - before)
-            yield from ended.finished
+                self.learn(self.drafter)
+            yield from finished
             for callback in self.meanwhile:
                 callback(self)
 
@@ -277,5 +282,17 @@ class Engine:
         """Add a step to the statistics."""
         step, rows = ended.step, ended.rows
         check_ends(step.after)
+        self.lookahead.count(step.before, step.after, step.masks, step.accepted_with)
         self.statistics.records += rows.heads.columns * rows.heads.branches * self.comm.size
         self.statistics.step(step.before, step.after, rows.computed, step.works, step.accepted_with, ended.seconds)
+
+    def learn(self, drafter: Drafter) -> None:
+        """Learn from the drafts of the step that ended last, and count what those of the next one should bring."""
+        before = self.statistics.accepted_from.copy()
+        drafter.learn(self.statistics)
+        outcomes = self.lookahead.outcomes
+        outcomes.accepted(self.statistics.accepted_from - before)
+        assert self.batch
+        assert self.batch.chains
+        if expected := self.batch.chains.expected():
+            outcomes.expect(*expected)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, product
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -30,6 +30,7 @@ RESERVED = 512 << 20  # bytes for the tables of graphs, the libraries' workspace
 MOST_ROWS = 8192  # the most rows of a forward, unless the user says how many, or one sequence has more
 FEW_ROWS = 2048  # forwards with this many rows keep a GPU busy: fewer, to fit more sequences, would not pay
 SPARE = 8  # the K/V space has room for one spare largest request per this many slots, against fragmentation
+READY = 4  # one slot more for this many sequences, in which a request becomes ready to begin
 TILE = 128  # for each tile of this many tokens of the vocabulary, the record head stores sums of 28 bytes
 
 
@@ -41,6 +42,7 @@ class Plan:
     row_limit: int | None  # of one forward; None: no bound
     scratch: int | None = None  # rows that no forward exceeds; None: not known
     bytes: int = 0  # what K/V, rows and the buffer of hidden states take
+    ready: int = 0  # further sequences that have K/V space, but do not run yet
 
 
 class TooLarge(ValueError):
@@ -123,6 +125,14 @@ def space_needed(requests: Sequence[Request], caches_kv: bool = True) -> tuple[i
     return int(given.max()), int(suffix.max()), caches_kv * np.sort(all_tokens)[::-1]
 
 
+def ready_slots(sequences: int, requests: int, static: bool) -> int:
+    """Return how many of `requests` should become ready to begin while `sequences` run.
+
+    Without the static runner none: the host does not go on while the device computes.
+    """
+    return min(sequences // READY, requests - sequences) if static else 0
+
+
 def kv_budget(needs: Ints, slots: int, limit: int | None) -> int:
     """Return how many tokens of K/V space to allocate: enough for the largest `slots` requests, at most `limit`.
 
@@ -132,7 +142,7 @@ def kv_budget(needs: Ints, slots: int, limit: int | None) -> int:
 
     Args:
         needs: tokens of all requests, in descending order.
-        slots: requests that run at once.
+        slots: requests that run, or are ready to, at once.
         limit: `engine.kv_tokens`.
 
     Raises:
@@ -178,14 +188,17 @@ def plan_for(
     def buffer(forward: int) -> int:
         return hidden_rows(forward, options.reproducible) if static else 0
 
-    return plan(local, element, free, needs, sequences, options.max_rows, options.kv_tokens, rows, buffer)
+    ready = ready_slots(sequences, len(needs), static)
+    return plan(local, element, free, needs, sequences, options.max_rows, options.kv_tokens, rows, buffer, ready)
 
 
 def plan(
     model: ModelConfig, element: int, free: int, needs: Ints, sequences: int, limit: int | None,
-    kv_limit: int | None, longest: int, hidden_rows: Callable[[int], int],
+    kv_limit: int | None, longest: int, hidden_rows: Callable[[int], int], ready: int = 0,
 ) -> Plan:  # fmt: skip
     """Return what fits in `free` bytes: first forwards get smaller while that costs no speed, then fewer sequences run.
+
+    Requests are ready only if neither is the price.
 
     Args:
         model: with this rank's share of the K/V heads.
@@ -198,6 +211,7 @@ def plan(
         longest: the most rows of one sequence in a forward; it runs alone if they exceed the limit.
         hidden_rows: takes the rows of the largest forward, and returns those of the buffer of hidden states that graphs
             write.
+        ready: from `ready_slots`.
 
     Raises:
         TooLarge: not even one sequence fits; the message says what one takes.
@@ -206,15 +220,15 @@ def plan(
     of_token, of_row = token_bytes(model, element), row_bytes(model, element)
     of_hidden = model.hidden_size * element
 
-    def planned(count: int, rows: int) -> Plan:
-        tokens = kv_budget(needs, count, kv_limit)
+    def planned(count: int, rows: int, ready: int = 0) -> Plan:
+        tokens = kv_budget(needs, count + ready, kv_limit)
         scratch = min(count * longest, max(rows, longest))
         taken = tokens * of_token + scratch * of_row + hidden_rows(scratch) * of_hidden + filling_bytes(model, element)
-        return Plan(count, rows, scratch, taken)
+        return Plan(count, rows, scratch, taken, ready)
 
     limits = [limit] if limit is not None else [MOST_ROWS, MOST_ROWS // 2, FEW_ROWS]
-    for rows in limits:
-        if (found := planned(sequences, rows)).bytes <= usable:
+    for rows, more in product(limits, (ready, 0)):
+        if (found := planned(sequences, rows, more)).bytes <= usable:
             return found
     for count in range(sequences - 1, 0, -1):
         if (found := planned(count, limits[-1])).bytes <= usable:

@@ -13,6 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from lopa_dist.decode import FAILED, Admitted, HostState, State
+from lopa_dist.decode.state import Opening
 from lopa_dist.decode.winner import Winner
 from lopa_dist.decode.written import Written, record_written, written
 from lopa_dist.engine.chains import Chains
@@ -31,6 +32,7 @@ from lopa_dist.ragged import Ints
 from lopa_dist.rows import ForwardBatch, SharedPrefixes
 from lopa_dist.rows.lookahead import Lookahead
 from lopa_dist.rows.row_maker import Structures
+from lopa_dist.staging import to_host_later
 
 NextRequests = Callable[[int], list[Request]]
 """Takes a limit and returns the next requests, at most that many; empty when there are no more. All branch ranks get
@@ -46,9 +48,28 @@ class Admission:
     request: Request
     began: float  # when it was admitted
     chunks: int  # forwards before its first step, counted also if another request computes them
+    work: Work  # of its forwards that were counted so far
     first_step: float = 0.0  # seconds until its first step was over
     seen: int = 0  # tokens of the answer that were searched for stop strings
-    work: Work = field(default_factory=Work)  # of its forwards that were counted so far
+
+
+class Ready(NamedTuple):
+    """A request that can begin at once: it has a slot, K/V space there, and a text to draft from."""
+
+    request: Request
+    work: Work
+    opening: Opening
+
+
+class Leaving(NamedTuple):
+    """The sequences that a step has finished. Their slots hold what they held until `RunningBatch.collect`."""
+
+    ended: dict[int, Admission]  # by slot
+    answers: Callable[[], Tensor]  # returns the tokens of each from position 0 on
+    host: HostState  # of all slots, after the step
+    ends: Ints  # [slots] where answers end
+    ways: dict[int, list[Written]]  # by slot: how the tokens were written, if the request asked
+    now: float  # when the step was over
 
 
 @dataclass
@@ -72,15 +93,19 @@ class EndedStep(NamedTuple):
 
     step: Step
     rows: ForwardBatch
-    finished: list[Generation]
     seconds: dict[str, float]  # of all phases until its end
 
 
 @dataclass(eq=False)
 class RunningBatch:
-    """The running sequences of one `Engine.generate`: their state, their K/V, and the requests that wait for a slot."""
+    """The running sequences of one `Engine.generate`: their state, their K/V, and the requests that come next.
+
+    At most `most` sequences run at a time. If there are more slots, requests become ready in these while a device
+    computes, and begin there as soon as other sequences end.
+    """
 
     next_requests: NextRequests
+    most: int
     state: State  # made for the largest requests that may come, like the four fields after it
     pool: KVPool
     runner: Runner
@@ -93,6 +118,11 @@ class RunningBatch:
     begin: Begin  # called with requests that are admitted
     text_of: TextOf | None  # decodes tokens, to find stop strings; None: they end no sequence
     running: dict[int, Admission] = field(default_factory=dict)  # by slot
+    ready: dict[int, Ready] = field(default_factory=dict)  # by slot, in the order in which they begin
+    may_stop: set[int] = field(default_factory=set)  # slots of running sequences that a stop string may end
+    leaving: list[Leaving] = field(default_factory=list)  # of the last step, until `collect`
+    finished: list[Generation] = field(default_factory=list)  # results that were not yielded yet
+    step_ended: float = 0.0  # when the last step was over
     structures: Structures = field(default_factory=dict)  # cached layouts of earlier steps
     waiting: deque[Request] = field(default_factory=deque)  # handed out, but without K/V space yet
 
@@ -100,34 +130,56 @@ class RunningBatch:
         self.host = self.state.to_host()
 
     def admit(self) -> None:
-        """Fill empty slots with the next requests, as far as there is K/V space."""
-        empty = [slot for slot in range(self.state.slots) if slot not in self.running]
-        missing = len(empty) - len(self.waiting)
-        self.waiting.extend(self.next_requests(missing) if missing > 0 else [])
-        admitted: list[Admitted] = []
-        begun: list[Request] = []
-        for slot in empty:
-            if not self.waiting or not self.scheduler.allocate(slot, self.waiting[0]):
-                break
-            begun.append(request := self.waiting.popleft())
-            sampling = request.sampling or self.sampling
-            if sampling != self.sampling:
-                self.runner.request_sampling[slot] = sampling
-            sampled = sampling.temperature > 0
-            limit = request.max_new_tokens
-            admitted.append(Admitted(slot, request.prompt, limit, request.key, sampled, request.suffix))
+        """Begin the next requests, as many as may run at a time and as far as there is K/V space."""
+        missing = self.most - len(self.running)
+        if len(self.ready) < missing:
+            self.collect()  # frees slots and K/V space
+            self.make_ready(missing)
+        begun = {slot: self.ready.pop(slot) for slot in [*islice(self.ready, missing)]}
+        now = time.perf_counter()
+        for slot, (request, work, _) in begun.items():
+            if request.sampling and request.sampling != self.sampling:
+                self.runner.request_sampling[slot] = request.sampling
+            if request.stop and self.text_of and self.state.config.stop_at_eos:
+                self.may_stop.add(slot)
             chunks = self.chunks.prefix_rules.chunks(int(self.pool.prefix_length[slot]))
-            self.running[slot] = Admission(request, time.perf_counter(), chunks)
-            if self.chains:
-                self.chains.admit(slot, request.prompt, self.running[slot].work)
-            self.statistics.admitted += 1
+            self.running[slot] = Admission(request, now, chunks, work)
         if self.waiting and not self.running:
             raise RuntimeError(f"request {self.waiting[0].index} has no K/V space, although nothing else runs")
-        if admitted:
-            self.begin(begun)
-            self.host = self.state.admit_all(admitted, self.host)
-            record_written(self.state, any(admission.request.token_steps for admission in self.running.values()))
+        if begun:
+            self.statistics.admitted += len(begun)
+            self.begin([one.request for one in begun.values()])
+            if self.chains:
+                self.chains.begin([*begun])
+            self.host = self.state.admit_all([one.opening for one in begun.values()], self.host)
+            if self.state.written is not None or any(one.request.token_steps for one in begun.values()):
+                record_written(self.state, any(one.request.token_steps for one in self.running.values()))
         self.statistics.lap("host")
+
+    def make_ready(self, most: int) -> None:
+        """Take further requests until `most` are ready to begin, as far as there are slots and K/V space for them.
+
+        While a device computes a step this takes no time of it, unlike what is done between two steps.
+        """
+        if len(self.ready) >= most:
+            return
+        slots = [slot for slot in range(self.state.slots) if slot not in self.running and slot not in self.ready]
+        del slots[most - len(self.ready) :]
+        missing = len(slots) - len(self.waiting)
+        self.waiting.extend(self.next_requests(missing) if missing > 0 else [])
+        requests: list[Request] = []
+        admitted: list[Admitted] = []
+        for slot in slots:
+            if not self.waiting or not self.scheduler.allocate(slot, self.waiting[0]):
+                break
+            requests.append(one := self.waiting.popleft())
+            sampled = (one.sampling or self.sampling).temperature > 0
+            admitted.append(Admitted(slot, one.prompt, one.max_new_tokens, one.key, sampled, one.suffix))
+        openings = self.state.openings(admitted) if admitted else []
+        for request, opening in zip(requests, openings, strict=True):
+            self.ready[opening.slot] = ready = Ready(request, Work(), opening)
+            if self.chains:
+                self.chains.admit(opening.slot, request.prompt, ready.work)
 
     def schedule(self) -> Step | None:
         """Prefill, draft, choose how far to look ahead and which sequences run, and return that step.
@@ -135,7 +187,7 @@ class RunningBatch:
         At most one chunk of a long prompt is prefilled; more if nothing else can run. None: this rank was told to leave
         meanwhile.
         """
-        waiting = self.chunks.waiting()
+        waiting = self.waiting_for_chunks()
         chunk = bool(waiting)
         waiting = self.compute_chunk(waiting)
         if len(waiting) == len(self.running):
@@ -144,8 +196,6 @@ class RunningBatch:
             choice = self.lookahead.choice
             foresee = self.lookahead.foresees()
             self.host = self.chains.draft(self.state, self.host, choice.worth / 1000, bool(choice.text), foresee)
-            if self.chains.expected is not None:
-                self.lookahead.outcomes.expect(*self.chains.expected)
         ahead = self.lookahead.lookahead(self.chains.ends if self.chains else None)
         if ahead.most_branches is not None:
             self.host = self.state.limit_branches(self.host, ahead.most_branches)
@@ -162,6 +212,10 @@ class RunningBatch:
             masks = self.chains.predicted.copy() if slots is None else self.chains.predicted[slots]
         return Step(slots, state, before, prefixes, before, ahead, self.lookahead.propose(before), works, masks)
 
+    def waiting_for_chunks(self) -> list[int]:
+        """Return the slots of running sequences that cannot take part before more of their prompt is computed."""
+        return [slot for slot in self.chunks.waiting() if slot in self.running]
+
     def compute_chunk(self, waiting: list[int]) -> list[int]:
         """Prefill one chunk of a long prompt, or more if nothing can run otherwise; return the slots that still wait.
 
@@ -172,7 +226,7 @@ class RunningBatch:
             self.statistics.lap("host")
             self.chunks.compute(waiting[0])
             self.statistics.lap("forward")
-            waiting = self.chunks.waiting()
+            waiting = self.waiting_for_chunks()
             if len(waiting) < len(self.running) or self.chunks.must_leave():
                 break
         return waiting
@@ -184,13 +238,13 @@ class RunningBatch:
         accepted_with = extra.new_empty(0) if winner.accepted_with is None else winner.accepted_with
         to_send = self.chains.to_send(winner) if self.chains else ()
         self.host, (own, of_branches, *of_chains) = self.state.to_host_with(extra, accepted_with.view(-1), *to_send)
+        self.statistics.lap("host", waited=True)
         if winner.accepted_with is not None:
             step.accepted_with = of_branches.reshape(accepted_with.shape)
         step.after = self.host if step.slots is None else self.host.take(step.slots)
         if self.chains:
             slots = np.arange(self.state.slots) if step.slots is None else step.slots
             self.chains.received(slots, step.after.complete - step.before.complete, *of_chains)
-        self.statistics.lap("host", waited=True)
         return own
 
     def shared_prefixes(
@@ -218,40 +272,49 @@ class RunningBatch:
                 work.prompt_reused += prompt_reused
         return prefixes
 
-    def collect(self) -> list[Generation]:
-        """Return the results of finished requests, and free their slots."""
-        now = time.perf_counter()
-        for slot in np.flatnonzero(self.host.step == 1).tolist():
-            if (admission := self.running.get(slot)) and not admission.first_step:
-                admission.first_step = now - admission.began
+    def end(self) -> None:
+        """Take the sequences that a step has finished out of the batch; `collect` then returns their results."""
         ends = np.minimum(self.host.end, self.host.limit)
         stopped = self.end_at_stops()
         ends[stopped] = self.host.complete[stopped]
+        self.step_ended = time.perf_counter()
         done = self.host.done.tolist()
-        finished = [slot for slot in self.running if done[slot]]
-        answers = self.state.generated(finished, self.host.known, ends) if finished else []
-        asked = [slot for slot in finished if self.running[slot].request.token_steps]
+        slots = [slot for slot in self.running if done[slot]]
+        if not slots:
+            return
+        asked = [slot for slot in slots if self.running[slot].request.token_steps]
         ways = dict(zip(asked, written(self.state, asked, ends[asked].tolist()), strict=True)) if asked else {}
-        generations = []
-        for slot, tokens in zip(finished, answers, strict=True):
-            generations.append(self.generation(slot, tokens, ways.get(slot), now))
-            self.runner.request_sampling.pop(slot, None)
-            self.scheduler.free(slot)
-            if self.chains:
-                self.chains.leave(slot)
-            del self.running[slot]
-        return generations
+        answers = to_host_later(self.state.answers_in(slots))
+        ended = {slot: self.running.pop(slot) for slot in slots}
+        self.may_stop.difference_update(slots)
+        self.leaving.append(Leaving(ended, answers, self.host, ends, ways, self.step_ended))
+
+    def collect(self) -> None:
+        """Add the results of sequences that have left to `finished`, and free their slots.
+
+        Like `make_ready`, this can be done while the device computes the next step.
+        """
+        for slot in np.flatnonzero(self.host.step == 1).tolist():
+            if (admission := self.running.get(slot)) and not admission.first_step:
+                admission.first_step = self.step_ended - admission.began
+        leaving, self.leaving = self.leaving, []
+        for some in leaving:
+            for slot, answer in zip(some.ended, some.answers().tolist(), strict=True):
+                self.finished.append(self.generation(slot, answer, some))
+                self.runner.request_sampling.pop(slot, None)
+                self.scheduler.free(slot)
+                if self.chains:
+                    self.chains.leave(slot)
 
     def end_at_stops(self) -> list[int]:
         """Finish the sequences whose complete tokens contain a stop string of their request, and return their slots."""
-        if self.text_of is None or not self.state.config.stop_at_eos:
+        if not self.may_stop:
             return []
+        assert self.text_of
         complete = self.host.complete
         counts = complete - self.host.known
-        slots = [
-            slot for slot, admission in self.running.items()
-            if admission.request.stop and counts[slot] > admission.seen and not self.host.done[slot]
-        ]  # fmt: skip
+        done = self.host.done
+        slots = [slot for slot in sorted(self.may_stop) if counts[slot] > self.running[slot].seen and not done[slot]]
         texts = self.state.generated(slots, self.host.known, complete) if slots else []
         stopped = []
         for slot, tokens in zip(slots, texts, strict=True):
@@ -263,23 +326,28 @@ class RunningBatch:
             self.host = self.state.finish(stopped, self.host)
         return stopped
 
-    def generation(self, slot: int, tokens: list[int], ways: list[Written] | None, now: float) -> Generation:
-        """Return the result of the sequence in a slot, with the tokens before the first EOS; none if it failed."""
-        admission, vocabulary = self.running[slot], self.state.vocabulary
-        failed = self.host.done[slot] == FAILED
-        tokens = [] if failed else tokens
+    def generation(self, slot: int, answer: list[int], leaving: Leaving) -> Generation:
+        """Return the result of a sequence that leaves, with the tokens before the first EOS; none if it failed.
+
+        `answer` has the tokens of its slot from position 0 on.
+        """
+        admission, host, vocabulary = leaving.ended[slot], leaving.host, self.state.vocabulary
+        failed = host.done[slot] == FAILED
+        tokens = [] if failed else answer[host.known[slot] : leaving.ends[slot]]
         stops = [tokens.index(eos) for eos in vocabulary.eos_ids if eos in tokens]
-        answer = tokens[: min(stops)] if stops else tokens
+        kept = tokens[: min(stops)] if stops else tokens
+        ways = leaving.ways.get(slot)
+        seconds = leaving.now - admission.began
         return Generation(
             request=admission.request,
-            tokens=answer,
+            tokens=kept,
             finish_reason="error" if failed else "stop" if stops else "length",
-            forwards=admission.chunks + int(self.host.step[slot]),
-            seconds=now - admission.began,
-            first_step_seconds=admission.first_step,
+            forwards=admission.chunks + int(host.step[slot]),
+            seconds=seconds,
+            first_step_seconds=admission.first_step or seconds,
             filled=len(tokens) - tokens.count(vocabulary.mask_id),
             work=admission.work,
-            written=ways and ways[: len(answer)],
+            written=ways and ways[: len(kept)],
         )
 
 

@@ -29,7 +29,7 @@ class Workspace:
         """
         if asked > self.asked or longest > self.longest or suffix > self.suffix:
             return False
-        return kv_budget(needs, self.plan.sequences, kv_tokens) <= self.pool.scratch
+        return kv_budget(needs, self.plan.sequences + self.plan.ready, kv_tokens) <= self.pool.scratch
 
     def clear(self) -> None:
         """Forget the sequences of the last generation, some of which may have been dropped unfinished."""

@@ -36,18 +36,16 @@ def chain_shape(
         masks: of `RowCounts`.
         group: of `ChainCells`.
     """
-    chains, groups = np.count_nonzero(host.branches > 0), np.count_nonzero(masks)
-    prompts = np.ascontiguousarray(prompts, np.int64)
-    segments, rows = prompts.shape[1] + chains + groups, int(prompts[2].sum()) + common
-    sizes = segments, rows, common - lookahead.lead * groups  # the rows that lead a group predict nothing
+    of_groups = int(np.count_nonzero(masks)) if lookahead.masks else 0
+    of_masks = np.empty(int(masks.sum()) + of_groups * lookahead.blocks if of_groups else 0, np.int64)
+    segments = prompts.shape[1] + int(np.count_nonzero(host.branches)) + of_groups
+    sizes = segments, int(prompts[2].sum()) + common, common - lookahead.lead * of_groups  # what leads predicts nothing
     of_segments, of_rows, of_heads = (
         np.empty((fields, size), np.int64) for fields, size in zip((8, 5, 4), sizes, strict=True)
     )
-    of_masks = np.empty(int(masks.sum()) + groups * lookahead.blocks, np.int64)
-    branches, drafts, masks = (np.ascontiguousarray(x, np.int64) for x in (host.branches, host.drafts, masks))
     library.chain_shape(
         prompts.shape[1], memory(prompts),
-        len(branches), masks.shape[1], memory(branches), memory(drafts), memory(masks),
+        len(masks), masks.shape[1], memory(host.branches), memory(host.drafts), memory(masks),
         lookahead.blocks, lookahead.lead, group, *sizes,
         memory(of_segments), memory(of_rows), memory(of_heads), memory(of_masks),
     )  # fmt: skip

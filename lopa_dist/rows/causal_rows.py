@@ -224,10 +224,10 @@ def shape_of(
 ) -> Shape:
     """Return the shape of a forward; the arguments are those of the step. Forwards without paths are laid out in C."""
     library = c_shape.found()
-    if counts.path.any() or isinstance(library, str):
+    if isinstance(library, str) or counts.path.any():
         return shape_of_plain(config, host, share, lookahead, prefill, counts)
-    group = max(int(counts.masks.max(initial=0)), 1)
-    prompts = np.zeros((3, 0), np.int64) if prefill is None else np.stack(prompt_segments(host, prefill))
+    group = max(int(counts.masks.max(initial=0)), 1) if lookahead.masks else 1
+    prompts = np.zeros((3, 0), np.int64) if prefill is None else np.array(prompt_segments(host, prefill))
     of_segments, of_rows, of_heads, masks = c_shape.chain_shape(
         library, host, lookahead, prompts, int(counts.common.sum()), counts.masks, group
     )

@@ -57,9 +57,9 @@ def prefill_segments(config: DecodeConfig, host: HostState, shared: SharedPrefix
     suffixes = np.nonzero(waiting & (host.prompt > length))[0]
     after_prefix = length - host.prompt
     return Prefill(
-        sequence=np.append(prefixes, suffixes),
-        first=np.append(-host.prompt[prefixes], after_prefix[suffixes]),
-        stop=np.append(after_prefix[prefixes], np.zeros_like(suffixes)),
+        sequence=np.concatenate((prefixes, suffixes)),
+        first=np.concatenate((-host.prompt[prefixes], after_prefix[suffixes])),
+        stop=np.concatenate((after_prefix[prefixes], np.zeros_like(suffixes))),
         num_prefixes=len(prefixes),
         waiting=waiting,
         prefix_row=np.full_like(slots, -1),

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lopa_dist.decode import Admitted, DecodeConfig, Records, State, Vocabulary
 from lopa_dist.decode.advance import advance
-from tests.decode.admission import admit, records_of
+from tests.decode.admission import admit, admit_all, records_of
 from tests.rules.steps import layout, spawn, unpack, verify
 
 MASK, EOS = 63, 62
@@ -314,13 +314,13 @@ def test_requests_that_come_together_are_as_if_they_came_one_by_one() -> None:
         )
         come = [Admitted(2, [1, 2, 3], 40, 2**62, False), Admitted(0, [*range(35)], 7, 5, True)]
         for state in (one_by_one, together):  # slots that others had before
-            state.admit_all([Admitted(0, [9] * 40, 40, 1, False), Admitted(2, [8], 1, 3, True)], state.to_host())
+            admit_all(state, [Admitted(0, [9] * 40, 40, 1, False), Admitted(2, [8], 1, 3, True)], state.to_host())
             state.eos.fill_(True)
             state.edits.fill_(3)
         for request in come:
             admit(one_by_one, *request[:5])
         before = together.to_host()
-        host = together.admit_all(come, before)
+        host = admit_all(together, come, before)
         assert np.array_equal(host, together.to_host())
         assert np.array_equal(host, one_by_one.to_host())
         assert not np.array_equal(host, before)

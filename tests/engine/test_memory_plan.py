@@ -44,8 +44,10 @@ LLADA = ModelConfig(
 NEEDS = np.full(200, 1312)  # prompts of 800 tokens and answers of 512
 
 
-def planned(free: float, sequences: int = 64, limit: int | None = None, kv_limit: int | None = None) -> Plan:
-    return plan(LLADA, 2, int(free * GIB), NEEDS, sequences, limit, kv_limit, 1344, lambda rows: TOP)
+def planned(
+    free: float, sequences: int = 64, limit: int | None = None, kv_limit: int | None = None, ready: int = 0
+) -> Plan:
+    return plan(LLADA, 2, int(free * GIB), NEEDS, sequences, limit, kv_limit, 1344, lambda rows: TOP, ready)
 
 
 def test_what_a_token_takes() -> None:
@@ -106,6 +108,15 @@ def test_first_forwards_get_smaller_then_fewer_sequences_run() -> None:
     assert found[-1].sequences < 10
     for free, one in zip(range(140, 4, -4), found, strict=True):
         assert one.bytes <= memory.SHARE * free * GIB - RESERVED
+
+
+def test_requests_are_ready_where_there_is_memory_for_them() -> None:
+    usual, with_ready = planned(130), planned(130, ready=16)
+    assert with_ready == replace(usual, ready=16, bytes=usual.bytes + 16 * 1312 * token_bytes(LLADA, 2))
+    for free in (140, 53, 40, 20):
+        assert replace(planned(free, ready=16), ready=0, bytes=0) == replace(planned(free), bytes=0)
+        assert planned(free, ready=16).bytes <= memory.SHARE * free * GIB - RESERVED
+    assert [planned(free, ready=16).ready for free in (140, 53, 20)] == [16, 0, 0]
 
 
 def test_what_the_user_says_stands() -> None:
@@ -169,7 +180,7 @@ def test_as_many_run_as_there_is_memory_for(
         engine, found = watched(small_model, config, monkeypatch, free + int(buffer / memory.SHARE))
         assert found == wanted
         assert engine.batch is not None
-        running.append(engine.batch.state.slots)
+        running.append(engine.batch.most)
     assert running[0] == 5
     assert running[0] > running[1] > running[2] >= 1
     assert "5 sequences run at once, forwards have up to" in caplog.text

@@ -124,7 +124,8 @@ def static_run(
         poison(engine)
 
     def take(most: int) -> list[Request]:
-        poison(engine)
+        if not engine.batch.running:  # otherwise a step is under way
+            poison(engine)
         return given_out(most)
 
     given_out = in_order(requests)

@@ -19,6 +19,7 @@ from lopa_dist.rows.lookahead import Lookahead
 from lopa_dist.rows.prefill import prefill_segments
 from lopa_dist.rows.row_maker import Structures
 from lopa_dist.rows.share import Share
+from tests.decode.admission import admit_all
 
 MASK, EOS = 99, 7
 
@@ -134,7 +135,7 @@ def chains(draw: st.DrawFn) -> tuple[State, HostState, Lookahead]:
     host = state.to_host()
     for slot in range(slots):
         prompt = [10 + i for i in range(draw(st.integers(1, 5)))]
-        host = state.admit_all([Admitted(slot, prompt, draw(st.integers(1, 12)), 1, False)], host)
+        host = admit_all(state, [Admitted(slot, prompt, draw(st.integers(1, 12)), 1, False)], host)
     random = torch.Generator().manual_seed(draw(st.integers(0, 99)))
     state.answers.copy_(torch.randint(20, 50, state.answers.shape, generator=random))
     state.chain_token.copy_(torch.randint(50, 90, state.chain_token.shape, generator=random))

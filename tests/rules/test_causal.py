@@ -14,6 +14,7 @@ from lopa_dist.engine.chain_change import change_of
 from lopa_dist.rows.causal_rows import row_counts
 from lopa_dist.rows.lookahead import Lookahead
 from lopa_dist.rules.causal import advance, chains, put_chains, spawn, verify
+from tests.decode.admission import admit_all
 
 MASK, EOS = 99, 7
 
@@ -34,7 +35,7 @@ def test_nothing_is_drafted_after_an_end(predicted: list[int], stop_at_eos: bool
         branches=0, context="causal", drafts=4, draft_from="masks", max_new_tokens=40, stop_at_eos=stop_at_eos
     )
     state = State.empty(config, Vocabulary(MASK, (EOS,), True), 1, 3, torch.device("cpu"))
-    state.admit_all([Admitted(0, [5, 6], 40, 1, False)], state.to_host())
+    admit_all(state, [Admitted(0, [5, 6], 40, 1, False)], state.to_host())
     groups = torch.zeros(3, 1, 1, 1, 4, dtype=torch.int32)  # one branch
     groups[0, 0, 0, 0] = torch.tensor(predicted)
     chain = torch.zeros(3, 1, 1, 1, dtype=torch.int32)
@@ -55,7 +56,7 @@ def test_put_chains_changes_what_they_are_and_nothing_else(branches: int, slots:
     m = 3
     config = DecodeConfig(branches=branches, context="causal", drafts=m, max_new_tokens=10)
     state = State.empty(config, Vocabulary(MASK, (EOS,), True), 5, 3, torch.device("cpu"))
-    host = state.admit_all([Admitted(s, [5, 6], 10, 1, False) for s in range(5)], state.to_host())
+    host = admit_all(state, [Admitted(s, [5, 6], 10, 1, False) for s in range(5)], state.to_host())
     at, n = np.array(sorted(slots)), len(slots)
     numbers = st.integers(10, 90)
     tokens = np.array(data.draw(st.lists(st.lists(numbers, min_size=m, max_size=m), min_size=n, max_size=n)))

@@ -13,7 +13,7 @@ import pytest
 from lopa_dist.config import Config, JobConfig, TaskConfig
 from lopa_dist.decode import FAILED
 from lopa_dist.engine.config import EngineConfig
-from lopa_dist.engine.running_batch import RunningBatch
+from lopa_dist.engine.running_batch import Leaving, RunningBatch
 from lopa_dist.jobs.folder.journal import Writer
 from lopa_dist.jobs.run.answers import NOT_NUMBERS
 from lopa_dist.jobs.run.crashes import Begun, crashes
@@ -101,10 +101,10 @@ def test_a_request_that_failed_before_it_was_set_aside_counts_once(
 ) -> None:
     generation = RunningBatch.generation
 
-    def failing(self: RunningBatch, slot: int, *rest: Any) -> Any:
-        if self.running[slot].request.index == POISON:
-            self.host.done[slot] = FAILED
-        return generation(self, slot, *rest)
+    def failing(self: RunningBatch, slot: int, answer: list[int], leaving: Leaving) -> Any:
+        if leaving.ended[slot].request.index == POISON:
+            leaving.host.done[slot] = FAILED
+        return generation(self, slot, answer, leaving)
 
     with monkeypatch.context() as patch:
         patch.setattr(RunningBatch, "generation", failing)
@@ -187,10 +187,10 @@ def test_errors_alone_run_again(
     generation, admit, admitted = RunningBatch.generation, RunningBatch.admit, set[int]()
 
     def failing(*which: int) -> Callable[..., Any]:
-        def found(self: RunningBatch, slot: int, *rest: Any) -> Any:
-            if self.running[slot].request.index in which:
-                self.host.done[slot] = FAILED
-            return generation(self, slot, *rest)
+        def found(self: RunningBatch, slot: int, answer: list[int], leaving: Leaving) -> Any:
+            if leaving.ended[slot].request.index in which:
+                leaving.host.done[slot] = FAILED
+            return generation(self, slot, answer, leaving)
 
         return found
 
