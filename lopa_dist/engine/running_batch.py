@@ -46,9 +46,9 @@ class Admission:
     """What the host knows about a slot's request, besides its state."""
 
     request: Request
-    began: float  # when it was admitted
     chunks: int  # forwards before its first step, counted also if another request computes them
-    work: Work  # of its forwards that were counted so far
+    work: Work = field(default_factory=Work)  # of its forwards that were counted so far
+    began: float = 0.0  # when it was admitted
     first_step: float = 0.0  # seconds until its first step was over
     seen: int = 0  # tokens of the answer that were searched for stop strings
 
@@ -56,8 +56,7 @@ class Admission:
 class Ready(NamedTuple):
     """A request that can begin at once: it has a slot, K/V space there, and a text to draft from."""
 
-    request: Request
-    work: Work
+    admission: Admission
     opening: Opening
 
 
@@ -137,22 +136,22 @@ class RunningBatch:
             self.make_ready(missing)
         begun = {slot: self.ready.pop(slot) for slot in [*islice(self.ready, missing)]}
         now = time.perf_counter()
-        for slot, (request, work, _) in begun.items():
+        for slot, (admission, _) in begun.items():
+            request, admission.began = admission.request, now
             if request.sampling and request.sampling != self.sampling:
                 self.runner.request_sampling[slot] = request.sampling
             if request.stop and self.text_of and self.state.config.stop_at_eos:
                 self.may_stop.add(slot)
-            chunks = self.chunks.prefix_rules.chunks(int(self.pool.prefix_length[slot]))
-            self.running[slot] = Admission(request, now, chunks, work)
+            self.running[slot] = admission
         if self.waiting and not self.running:
             raise RuntimeError(f"request {self.waiting[0].index} has no K/V space, although nothing else runs")
         if begun:
             self.statistics.admitted += len(begun)
-            self.begin([one.request for one in begun.values()])
+            self.begin([one.admission.request for one in begun.values()])
             if self.chains:
                 self.chains.begin([*begun])
             self.host = self.state.admit_all([one.opening for one in begun.values()], self.host)
-            if self.state.written is not None or any(one.request.token_steps for one in begun.values()):
+            if self.state.written is not None or any(one.admission.request.token_steps for one in begun.values()):
                 record_written(self.state, any(one.request.token_steps for one in self.running.values()))
         self.statistics.lap("host")
 
@@ -177,9 +176,11 @@ class RunningBatch:
             admitted.append(Admitted(slot, one.prompt, one.max_new_tokens, one.key, sampled, one.suffix))
         openings = self.state.openings(admitted) if admitted else []
         for request, opening in zip(requests, openings, strict=True):
-            self.ready[opening.slot] = ready = Ready(request, Work(), opening)
+            slot = opening.slot
+            chunks = self.chunks.prefix_rules.chunks(int(self.pool.prefix_length[slot]))
+            self.ready[slot] = ready = Ready(Admission(request, chunks), opening)
             if self.chains:
-                self.chains.admit(opening.slot, request.prompt, ready.work)
+                self.chains.admit(slot, request.prompt, ready.admission.work)
 
     def schedule(self) -> Step | None:
         """Prefill, draft, choose how far to look ahead and which sequences run, and return that step.
