@@ -113,8 +113,8 @@ def recorded(records: list[Tensor]) -> Iterator[None]:
         records.append(forward(self, prepared))
         return records[-1]
 
-    def ready(sequences: int, requests: int, static: bool) -> int:
-        return ready_slots(sequences, requests, static=True)
+    def ready(sequences: int, static: bool) -> int:
+        return ready_slots(sequences, static=True)
 
     with patch.object(Runner, "forward", recording), patch.object(loop, "ready_slots", ready):
         yield

@@ -110,9 +110,12 @@ class Chains:
         return put_chains(state, host, slots, made.counts, made.expects_eos, made.change, paths)
 
     def expected(self) -> Expected | None:
-        """Return how the chains of the last `draft` that are from text alone are expected to end; None: not known."""
+        """Return how the chains of the last `draft` that are from text alone are expected to end; None: not known.
+
+        They are returned only once, and not after the step.
+        """
         if self.with_text is None:
             return None
-        made, reached = self.with_text
+        (made, reached), self.with_text = self.with_text, None
         bare = reached[made.slots] == 0
         return Expected(made.ends[bare], made.counts[bare], made.room[bare]) if bare.any() else None

@@ -50,7 +50,7 @@ class ChunkedPrefill:
     def compute(self, slot: int) -> None:
         """Compute the next chunk of the prefix of the sequence in `slot`.
 
-        If it fails on one of several branch ranks, that rank reports the error in the next `Lockstep.forward`, where
+        If it fails on one of several branch ranks, that rank reports the error in the next `Lockstep.finish`, where
         all ranks of the replica end together.
         """
         entry = self.pool.entry_of[slot]

@@ -70,8 +70,11 @@ class Lockstep:
                 value = int(comm.all_gather(torch.tensor([value], device=device)).min())
         return value
 
-    def forward(self, runner: Runner, batch: ForwardBatch, step: Step) -> tuple[Prepared, Tensor]:
+    def forward(self, runner: Runner, batch: ForwardBatch, step: Step) -> tuple[Prepared | None, Tensor]:
         """Run this rank's share of a forward, and return it with all ranks' records.
+
+        If it fails on one of several branch ranks, the step goes on until `finish`, where all of them learn of it. They
+        make the same calls until then.
 
         Args:
             runner: runs the forward.
@@ -79,8 +82,10 @@ class Lockstep:
             step: the step that the rows are for.
 
         Returns:
-            This rank's share as it ran, for `commit`; and records ``[ranks, branches, columns, 3 or 5]`` int32.
+            This rank's share as it ran, for `commit`, None if it failed; and records ``[ranks, branches, columns, 3 or
+            5]`` int32.
         """
+        prepared = None
         if self.error is None:  # else a chunk before it failed
             with self.attempt():
                 prepared = runner.prepare(batch, step.slots)
@@ -91,16 +96,12 @@ class Lockstep:
             records = batch.heads.no_records(runner.record_size)
         self.own_level = StopLevel.FAILED if self.error else self.requested()
         gathered = self.gather(records, step.proposal)
-        error, self.error = self.error, None
-        if error:
-            self.agreement.gather(step.state)  # the others gather, too, before they learn of the error
-            raise error
         self.statistics.lap("all_gather")
         return prepared, gathered
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Hold an exception back until `forward` has told the other branch ranks of it.
+        """Hold an exception back until `finish`, when the other branch ranks have been told of it.
 
         It is raised at once if there are no others, or if a collective broke, which they notice themselves.
         """
@@ -133,12 +134,16 @@ class Lockstep:
         All ranks take the first rank's `choice`. The copy is all that the host learns about a step.
 
         Raises:
-            PeerFailure: a rank's forward failed.
+            Exception: this rank's forward failed (`attempt`).
+            PeerFailure: another rank's forward failed.
             UserError: code of the user's own decided differently on different ranks.
         """
         extra = self.levels
         if self.agreement.compares:
             extra = torch.cat([extra, self.agreement.gather(step.state)])
+        if self.error:
+            error, self.error = self.error, None
+            raise error
         received = batch.to_host(step, winner, extra)
         levels, fingerprints = received[: len(self.levels)], received[len(self.levels) :]
         values = levels[:: 1 + len(step.proposal)].tolist()

@@ -16,7 +16,6 @@ from lopa_dist.engine.chains import Chains
 from lopa_dist.engine.chunked_prefill import ChunkedPrefill
 from lopa_dist.engine.commit import commit
 from lopa_dist.engine.config import EngineConfig
-from lopa_dist.engine.drafter import Drafter
 from lopa_dist.engine.drafters import drafter_for
 from lopa_dist.engine.endless import check_ends
 from lopa_dist.engine.kv_pool import KVPool
@@ -163,9 +162,10 @@ class Engine:
             yield from self.hand_out()  # the results of the step before, while the device works on this one
             with self.watched(True):
                 if self.lockstep.level == StopLevel.RUN:
-                    batch.make_ready(batch.state.slots - batch.most)
+                    batch.make_ready(batch.next_ready)
                 if self.lockstep.finish(batch, step, winner) == StopLevel.ABORT:  # with the step's one copy to the host
                     return
+                assert prepared
                 commit(prepared, batch.pool, rule.rows, self.config, step.before, step.after, self.comm)
                 batch.end()
             self.end_step(step, rows, winner)
@@ -240,8 +240,7 @@ class Engine:
         """
         free = memory.free_bytes(self.device)
         if free is None:
-            ready = ready_slots(sequences, len(requests[2]), self.runners.static)
-            return Plan(sequences, self.options.max_rows, ready=ready)
+            return Plan(sequences, self.options.max_rows, ready=ready_slots(sequences, self.runners.static))
         free = self.lockstep.least(free, self.device)
         plan = plan_for(
             self.model.config, self.config, self.options, requests, sequences, self.model.head_weight.element_size(),
@@ -266,14 +265,18 @@ class Engine:
     def hand_out(self) -> Iterator[Generation]:
         """Count the step that ended last and learn from its drafts, yield what it finished, and call `meanwhile`."""
         self.statistics.lap("decode")
+        assert self.batch
+        if self.batch.chains and (expected := self.batch.chains.expected()):  # of the step that was just queued
+            self.lookahead.outcomes.expect(*expected)
         ended, self.ended = self.ended, None
         if ended is not None:
-            assert self.batch
             self.batch.collect()
             finished, self.batch.finished = self.batch.finished, []
             self.account(ended)
             if self.drafter:
-                self.learn(self.drafter)
+                before = self.statistics.accepted_from.copy()
+                self.drafter.learn(self.statistics)
+                self.lookahead.outcomes.accepted(self.statistics.accepted_from - before)
             yield from finished
             for callback in self.meanwhile:
                 callback(self)
@@ -285,14 +288,3 @@ class Engine:
         self.lookahead.count(step.before, step.after, step.masks, step.accepted_with)
         self.statistics.records += rows.heads.columns * rows.heads.branches * self.comm.size
         self.statistics.step(step.before, step.after, rows.computed, step.works, step.accepted_with, ended.seconds)
-
-    def learn(self, drafter: Drafter) -> None:
-        """Learn from the drafts of the step that ended last, and count what those of the next one should bring."""
-        before = self.statistics.accepted_from.copy()
-        drafter.learn(self.statistics)
-        outcomes = self.lookahead.outcomes
-        outcomes.accepted(self.statistics.accepted_from - before)
-        assert self.batch
-        assert self.batch.chains
-        if expected := self.batch.chains.expected():
-            outcomes.expect(*expected)

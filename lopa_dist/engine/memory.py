@@ -30,7 +30,7 @@ RESERVED = 512 << 20  # bytes for the tables of graphs, the libraries' workspace
 MOST_ROWS = 8192  # the most rows of a forward, unless the user says how many, or one sequence has more
 FEW_ROWS = 2048  # forwards with this many rows keep a GPU busy: fewer, to fit more sequences, would not pay
 SPARE = 8  # the K/V space has room for one spare largest request per this many slots, against fragmentation
-READY = 4  # one slot more for this many sequences, in which a request becomes ready to begin
+READY = 4  # there is one more slot, in which a request becomes ready to begin, per this many sequences
 TILE = 128  # for each tile of this many tokens of the vocabulary, the record head stores sums of 28 bytes
 
 
@@ -125,12 +125,12 @@ def space_needed(requests: Sequence[Request], caches_kv: bool = True) -> tuple[i
     return int(given.max()), int(suffix.max()), caches_kv * np.sort(all_tokens)[::-1]
 
 
-def ready_slots(sequences: int, requests: int, static: bool) -> int:
-    """Return how many of `requests` should become ready to begin while `sequences` run.
+def ready_slots(sequences: int, static: bool) -> int:
+    """Return for how many requests there is room to become ready while `sequences` run.
 
-    Without the static runner none: the host does not go on while the device computes.
+    Without the static runner there is none, because idle slots would take time.
     """
-    return min(sequences // READY, requests - sequences) if static else 0
+    return sequences // READY if static else 0
 
 
 def kv_budget(needs: Ints, slots: int, limit: int | None) -> int:
@@ -188,7 +188,7 @@ def plan_for(
     def buffer(forward: int) -> int:
         return hidden_rows(forward, options.reproducible) if static else 0
 
-    ready = ready_slots(sequences, len(needs), static)
+    ready = ready_slots(sequences, static)
     return plan(local, element, free, needs, sequences, options.max_rows, options.kv_tokens, rows, buffer, ready)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -33,6 +34,8 @@ from lopa_dist.rows import ForwardBatch, SharedPrefixes
 from lopa_dist.rows.lookahead import Lookahead
 from lopa_dist.rows.row_maker import Structures
 from lopa_dist.staging import to_host_later
+
+FADES = 0.95  # of `RunningBatch.pace`, in a step
 
 NextRequests = Callable[[int], list[Request]]
 """Takes a limit and returns the next requests, at most that many; empty when there are no more. All branch ranks get
@@ -119,9 +122,9 @@ class RunningBatch:
     running: dict[int, Admission] = field(default_factory=dict)  # by slot
     ready: dict[int, Ready] = field(default_factory=dict)  # by slot, in the order in which they begin
     may_stop: set[int] = field(default_factory=set)  # slots of running sequences that a stop string may end
-    leaving: list[Leaving] = field(default_factory=list)  # of the last step, until `collect`
+    leaving: Leaving | None = None  # those that the last step has finished, until `collect`
     finished: list[Generation] = field(default_factory=list)  # results that were not yielded yet
-    step_ended: float = 0.0  # when the last step was over
+    pace: float = 0.0  # the most sequences that ended in one of the last steps; it fades
     structures: Structures = field(default_factory=dict)  # cached layouts of earlier steps
     waiting: deque[Request] = field(default_factory=deque)  # handed out, but without K/V space yet
 
@@ -155,10 +158,18 @@ class RunningBatch:
                 record_written(self.state, any(one.request.token_steps for one in self.running.values()))
         self.statistics.lap("host")
 
+    @property
+    def next_ready(self) -> int:
+        """How many requests should be ready when the step that is under way ends: as many as may begin then.
+
+        Others would only wait here, although another replica may have a free slot for them.
+        """
+        return min(math.ceil(self.pace), self.state.slots - self.most)
+
     def make_ready(self, most: int) -> None:
         """Take further requests until `most` are ready to begin, as far as there are slots and K/V space for them.
 
-        While a device computes a step this takes no time of it, unlike what is done between two steps.
+        This is done while the device computes a step, so that it waits for less between two steps.
         """
         if len(self.ready) >= most:
             return
@@ -275,12 +286,16 @@ class RunningBatch:
 
     def end(self) -> None:
         """Take the sequences that a step has finished out of the batch; `collect` then returns their results."""
+        now = time.perf_counter()
+        for slot in np.flatnonzero(self.host.step == 1).tolist():
+            if (admission := self.running.get(slot)) and not admission.first_step:
+                admission.first_step = now - admission.began
         ends = np.minimum(self.host.end, self.host.limit)
         stopped = self.end_at_stops()
         ends[stopped] = self.host.complete[stopped]
-        self.step_ended = time.perf_counter()
         done = self.host.done.tolist()
         slots = [slot for slot in self.running if done[slot]]
+        self.pace = max(len(slots), FADES * self.pace)
         if not slots:
             return
         asked = [slot for slot in slots if self.running[slot].request.token_steps]
@@ -288,24 +303,22 @@ class RunningBatch:
         answers = to_host_later(self.state.answers_in(slots))
         ended = {slot: self.running.pop(slot) for slot in slots}
         self.may_stop.difference_update(slots)
-        self.leaving.append(Leaving(ended, answers, self.host, ends, ways, self.step_ended))
+        self.leaving = Leaving(ended, answers, self.host, ends, ways, now)
 
     def collect(self) -> None:
-        """Add the results of sequences that have left to `finished`, and free their slots.
+        """Add the results of the sequences that have left to `finished`, and free their slots.
 
         Like `make_ready`, this can be done while the device computes the next step.
         """
-        for slot in np.flatnonzero(self.host.step == 1).tolist():
-            if (admission := self.running.get(slot)) and not admission.first_step:
-                admission.first_step = self.step_ended - admission.began
-        leaving, self.leaving = self.leaving, []
-        for some in leaving:
-            for slot, answer in zip(some.ended, some.answers().tolist(), strict=True):
-                self.finished.append(self.generation(slot, answer, some))
-                self.runner.request_sampling.pop(slot, None)
-                self.scheduler.free(slot)
-                if self.chains:
-                    self.chains.leave(slot)
+        leaving, self.leaving = self.leaving, None
+        if leaving is None:
+            return
+        for slot, answer in zip(leaving.ended, leaving.answers().tolist(), strict=True):
+            self.finished.append(self.generation(slot, answer, leaving))
+            self.runner.request_sampling.pop(slot, None)
+            self.scheduler.free(slot)
+            if self.chains:
+                self.chains.leave(slot)
 
     def end_at_stops(self) -> list[int]:
         """Finish the sequences whose complete tokens contain a stop string of their request, and return their slots."""
@@ -338,14 +351,13 @@ class RunningBatch:
         stops = [tokens.index(eos) for eos in vocabulary.eos_ids if eos in tokens]
         kept = tokens[: min(stops)] if stops else tokens
         ways = leaving.ways.get(slot)
-        seconds = leaving.now - admission.began
         return Generation(
             request=admission.request,
             tokens=kept,
             finish_reason="error" if failed else "stop" if stops else "length",
             forwards=admission.chunks + int(host.step[slot]),
-            seconds=seconds,
-            first_step_seconds=admission.first_step or seconds,
+            seconds=leaving.now - admission.began,
+            first_step_seconds=admission.first_step,
             filled=len(tokens) - tokens.count(vocabulary.mask_id),
             work=admission.work,
             written=ways and ways[: len(kept)],

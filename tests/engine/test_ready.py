@@ -6,20 +6,24 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lopa_dist.engine import loop
+from lopa_dist.engine.chains import Chains
 from lopa_dist.engine.config import EngineConfig
 from lopa_dist.engine.lockstep import Lockstep
 from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.memory import READY, ready_slots
+from lopa_dist.engine.outcomes import Outcomes
 from lopa_dist.engine.request import Request
 from lopa_dist.engine.running_batch import RunningBatch, in_order
 from lopa_dist.kernels.sampling import Sampling
 from lopa_dist.models.transformer import Transformer
-from lopa_dist.parallel.communicator import Solo
+from lopa_dist.parallel.communicator import Communicator, PeerFailure, Solo
 from lopa_dist.parallel.stop import StopLevel
+from tests.engine.ranks import on_ranks
 from tests.engine.test_causal import causal
 from tests.engine.test_loop import BASE, random_requests, texts
 
@@ -150,8 +154,83 @@ def test_nothing_more_is_taken_after_a_stop(small_model: Transformer) -> None:
     assert taken > len(begun), "some were ready, and did not begin"
 
 
-def test_how_many_are_ready() -> None:
-    assert ready_slots(64, 1000, static=True) == 64 // READY
-    assert ready_slots(64, 70, static=True) == 6
-    assert ready_slots(64, 64, static=True) == ready_slots(1, 1000, static=True) == 0
-    assert ready_slots(64, 1000, static=False) == 0
+@pytest.mark.parametrize("bad", [0, 1])
+def test_ranks_whose_requests_come_together_end_together(
+    small_model: Transformer, monkeypatch: pytest.MonkeyPatch, bad: int
+) -> None:
+    """Requests are broadcast while a step is under way, whose forward may have failed on one rank."""
+    monkeypatch.setattr(loop, "ready_slots", lambda *_: 2)
+    requests = random_requests(1, 20, BASE.max_new_tokens)
+
+    def work(comm: Communicator) -> type[BaseException] | None:
+        given_out, taken = in_order(requests), []
+
+        def take(most: int) -> list[Request]:
+            some = given_out(most)
+            assert comm.broadcast(torch.tensor([len(some)]), 0, counted=False) == len(some)
+            taken.append(engine.statistics.steps)
+            return some
+
+        def fail(engine: Engine) -> None:
+            if comm.rank == bad and len(taken) == 3:
+                assert engine.batch
+                engine.batch.runner.forward = lambda *_: torch.zeros(1)[[2]]  # type: ignore[method-assign]
+
+        engine = Engine(small_model, MASKED, comm, EngineConfig(3), fail)
+        try:
+            list(engine.generate(requests, take))
+        except (IndexError, PeerFailure) as error:
+            return type(error)
+        return None
+
+    wanted = [PeerFailure, PeerFailure]
+    wanted[bad] = IndexError
+    assert on_ranks(2, work) == wanted
+
+
+@pytest.mark.parametrize("drafts", [3, "auto"])
+def test_what_text_should_bring_is_counted_once(
+    small_model: Transformer, monkeypatch: pytest.MonkeyPatch, drafts: Any
+) -> None:
+    drafted, counted = 0, 0
+    draft, expect = Chains.draft, Outcomes.expect
+
+    def noted(self: Chains, *given: Any, **named: Any) -> Any:
+        nonlocal drafted
+        made = draft(self, *given, **named)
+        if self.with_text is not None:
+            drafted += int((self.with_text[1][self.with_text[0].slots] == 0).sum())
+        return made
+
+    def expected(self: Outcomes, ends: Any, *given: Any) -> None:
+        nonlocal counted
+        counted += len(ends)
+        expect(self, ends, *given)
+
+    monkeypatch.setattr(Chains, "draft", noted)
+    monkeypatch.setattr(Outcomes, "expect", expected)
+    engine = Engine(small_model, causal(drafts=drafts), Solo(), EngineConfig(3))
+    for seed in range(2):
+        assert len(list(engine.generate(random_requests(seed, 10, 24)))) == 10
+    assert counted == drafted > 0
+
+
+def test_no_more_are_ready_than_may_begin(small_model: Transformer) -> None:
+    """Others would wait here, although another replica may have a free slot for them."""
+    ready: list[int] = []
+
+    def look(engine: Engine) -> None:
+        assert engine.batch
+        ready.append(len(engine.batch.ready))
+        assert len(engine.batch.ready) <= engine.batch.next_ready <= SEQUENCES // READY
+
+    requests = [replace(one, max_new_tokens=18) for one in random_requests(1, 40, 18)]
+    engine = Engine(small_model, replace(MASKED, stop_at_eos=False), Solo(), STATIC, look)
+    assert len(list(engine.generate(requests))) == 40
+    assert ready[0] == 0, "none has ended yet"
+    assert max(ready) == SEQUENCES // READY
+
+
+def test_room_for_those_that_are_ready() -> None:
+    assert ready_slots(64, static=True) == 64 // READY
+    assert ready_slots(1, static=True) == ready_slots(64, static=False) == 0
