@@ -17,6 +17,13 @@ static void *checked(void *memory) {
     return memory;
 }
 
+/* Return an array of `count` items, which has room for `room` of them, with room for one more. */
+static void *with_room(void *array, int64_t count, int64_t *room, size_t size) {
+    if (count < *room) return array;
+    *room = 2 * *room + 16;
+    return checked(realloc(array, *room * size));
+}
+
 static inline uint64_t mix(uint64_t x) {
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
     x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
@@ -134,15 +141,12 @@ Drafter *drafter_new(int64_t most_entries, int64_t most_drafts, const int64_t *e
     return d;
 }
 
-static Draft *chain_of(Drafter *d) {
+static Draft *take_chain(Drafter *d) {
     return d->num_chains ? d->chains[--d->num_chains] : checked(malloc((d->most_drafts + 1) * sizeof(Draft)));
 }
 
-static void chain_back(Drafter *d, Draft *chain) {
-    if (d->num_chains == d->room_chains) {
-        d->room_chains = 2 * d->room_chains + 16;
-        d->chains = checked(realloc(d->chains, d->room_chains * sizeof *d->chains));
-    }
+static void keep_chain(Drafter *d, Draft *chain) {
+    d->chains = with_room(d->chains, d->num_chains, &d->room_chains, sizeof *d->chains);
     d->chains[d->num_chains++] = chain;
 }
 
@@ -150,15 +154,12 @@ static void release(Drafter *d, Text *text) {
     if (--text->users) return;
     free(text->tokens), free(text->backs);
     map_free(&text->index);
-    chain_back(d, text->chain);
+    keep_chain(d, text->chain);
     free(text);
 }
 
 void drafter_leave(Drafter *d, int64_t slot) {
-    if (d->num_left == d->room_left) {
-        d->room_left = 2 * d->room_left + 16;
-        d->left = checked(realloc(d->left, d->room_left * sizeof *d->left));
-    }
+    d->left = with_room(d->left, d->num_left, &d->room_left, sizeof *d->left);
     d->left[d->num_left++] = d->texts[slot];
     d->texts[slot] = 0;
 }
@@ -168,7 +169,7 @@ void drafter_free(Drafter *d) {
         if (d->texts[slot]) drafter_leave(d, slot);
     for (int64_t i = 0; i < d->num_left; i++) release(d, d->left[i]);
     for (int64_t i = 0; i < d->num_verified; i++) {
-        chain_back(d, d->verified[i].chain);
+        keep_chain(d, d->verified[i].chain);
         release(d, d->verified[i].text);
     }
     for (int64_t i = 0; i < d->num_chains; i++) free(d->chains[i]);
@@ -229,7 +230,7 @@ void drafter_admit(Drafter *d, int64_t slot, const int64_t *prompt, int64_t coun
     }
     Text *text = d->texts[slot] = checked(calloc(1, sizeof *text));
     text->index = map_of(64), text->counted = count, text->users = 1;
-    text->chain = chain_of(d);
+    text->chain = take_chain(d);
     int64_t skipped = count > remembered ? count - remembered : 0;
     extend(text, prompt, skipped, 0);
     extend(text, prompt + skipped, count - skipped, 1);
@@ -254,13 +255,10 @@ void drafter_hear(Drafter *d, const int64_t *slots, int64_t n, const int64_t *wr
         if (width) mask_counts[slots[i]] = count;
         Text *text = slots[i] < d->slots ? d->texts[slots[i]] : 0;
         if (!text) continue;
-        if (d->num_verified == d->room_verified) {
-            d->room_verified = 2 * d->room_verified + 16;
-            d->verified = checked(realloc(d->verified, d->room_verified * sizeof *d->verified));
-        }
+        d->verified = with_room(d->verified, d->num_verified, &d->room_verified, sizeof *d->verified);
         d->verified[d->num_verified++] = (Verified){text, text->chain, text->drafts, text->refused, text->length};
         text->users++;
-        text->chain = chain_of(d);
+        text->chain = take_chain(d);
         text->drafts = text->refused = 0;
         extend(text, written + i * wide, counts[i], 1);
     }
@@ -441,7 +439,7 @@ void drafter_learn(Drafter *d, int64_t *total, int64_t *of_left) {
         }
         count_tokens(d, text->tokens, text->backs, text->length, text->counted);
         text->counted = text->length;
-        chain_back(d, one->chain);
+        keep_chain(d, one->chain);
         release(d, text);
     }
     d->num_verified = 0;
@@ -588,18 +586,17 @@ int64_t drafter_draft_due(Drafter *d, const uint8_t *due, const int64_t *done, c
                                         .ends = ends + i * (m + 1), .num_masks = num_masks[slot], .most = most[i]};
         }
         draft_together(d, chains, some, worth, from_text);
-        for (i = first; i < first + some; i++) eos[i] = chains[i - first].expects_eos;
-    }
-    for (i = 0; i < n; i++) {
-        int64_t slot = slots[i];
-        const Text *text = d->texts[slot];
-        counts[i] = text->drafts;
-        for (int64_t j = 0; j < text->drafts; j++) tokens[i * m + j] = text->chain[j].token;
-        for (int64_t j = 0; j < m; j++) {
-            cells[i * m + j] = places[0] + slot * step[0] + complete[slot] + j;
-            of_chains[i * m + j] = places[1] + slot * step[1] + j;
+        for (i = first; i < first + some; i++) {
+            int64_t slot = slots[i];
+            const Text *text = chains[i - first].text;
+            counts[i] = text->drafts, eos[i] = chains[i - first].expects_eos;
+            for (int64_t j = 0; j < text->drafts; j++) tokens[i * m + j] = text->chain[j].token;
+            for (int64_t j = 0; j < m; j++) {
+                cells[i * m + j] = places[0] + slot * step[0] + complete[slot] + j;
+                of_chains[i * m + j] = places[1] + slot * step[1] + j;
+            }
+            counted[i] = places[2] + slot * step[2], counted[n + i] = places[3] + slot * step[3];
         }
-        counted[i] = places[2] + slot * step[2], counted[n + i] = places[3] + slot * step[3];
     }
     memcpy(values, tokens, n * m * sizeof *values);
     memcpy(values + n * m, tokens, n * m * sizeof *values);

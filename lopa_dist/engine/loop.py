@@ -165,7 +165,7 @@ class Engine:
                     batch.make_ready(batch.next_ready)
                 if self.lockstep.finish(batch, step, winner) == StopLevel.ABORT:  # with the step's one copy to the host
                     return
-                assert prepared
+                assert prepared  # else `finish` raised
                 commit(prepared, batch.pool, rule.rows, self.config, step.before, step.after, self.comm)
                 batch.end()
             self.end_step(step, rows, winner)
