@@ -139,6 +139,7 @@ class Opening(NamedTuple):
     slot: int
     sampled: bool
     numbers: Ints  # [c] what `State.admission_places` lists
+    places: Ints  # [c] where these lie in `State.storage`
     canvas: Ints  # its row of `State.canvas`
 
 
@@ -273,8 +274,9 @@ class State:
         tokens, limit, suffix, keys = np.array(
             [(len(one.prompt), one.max_new_tokens, len(one.suffix), one.key) for one in admitted]
         ).T
-        first, _ = self.admission_places
-        numbers = np.zeros((count, len(first)), np.int64)
+        first, step = self.admission_places
+        places = first + np.array([[one.slot] for one in admitted]) * step
+        numbers = np.zeros_like(places)
         fields = len(HostState._fields)
         numbers[:, fields] = keys
         numbers[:, len(first) - self.edit_position[0].numel() :] = -1
@@ -291,7 +293,8 @@ class State:
             if one.suffix:
                 after = begin + len(one.prompt) + one.max_new_tokens
                 row[after : after + len(one.suffix)] = one.suffix
-        return [Opening(one.slot, one.sampled, *rows) for one, *rows in zip(admitted, numbers, canvas, strict=True)]
+        by_request = zip(admitted, numbers, places, canvas, strict=True)
+        return [Opening(one.slot, one.sampled, *rows) for one, *rows in by_request]
 
     def admit_all(self, openings: Sequence[Opening], host: HostState) -> HostState:
         """Put requests into empty slots.
@@ -307,20 +310,18 @@ class State:
             What the host knows afterwards; `host` is not changed.
         """
         self.forget_window()
-        slots = np.array([one.slot for one in openings])
-        self.sampled[slots] = [one.sampled for one in openings]
-        numbers = np.concatenate([one.numbers for one in openings]).reshape(len(slots), -1)
-        first, step = self.admission_places
+        slots, sampled, numbers, places, canvas = zip(*openings, strict=True)
+        at, of_all = np.array(slots), np.concatenate(numbers)
+        self.sampled[at] = sampled
         sent = together(
-            self.canvas.device, slots=slots, canvas=np.concatenate([one.canvas for one in openings]),
-            places=(first + slots[:, None] * step).ravel(), numbers=numbers.ravel(),
-        )  # fmt: skip
+            self.canvas.device, slots=at, numbers=of_all, places=np.concatenate(places), canvas=np.concatenate(canvas)
+        )
         assert self.storage is not None
         self.storage.index_copy_(0, sent["places"], sent["numbers"])
-        self.canvas.index_copy_(0, sent["slots"], sent["canvas"].view(len(slots), -1))
+        self.canvas.index_copy_(0, sent["slots"], sent["canvas"].view(len(at), -1))
         self.eos.index_fill_(0, sent["slots"], 0)
         values = np.concatenate(host).reshape(len(host), -1)
-        values[:, slots] = numbers[:, : len(host)].T
+        values[:, at] = of_all.reshape(len(at), -1)[:, : len(host)].T
         return HostState._make(values)
 
     def finish(self, slots: Sequence[int], host: HostState) -> HostState:

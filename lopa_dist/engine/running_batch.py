@@ -268,20 +268,16 @@ class RunningBatch:
             return None
         slots = np.arange(self.state.slots) if slots is None else slots
         prefixes = self.pool.shared_prefixes(slots, prefill)
-        computed = prefixes.source == np.arange(len(prefill))
-        if self.chunks.computed:
-            computed |= np.isin(slots, list(self.chunks.computed))
-            self.chunks.computed.difference_update(slots[prefill].tolist())
         # the first steps only: without a cache, every step computes the prompts anew
-        first = np.flatnonzero(prefill & (host.step == 0))
-        tokens = (host.prompt + host.known + host.suffix)[first]
-        reused = np.where(computed, 0, prefixes.length)[first]
-        for number, prompt_tokens, prompt_reused in zip(*(x.tolist() for x in (first, tokens, reused)), strict=True):
+        for number in np.flatnonzero(prefill & (host.step == 0)).tolist():
+            computed = prefixes.source[number] == number or int(slots[number]) in self.chunks.computed
             own = works[number]
             assert own is not None
             for work in (self.statistics, own):
-                work.prompt_tokens += prompt_tokens
-                work.prompt_reused += prompt_reused
+                work.prompt_tokens += int(host.prompt[number] + host.known[number] + host.suffix[number])
+                work.prompt_reused += 0 if computed else int(prefixes.length[number])
+        if self.chunks.computed:
+            self.chunks.computed.difference_update(slots[prefill].tolist())
         return prefixes
 
     def end(self) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lopa_dist.decode import Admitted, DecodeConfig, State, Vocabulary
 from lopa_dist.decode.state import Records
 from lopa_dist.engine.chain_change import change_of
-from lopa_dist.rows.causal_rows import row_counts
+from lopa_dist.rows.chain_layout import row_counts
 from lopa_dist.rows.lookahead import Lookahead
 from lopa_dist.rules.causal import advance, chains, put_chains, spawn, verify
 from tests.decode.admission import admit_all
@@ -45,7 +45,7 @@ def test_nothing_is_drafted_after_an_end(predicted: list[int], stop_at_eos: bool
     spawn(state, winner, None)
     host = state.to_host()
     assert host.drafts[0] == drafted
-    found, rows, _ = row_counts(host, Lookahead(4, (0, 4)))
+    found, rows, *_ = row_counts(host, Lookahead(4, (0, 4)))
     assert found[0, drafted] == masks
     assert found.sum() == masks + 4 * (drafted > 0)  # the group after the pending token runs, whatever ends the chain
     assert rows[0] == drafted + 1 + found.sum()
