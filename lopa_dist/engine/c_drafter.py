@@ -121,11 +121,9 @@ class CDrafter(Drafter):
         self.library.drafter_remember(self.own, memory(tokens), len(tokens), begin)
         self.tell_of_room()
 
-    def tell_of_room(self) -> None:
-        """Log that the table is full, but only once."""
-        if not self.full and self.library.drafter_dropped(self.own):
-            self.full = True
-            self.say_full(2 * self.entries * ENTRY_BYTES)
+    def full_bytes(self) -> int | None:
+        """See `Drafter`."""
+        return 2 * self.entries * ENTRY_BYTES if self.library.drafter_dropped(self.own) else None
 
     def admit(self, slot: int, prompt: Sequence[int], work: Work) -> None:
         """See `Drafter`."""

@@ -163,12 +163,18 @@ class Drafter(ABC):
     def chain_of(self, slot: int) -> list[tuple[int, float]]:
         """Return the drafts of the chain in a slot, and their chances of being right."""
 
-    def say_full(self, size: int) -> None:
-        """Log that the table has `size` bytes and is full."""
-        log.info(
-            "the table of drafts from text is full (%d MB): from now on, its least recently used entries are dropped",
-            size >> 20,
-        )
+    @abstractmethod
+    def full_bytes(self) -> int | None:
+        """Return how large the table is if entries were dropped from it because it is full; None: none were."""
+
+    def tell_of_room(self) -> None:
+        """Log that the table is full, but only once."""
+        if not self.full and (size := self.full_bytes()) is not None:
+            self.full = True
+            log.info(
+                "the table of drafts from text is full (%d MB): from now on, its least recently used entries are "
+                "dropped", size >> 20,
+            )  # fmt: skip
 
     def paths(self, slot: int, most: int, masks: Sequence[tuple[int, float]] = ()) -> list[list[int]]:
         """Return alternatives to the chain, the likeliest first: each replaces a draft by another token proposed there.

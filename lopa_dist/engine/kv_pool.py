@@ -83,8 +83,8 @@ class KVPool:
         found = self.prefixes.get(prefix)
         begin = self.find_free(tokens - len(prefix) if found else tokens, prefix)
         if begin is None and found and not found.ref_count:  # the unused prefix entry blocks the new range: evict it
-            self.drop(prefix)
-            found, begin = None, self.first_gap(tokens)
+            low, high = self.drop(prefix)
+            found, begin = None, low if high - low >= tokens else None  # no other gap has become larger
         if begin is None:
             return False
         if found:

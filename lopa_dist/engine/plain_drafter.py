@@ -83,11 +83,9 @@ class PlainDrafter(Drafter):
         self.table.add(text, begin)
         self.tell_of_room()
 
-    def tell_of_room(self) -> None:
-        """Log that the table is full, but only once."""
-        if self.table.dropped and not self.full:
-            self.full = True
-            self.say_full(2 * self.table.most * ENTRY_BYTES)
+    def full_bytes(self) -> int | None:
+        """See `Drafter`."""
+        return 2 * self.table.most * ENTRY_BYTES if self.table.dropped else None
 
     def inherit(self, other: Drafter) -> None:
         """See `Drafter`."""
