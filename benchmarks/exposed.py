@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
@@ -23,19 +23,40 @@ import torch
 from torch import Tensor
 
 from lopa_dist.engine import loop
+from lopa_dist.engine.chains import Chains
+from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.memory import ready_slots
 from lopa_dist.engine.runner import Prepared, Runner
+from lopa_dist.engine.running_batch import RunningBatch
 from lopa_dist.engine.static_runner import Body, Replay, StaticRunner
 from lopa_dist.engine.statistics import Statistics
 from lopa_dist.models.fused import FusedTransformer
+from lopa_dist.rows.causal_rows import CausalRows
+from lopa_dist.rows.window_rows import WindowRows
+
+PARTS: dict[str, tuple[tuple[Any, str], ...]] = {
+    "received": ((Chains, "received"),), "commit": ((loop, "commit"),), "end": ((RunningBatch, "end"),),
+    "end_step": ((Engine, "end_step"),), "admit": ((RunningBatch, "admit"),), "draft": ((Chains, "draft"),),
+    "layout": ((CausalRows, "layout"), (WindowRows, "layout")), "prepare": ((StaticRunner, "prepare"),),
+    "load": ((Body, "load"),),
+}  # fmt: skip
+"""Parts of exposed time, in their order: functions that call none of the others."""
 
 
 class Exposed:
-    """Notes the exposed milliseconds of each step whose launch follows the results of an earlier step."""
+    """Notes the exposed milliseconds of each step whose launch follows the results of an earlier step.
 
-    def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
+    Args:
+        clock: returns seconds.
+        parts: whether to time `PARTS`, too.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.thread_time, parts: bool = False) -> None:
         self.clock = clock
         self.steps: list[float] = []  # exposed milliseconds
+        # of each of `PARTS`, of the same steps; empty without `parts`
+        self.parts: dict[str, list[float]] = {name: [] for name in PARTS} if parts else {}
+        self.spent = dict.fromkeys(self.parts, 0.0)  # of a step that is under way
         self.rows: list[int] = []  # rows of the same steps, padding included
         self.arrived: float | None = None  # when results arrived; None after the next launch
 
@@ -46,6 +67,7 @@ class Exposed:
         def noted(phase: str, waited: bool = False) -> None:
             lap(phase, waited)
             if waited:
+                self.spent = dict.fromkeys(self.parts, 0.0)
                 self.arrived = self.clock()
 
         statistics.lap = noted  # type: ignore[method-assign]
@@ -55,7 +77,22 @@ class Exposed:
         if self.arrived is not None:
             self.steps.append(1000 * (self.clock() - self.arrived))
             self.rows.append(rows)
+            for name, milliseconds in self.spent.items():
+                self.parts[name].append(milliseconds)
         self.arrived = None
+
+    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `function`, made to count as the part `name` when it is called in exposed time."""
+
+        def called(*given: Any, **named: Any) -> Any:
+            if self.arrived is None:
+                return function(*given, **named)
+            began = self.clock()
+            result = function(*given, **named)
+            self.spent[name] += 1000 * (self.clock() - began)
+            return result
+
+        return called
 
     @contextmanager
     def launches(self, records: list[Tensor] | None = None, forward_s: float = 0.0) -> Iterator[None]:
@@ -97,7 +134,10 @@ class Exposed:
             patch.object(FusedTransformer, "__call__", called),
             patch.object(StaticRunner, "run", answered),
             nullcontext() if records is None else patch.object(StaticRunner, "write_records"),
+            ExitStack() as patches,
         ):
+            for part, (owner, attribute) in ((name, one) for name in self.parts for one in PARTS[name]):
+                patches.enter_context(patch.object(owner, attribute, self.timed(part, getattr(owner, attribute))))
             yield
 
 

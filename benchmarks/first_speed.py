@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 
 from benchmarks.exposed import Exposed
@@ -24,6 +25,7 @@ from lopa_dist.engine.loop import Engine
 from lopa_dist.engine.request import Request
 from lopa_dist.models.quantize import QuantizedLinear
 from lopa_dist.parallel.communicator import Solo
+from lopa_dist.staging import to_device
 
 
 def speed(device: torch.device) -> Iterator[Fact]:
@@ -57,7 +59,7 @@ def speed(device: torch.device) -> Iterator[Fact]:
         began = time.perf_counter()
         engine.prepare(requests)
         prepared, marks = time.perf_counter() - began, [time.perf_counter()]
-        exposed = Exposed(time.perf_counter)
+        exposed = Exposed(time.perf_counter, parts=True)
         exposed.watch(engine.statistics)
         engine.on_step = [lambda engine: marks.append(time.perf_counter())]
         with exposed.launches(), around or nullcontext():
@@ -67,7 +69,9 @@ def speed(device: torch.device) -> Iterator[Fact]:
         if gpu:
             step, waited = statistics.median(times[len(times) // 4 :]), statistics.median(exposed.steps)
             host = {name: round(seconds, 4) for name, seconds in engine.statistics.seconds.items()}
-            found |= {"ms a step": step, "exposed ms": waited, "prepare s": prepared, "host s": host}
+            parts = {name: round(statistics.median(spent), 3) for name, spent in exposed.parts.items()}
+            found |= {"ms a step": step, "exposed ms": waited, "exposed parts ms": parts}
+            found |= {"prepare s": prepared, "host s": host}
             found |= {"measured": f"{step:.2f} ms a step, {waited:.2f} of them without a forward"}
             found |= {"reserved": torch.cuda.max_memory_reserved(device)}
         return found
@@ -80,6 +84,7 @@ def speed(device: torch.device) -> Iterator[Fact]:
         order = "self_device_time_total" if gpu else "self_cpu_time_total"
         return {"table": profile.key_averages().table(sort_by=order, row_limit=40, max_name_column_width=90)}
 
+    yield "host", partial(host_costs, device)
     yield "model", Making(partial(weights.make, models(device)["Dream-7B"]))
     for sequences in (1, 64, 8, 16) if gpu else (1, 2):  # the most important figures come first
         yield f"default decoding, {sequences} sequences", partial(run, default, sequences)
@@ -97,3 +102,27 @@ def speed(device: torch.device) -> Iterator[Fact]:
             for fast in (False, True):
                 how = "fast" if fast else "exact"
                 yield f"fp8, {how} sums, {sequences} sequences", partial(in_fp8, sequences, fast)
+
+
+def host_costs(device: torch.device) -> dict[str, Any]:
+    """Return how many microseconds of the host's time small operations take, of which a step queues dozens."""
+    number, other, array = torch.zeros(1, device=device), torch.ones(1, device=device), np.zeros(64, np.int64)
+    operations: dict[str, Callable[[], Any]] = {
+        "an operation": lambda: number.add_(other), "a copy on the device": lambda: number.copy_(other),
+        "an array to the device": lambda: to_device(array, device),
+    }  # fmt: skip
+    gpu = device.type == "cuda"
+    if gpu:
+        event = torch.cuda.Event(enable_timing=True)
+        operations |= {"an event": event.record, "a copy to the host": number.cpu}
+    times = {}
+    for name, operation in operations.items():
+        for _ in range(100 if gpu else 1):  # the first ones take longer
+            operation()
+        if gpu:
+            torch.cuda.synchronize(device)
+        began = time.perf_counter()
+        for _ in range(100):
+            operation()
+        times[name] = round(1e4 * (time.perf_counter() - began), 2)
+    return {"us": times} if gpu else {"us": None}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.exposed import Exposed, recorded
+from benchmarks.exposed import PARTS, Exposed, recorded
 from lopa_dist.engine import buckets
 from lopa_dist.engine.buckets import TOP
 from lopa_dist.engine.config import EngineConfig
@@ -16,6 +17,7 @@ from lopa_dist.engine.loop import Engine
 from lopa_dist.models.fused import FusedTransformer
 from lopa_dist.models.transformer import Transformer
 from lopa_dist.parallel.communicator import Solo
+from lopa_dist.rows.window_rows import WindowRows
 from tests.engine.test_loop import BASE, random_requests, texts
 
 CONFIG = replace(BASE, branches=3)
@@ -60,3 +62,25 @@ def test_on_a_gpu_the_forward_runs(small_model: Transformer, monkeypatch: pytest
     assert len(watched.steps) == made.statistics.steps - 1
     assert min(watched.steps) >= 0
     assert torch.tensor([rows for rows in watched.rows if rows <= top]).remainder(32).eq(0).all()
+
+
+def test_parts_are_timed_where_time_is_exposed(small_model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that only laying out moves."""
+    now = [0.0]
+    layout = WindowRows.layout
+
+    def laid_out(rows: WindowRows, *given: Any) -> Any:
+        now[0] += 1
+        return layout(rows, *given)
+
+    monkeypatch.setattr(WindowRows, "layout", laid_out)
+    watched, made = Exposed(lambda: now[0], parts=True), engine(small_model, TOP, monkeypatch)
+    watched.watch(made.statistics)
+    with watched.launches():
+        list(made.generate(REQUESTS))
+    assert set(watched.steps) == {1000.0}
+    assert {name: set(spent) for name, spent in watched.parts.items()} == {
+        name: {1000.0 * (name == "layout")} for name in PARTS
+    }
+    assert {len(spent) for spent in watched.parts.values()} == {len(watched.steps)}
+    assert WindowRows.layout is laid_out, "as before"
