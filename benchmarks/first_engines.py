@@ -109,6 +109,7 @@ def against_the_cpu(
     choice: Choice | None = None,
     dtype: torch.dtype = torch.float32,
     plain: DecodeConfig | None = None,
+    options: EngineConfig = GRAPHS,
 ) -> dict[str, Any]:
     """Compare a device's texts, which graphs compute, with texts from the CPU's eager path.
 
@@ -121,17 +122,19 @@ def against_the_cpu(
         choice: what auto chooses in every step; None: auto chooses freely.
         dtype: the model's precision on the device.
         plain: how the CPU decodes; None: as the device does.
+        options: how the device runs the model; the CPU prefills in chunks as it does.
     """
     key = f"{name}, {plain or decode}, {len(requests)} prompts of {len(requests[0].prompt)}"
     if key not in known:
-        known[key], _ = answers(model_of(name, CPU), plain or decode, requests, EngineConfig(len(requests)))
+        cpu = EngineConfig(len(requests), prefill_chunk=options.prefill_chunk)
+        known[key], _ = answers(model_of(name, CPU), plain or decode, requests, cpu)
     wanted = known[key]
     around: AbstractContextManager[Any] = nullcontext()
     if choice is not None:
         around = patch.object(LookaheadPolicy, "propose", lambda *_: choice)
     with around:
         found, fixed = answers(
-            model_of(name, device, dtype), decode, requests, replace(GRAPHS, max_sequences=len(requests))
+            model_of(name, device, dtype), decode, requests, replace(options, max_sequences=len(requests))
         )
     equal = agreement(wanted, found)
     return {"ok": equal >= LEAST[dtype] and fixed, "equal": equal, "bound": LEAST[dtype], "graphs": fixed}
@@ -164,6 +167,10 @@ def engines(device: torch.device) -> Iterator[Fact]:
         yield name, compare(name, BLOCKS, few)
         if device.type == "cuda":  # on a CPU, rounding in bf16 would differ between machines
             yield f"{name}, bf16", compare(name, BLOCKS, requests_of(MIXED, 40), dtype=torch.bfloat16)
+    chunks, shared = replace(GRAPHS, prefill_chunk=16), [replace(one, prefix=32) for one in few]
+    for name, decode in (("causal", FIXED), ("masked", BLOCKS)):
+        filtered = replace(decode, top_p=0.9, **SAMPLED)
+        yield f"{name}, top-p after chunks of a prompt", compare(name, filtered, shared, options=chunks)
     for name, decode in (("masked", WINDOWS), ("causal", FIXED)):
         yield f"{name}, top-p", compare(name, replace(decode, top_p=0.9, **SAMPLED), few)
         samples = requests_of(4, 40, samples=3)

@@ -78,6 +78,8 @@ def record_head(
         ``[H, 3]`` int32: token id, bits of the fp32 probability, bits of the fp32 confidence. With `second_choices`
         ``[H, 5]``: also the second choice's token id and the bits of its fp32 probability.
     """
+    if not len(hidden):  # of a chunk of a prompt, which predicts nothing; then there are no keys either
+        return torch.empty(0, record_size(second_choices), dtype=torch.int32, device=hidden.device)
     if fused(hidden, "head"):
         return fused_records(hidden, weight, mask_id, keys, sampling, shard, rows, second_choices)
     # a GPU's library gives a row the same bits if it is always called for whole tiles of logits
@@ -89,8 +91,6 @@ def record_head(
     for begin in range(0, len(hidden), at_once):
         own_keys = None if keys is None else keys[begin : begin + at_once]
         parts.append(_sums(hidden[begin : begin + at_once], weight, mask_id, own_keys, sampling, shard, second_choices))
-    if not parts:
-        return torch.empty(0, record_size(second_choices), dtype=torch.int32, device=hidden.device)
     sums = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
     if not sampling.filtered:
         sums = shard.gather(sums).movedim(0, 2).flatten(2)
@@ -123,7 +123,7 @@ def fused_records(
     count, rows = len(hidden), every_row(hidden) if rows is None else rows
     size = FILTERED_ROWS
     hidden = F.pad(hidden, (0, 0, 0, -count % size))  # the library gives a row the same bits in tiles of one size
-    parts = [torch.empty(0, record_size(second_choices), dtype=torch.int32, device=hidden.device)]
+    parts = []
     for begin in range(0, len(hidden), size):
         logits = whole_rows(hidden[begin : begin + size], weight, shard)
         real = (rows - begin).clamp(0, size)

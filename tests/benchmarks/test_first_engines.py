@@ -14,7 +14,7 @@ from benchmarks import first_engines
 from benchmarks.first_engines import BLOCKS, against_the_cpu, engines
 from benchmarks.first_facts import perform
 from benchmarks.gpu_shapes import CPU
-from lopa_dist.engine import static_runner
+from lopa_dist.engine import runner, static_runner
 from lopa_dist.engine.request import Request
 from lopa_dist.kernels.segment_attention import Segments
 from lopa_dist.kernels.tiles import Tiles
@@ -60,11 +60,11 @@ def heads_without_norms(patched: Patch) -> None:
     """The pass between projection and attention leaves them out, over fixed buffers."""
     right = static_runner.Body.run
 
-    def run(self: Any, runner: Any) -> None:
+    def run(self: Any, running: Any) -> None:
         with patched.context() as inside:
             plain = fused.rope_and_store
             inside.setattr(fused, "rope_and_store", lambda *given: plain(*given[:7], None, *given[8:]))
-            right(self, runner)
+            right(self, running)
 
     patched.setattr(static_runner.Body, "run", run)
 
@@ -73,13 +73,24 @@ def experts_of_others(patched: Patch) -> None:
     """Groups of rows meet their neighbours' weights, over fixed buffers."""
     right = static_runner.Body.run
 
-    def run(self: Any, runner: Any) -> None:
+    def run(self: Any, running: Any) -> None:
         with patched.context() as inside:
             product = experts.expert_linear
             inside.setattr(experts, "expert_linear", lambda x, weight, *given: product(x, weight.roll(1, 0), *given))
-            right(self, runner)
+            right(self, running)
 
     patched.setattr(static_runner.Body, "run", run)
+
+
+def keys_of_no_rows(patched: Patch) -> None:
+    """A chunk of a prompt predicts nothing, and has no keys: the kernels that filter logits asked for them."""
+    right = runner.record_head
+
+    def head(hidden: Any, weight: Any, mask_id: Any, keys: Any, sampling: Any, *given: Any) -> Any:
+        assert keys is not None or not sampling.filtered
+        return right(hidden, weight, mask_id, keys, sampling, *given)
+
+    patched.setattr(runner, "record_head", head)
 
 
 FAULTS: dict[str, tuple[Callable[[Patch], None], str, str]] = {
@@ -91,6 +102,8 @@ FAULTS: dict[str, tuple[Callable[[Patch], None], str, str]] = {
     "norms": (heads_without_norms, "causal, norms of heads", ""),
     "sigmoids": (experts_of_others, "router of sigmoids", ""),
     "softmax": (experts_of_others, "router of softmax", ""),
+    "keys": (keys_of_no_rows, "causal, top-p after chunks of a prompt", "AssertionError"),
+    "keys, masked": (keys_of_no_rows, "masked, top-p after chunks of a prompt", "AssertionError"),
 }
 
 

@@ -196,8 +196,11 @@ def test_the_mask_is_never_predicted(rules: dict[str, Any]) -> None:
 
 
 def test_no_rows_give_no_records() -> None:
+    """Nor need they have keys: a chunk of a prompt has none, even if its request is sampled."""
     hidden, weight = inputs(0)
-    assert record_head(hidden, weight, 3, torch.zeros(0).long(), Sampling()).shape == (0, 3)
+    for keys, sampling in ((torch.zeros(0).long(), Sampling()), (None, Sampling(temperature=1.0, top_p=0.5))):
+        assert record_head(hidden, weight, 3, keys, sampling).shape == (0, 3)
+        assert record_head(hidden, weight, 3, keys, sampling, second_choices=True).shape == (0, 5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
