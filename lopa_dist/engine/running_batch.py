@@ -135,8 +135,10 @@ class RunningBatch:
         """Begin the next requests, as many as may run at a time and as far as there is K/V space."""
         missing = self.most - len(self.running)
         if len(self.ready) < missing:
-            self.collect()  # frees slots and K/V space
-            self.make_ready(missing)
+            self.ask(missing - len(self.ready))
+            if self.waiting:  # else collecting can wait until the device computes
+                self.collect()  # frees slots and K/V space
+                self.make_ready_in(self.idle_slots(missing - len(self.ready)))
         begun = {slot: self.ready.pop(slot) for slot in [*islice(self.ready, missing)]}
         now = time.perf_counter()
         for slot, (admission, _) in begun.items():
@@ -171,12 +173,23 @@ class RunningBatch:
 
         This is done while the device computes a step, so that it waits for less between two steps.
         """
-        if len(self.ready) >= most:
-            return
-        slots = [slot for slot in range(self.state.slots) if slot not in self.running and slot not in self.ready]
-        del slots[most - len(self.ready) :]
-        missing = len(slots) - len(self.waiting)
-        self.waiting.extend(self.next_requests(missing) if missing > 0 else [])
+        if len(self.ready) < most:
+            slots = self.idle_slots(most - len(self.ready))
+            self.ask(len(slots))
+            self.make_ready_in(slots)
+
+    def idle_slots(self, most: int) -> list[int]:
+        """Return the first slots in which requests may become ready, at most `most`."""
+        taken = {*self.running, *self.ready, *(self.leaving.ended if self.leaving else ())}
+        return [slot for slot in range(self.state.slots) if slot not in taken][:most]
+
+    def ask(self, most: int) -> None:
+        """Have `most` requests waiting, or as many as there are."""
+        if (missing := most - len(self.waiting)) > 0:
+            self.waiting.extend(self.next_requests(missing))
+
+    def make_ready_in(self, slots: Iterable[int]) -> None:
+        """Make waiting requests ready in idle `slots`, as far as there is K/V space for them."""
         requests: list[Request] = []
         admitted: list[Admitted] = []
         for slot in slots:

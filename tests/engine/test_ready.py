@@ -97,6 +97,41 @@ def test_requests_are_taken_and_answers_collected_while_the_device_computes(
     assert engine.batch.state.slots == SEQUENCES + SEQUENCES // READY
 
 
+@pytest.mark.parametrize("options", [STATIC, EngineConfig(SEQUENCES)], ids=["static", "eager"])
+@pytest.mark.parametrize("config", [MASKED, CAUSAL], ids=["masked", "causal"])
+def test_no_device_waits_for_answers_when_no_request_waits(
+    small_model: Transformer, monkeypatch: pytest.MonkeyPatch, config: Any, options: EngineConfig
+) -> None:
+    """Answers are collected between two steps only to make room for another request."""
+    noted, admitting = Events(monkeypatch), [False]
+    admit, collect, of_answers = RunningBatch.admit, RunningBatch.collect, RunningBatch.generation
+
+    def admitted(batch: RunningBatch) -> None:
+        admitting[0] = True
+        admit(batch)
+        admitting[0] = False
+
+    def collected(batch: RunningBatch) -> None:
+        assert batch.waiting or not admitting[0]
+        collect(batch)
+
+    def answered(batch: RunningBatch, *given: Any) -> Any:
+        noted.events.append("answer")
+        return of_answers(batch, *given)
+
+    for name, function in (("admit", admitted), ("collect", collected), ("generation", answered)):
+        monkeypatch.setattr(RunningBatch, name, function)
+    for count in (SEQUENCES, 40):
+        noted.events.clear()
+        requests = random_requests(3, count, config.max_new_tokens)
+        last = len({one.request.index for one in Engine(small_model, config, Solo(), options).generate(requests)})
+        assert last == count == noted.events.count("answer")
+        if count == SEQUENCES:
+            between = noted.events.count("answer") - noted.in_steps().count("answer")
+            after_all = len(noted.events) - 1 - max(i for i, event in enumerate(noted.events) if event == "to_host")
+            assert between == after_all, "those of the last step, after which there is no other"
+
+
 @given(
     seed=st.integers(0, 10**6), sequences=st.integers(1, 12), ready=st.integers(0, 9), is_causal=st.booleans(),
     options=st.sampled_from([{}, {"max_rows": 40}, {"kv_tokens": 90}, {"prefill_chunk": 4}, {"prefix_cache": "none"}]),
