@@ -90,12 +90,9 @@ class LookaheadPolicy:
             masks = 0
         most = None if branches >= self.forecast.branches else 1
         if ends is not None and masks:
-            has_group = np.zeros(ends.shape, bool)
-            likely = np.argsort(-ends, 1, kind="stable")
-            np.put_along_axis(has_group, likely[:, :groups], True, 1)
+            has_group = likeliest(ends, groups)
             if not self.auto:  # auto knows what a group costs
-                second = likely[:, 1:2]
-                np.put_along_axis(has_group, second, np.take_along_axis(ends, second, 1) >= SECOND, 1)
+                has_group |= likeliest(np.where(has_group, 0.0, ends), 1, SECOND)
             return Lookahead(masks, (), blocks, has_group, most)
         if groups == 1:  # also of masked models, whose steps need no choice
             return Lookahead(masks, (), blocks, None, most)
@@ -126,8 +123,8 @@ class LookaheadPolicy:
         self.chosen[ahead.masks] = self.chosen.get(ahead.masks, 0) + 1
         if ahead.masks:
             running = host.branches > 0
-            groups = running if ahead.has_group is None else ahead.has_group[running]
-            self.outcomes.ran(ahead.masks * int(groups.sum()))
+            groups = running if ahead.has_group is None else ahead.has_group & running[:, None]
+            self.outcomes.ran(ahead.masks * int(np.count_nonzero(groups)))
         if self.auto:
             now = self.clock()
             if self.began is not None and not chunk:
@@ -194,3 +191,21 @@ class LookaheadPolicy:
         if forecast.text:  # a row must bring as many tokens as its time would bring otherwise
             worth = 1000 * forecast.times.of(forecast.kind_of(0, 1)).line[1] * max(speed.values())
             self.worth = min(max(int(self.worth + worth) // 2, LEAST_WORTH), MOST_WORTH)
+
+
+def likeliest(ends: NDArray[np.float64], most: int, least: float = 0.0) -> NDArray[np.bool_]:
+    """Return which depths of each chain are the likeliest ends, ``[S, D]``; of equals, the first.
+
+    Args:
+        ends: ``[S, D]`` probabilities that each chain ends at each depth.
+        most: how many depths of each chain.
+        least: the least probability.
+    """
+    found = np.zeros(ends.shape, bool)
+    chains = np.arange(len(ends))
+    if most == 1:  # a third of the time
+        first = ends.argmax(1)
+        found[chains, first] = ends[chains, first] >= least
+        return found
+    np.put_along_axis(found, np.argsort(-ends, 1, kind="stable")[:, :most], True, 1)
+    return found & (ends >= least)

@@ -1,4 +1,4 @@
-"""The layout of a causal model's forward in C: the same as `chain_layout.lay_out_plain`'s, in a few microseconds."""
+"""The layout of a causal model's forward in C: the same as numpy's (`rows.chain_layout`), in a few microseconds."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ from lopa_dist.rows.prefill import Prefill
 from lopa_dist.rows.share import Share
 
 SOURCE = Path(__file__).with_name("chain_layout.c")
-FUNCTIONS = {"chain_layout": (None, (LONG, P, P, P, LONG, LONG, *[P] * 6, *[LONG] * 4, P, *[LONG] * 8, P))}
-NO_PROMPTS = (np.zeros(0, np.int64),) * 3
-SIZES = 6  # how many numbers C writes before the arrays
+FUNCTIONS = {
+    "chain_counts": (None, (LONG, *[P] * 5, LONG, LONG, LONG, P, LONG, *[P] * 5)),
+    "chain_layout": (None, (LONG, P, P, P, LONG, LONG, *[P] * 6, *[LONG] * 4, P, *[LONG] * 8, P)),
+}
+NOTHING = np.zeros(0, np.int64)
+TOTALS, SIZES = 5, 6  # how many numbers the two functions in C write before their arrays
 FOR_DEVICE = (
     "canvas_cells", "positions", "heads", "columns", "head_sequence", "predicted", "cells", "masks", "path_cells",
     "drafts", "chain_cells",
@@ -31,6 +34,25 @@ FOR_DEVICE = (
 def found() -> ctypes.CDLL | str:
     """Return the C library, or why there is none."""
     return load_or_why(SOURCE, FUNCTIONS)
+
+
+def row_counts(library: ctypes.CDLL, host: HostState, lookahead: Lookahead) -> RowCounts:
+    """Return what `row_counts_plain` does; `library` is the one that was `found`."""
+    slots, most = len(host.drafts), int(host.drafts.max(initial=0)) + 1
+    made = np.empty(TOTALS + slots * (2 + most), np.int64)
+    common, path = made[TOTALS : TOTALS + 2 * slots].reshape(2, slots)
+    masks = made[TOTALS + 2 * slots :]
+    also = np.array(lookahead.depths, np.int64) if lookahead.depths else NOTHING
+    width, has_group = 0, None
+    if lookahead.has_group is not None:
+        width, has_group = lookahead.has_group.shape[1], memory(lookahead.has_group)
+    library.chain_counts(
+        slots, memory(host.branches), memory(host.drafts), memory(host.expects_eos), memory(host.limit),
+        memory(host.complete), lookahead.masks, lookahead.lead, len(also), memory(also), width, has_group,
+        memory(made), memory(masks), memory(common), memory(path),
+    )  # fmt: skip
+    group, depths, groups, rows, of_paths = made[:TOTALS].tolist()
+    return RowCounts(masks[: slots * depths].reshape(slots, depths), common, path, group, groups, rows, of_paths)
 
 
 def lay_out(
@@ -44,15 +66,14 @@ def lay_out(
 ) -> Layout:
     """Return what `lay_out_plain` does; `library` is the one that was `found`."""
     config, sequences, depths = state.config, *counts.masks.shape
-    prompts, own, width, rows = NO_PROMPTS, NO_PROMPTS[0], 0, int(counts.common.sum())
+    prompts, own, width, rows = (NOTHING,) * 3, NOTHING, counts.width, counts.rows
     if prefill:
         prompts = prefill.sequence, prefill.first, prefill.stop
         rows += int((prefill.stop - prefill.first).sum())
-    if config.branches:
-        own, width = own_paths(config, share), int(counts.path.sum())
+    if width:
+        own = own_paths(config, share)
         rows += len(own) * width
-    groups, drafts = depths if lookahead.masks else 0, len(own) * width
-    segments = len(prompts[0]) + sequences * (1 + groups + len(own))
+    segments, drafts = len(prompts[0]) + counts.groups + sequences * (1 + len(own)), len(own) * width
     room = 6 * segments, 3 * rows, 2 * (rows + ROW_TILE), 4 * rows, rows, rows, width, 2 * drafts
     begin = [*accumulate(room, initial=SIZES)]
     made = np.empty(begin[-1], np.int64)

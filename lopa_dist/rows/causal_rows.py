@@ -40,7 +40,7 @@ from lopa_dist.decode.config import DecodeConfig
 from lopa_dist.decode.state import HostState, Records, State
 from lopa_dist.ragged import Ints
 from lopa_dist.rows import c_layout
-from lopa_dist.rows.chain_layout import lay_out_plain, row_counts
+from lopa_dist.rows.chain_layout import RowCounts, lay_out_plain, row_counts_plain
 from lopa_dist.rows.forward_batch import ChainCells, ForwardBatch, Heads, Predictions, RowTable
 from lopa_dist.rows.lookahead import Lookahead, lead_rows
 from lopa_dist.rows.prefill import SharedPrefixes, prefill_segments
@@ -49,11 +49,22 @@ from lopa_dist.rows.share import Share
 from lopa_dist.staging import together
 
 
+def row_counts(host: HostState, lookahead: Lookahead) -> RowCounts:
+    """Return how many rows each sequence has; the arguments are those of `row_counts_plain`.
+
+    Masks are counted in C. Without them, numpy is faster.
+    """
+    library = c_layout.found()
+    if isinstance(library, str) or not lookahead.masks:
+        return row_counts_plain(host, lookahead)
+    return c_layout.row_counts(library, host, lookahead)
+
+
 def rows_on_rank(host: HostState, lookahead: Lookahead, share: Share) -> Ints:
     """Return the rows of each sequence on the branch rank that has the most of them, ``[S]``, without prompts.
 
     Args:
-        host, lookahead: as in `row_counts`.
+        host, lookahead: of the step.
         share: of any of the ranks.
     """
     counts = row_counts(host, lookahead)
@@ -78,8 +89,8 @@ class CausalRows:
     ) -> ForwardBatch:
         """Lay out this rank's share of the next forward: all but some of the branches beside the chain."""
         counts, prefill = row_counts(host, lookahead), prefill_segments(state.config, host, prefixes)
-        of_step = state, host, share, lookahead, prefill, counts
         library = c_layout.found()
+        of_step = state, host, share, lookahead, prefill, counts
         made = lay_out_plain(*of_step) if isinstance(library, str) else c_layout.lay_out(library, *of_step)
         on = together(state.canvas.device, **made.indices)  # to the device in one transfer
         tokens = state.canvas.view(-1).index_select(0, on["canvas_cells"])
@@ -149,7 +160,7 @@ class CausalRows:
         """
         answer = config.max_new_tokens
         drafts = min(config.max_drafts, max(answer - 1, 0))
-        # as in `row_counts`, of an answer that begins
+        # as in `row_counts_plain`, of an answer that begins
         masks = np.clip(answer - 2 - np.arange(drafts + 1), 0, config.max_drafts) * config.drafts_masks
         groups = masks[: None if config.drafts == "auto" else 2]
         lead = lead_rows(blocks=True)  # where masks draft in blocks

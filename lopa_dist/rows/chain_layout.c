@@ -1,4 +1,5 @@
-/* The layout of a causal model's forward: what `chain_layout.lay_out_plain` returns, with its names. */
+/* The layout of a causal model's forward: what `row_counts_plain` and `lay_out_plain` of chain_layout.py return, with their
+ * names. */
 
 #include <stdint.h>
 
@@ -6,9 +7,48 @@ enum { PROMPT, CHAIN, GROUP, PATH };
 
 typedef int64_t Int;
 
+/* Write what `RowCounts` has: `totals`, which are its `group`, the number of depths D, and its `groups`, `rows` and
+ * `width`; `masks` [sequences, D]; and `common` and `path` [sequences].
+ *
+ * `branches`, `drafts`, `expects_eos`, `limit` and `complete` [sequences] are those of `HostState`. `wanted` masks follow
+ * the last draft of each sequence and the depths in `also` [num_also], or, if `has_group` [sequences, width] is not 0,
+ * those that it marks. `lead` is that of `Lookahead`. `masks` has room for the depths of all slots.
+ */
+void chain_counts(
+    Int sequences, const Int *branches, const Int *drafts, const Int *expects_eos, const Int *limit,
+    const Int *complete, Int wanted, Int lead, Int num_also, const Int *also, Int width, const uint8_t *has_group,
+    Int *totals, Int *masks, Int *common, Int *path
+) {
+    Int group = 1, depths = 1, groups = 0, rows = 0, of_paths = 0;
+    for (Int s = 0; s < sequences; s++)
+        if (branches[s] > 0 && drafts[s] >= depths) depths = drafts[s] + 1;
+    for (Int s = 0; s < sequences; s++) {
+        Int running = branches[s] > 0, last = running ? drafts[s] : 0, own = running + last;
+        for (Int depth = 0; depth < depths; depth++) {
+            int here = depth == last;
+            for (Int i = 0; i < num_also; i++) here |= depth == also[i];
+            if (has_group) here = depth < width && has_group[s * width + depth];
+            /* after the token at a depth, which has the position complete - 1 + depth, mask i predicts position
+             * complete + depth + i; the answer's last position is predicted without a draft */
+            Int most = limit[s] - 2 - complete[s] - depth, count = most < wanted ? most : wanted;
+            if (!here || !running || depth > last - expects_eos[s] || count < 0) count = 0;
+            masks[s * depths + depth] = count;
+            group = count > group ? count : group;
+            groups += count > 0;
+            own += count ? count + lead : 0;
+        }
+        common[s] = own;
+        path[s] = branches[s] > 1 ? last + masks[s * depths + last] : 0;
+        rows += own;
+        of_paths += path[s];
+    }
+    Int all[] = {group, depths, groups, rows, of_paths};
+    for (int i = 0; i < 5; i++) totals[i] = all[i];
+}
+
 /* Write the layout of a forward into `made`.
  *
- * `of_prompts` [3, num_prompts] are the arrays `sequence`, `first` and `stop` of `Prefill`. `prompt`, `complete`,
+ * `prompt_sequence`, `prompt_first` and `prompt_stop` [num_prompts] are those of `Prefill`. `prompt`, `complete`,
  * `branches` and `drafts` [sequences] are those of `HostState`, `masks` [sequences, depths] and `paths` [sequences]
  * those of `RowCounts`. `blocks` and `lead` are those of `Lookahead`; `group` is n of `ChainCells`. `own` [num_own]
  * are the branches beside the chain that run on this rank. A row of the canvas has `columns` tokens; position 0 is at

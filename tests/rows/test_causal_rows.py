@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from lopa_dist.decode import Admitted, DecodeConfig, HostState, State, Vocabulary
 from lopa_dist.rows import ForwardBatch, c_layout
 from lopa_dist.rows.causal_rows import CausalRows
-from lopa_dist.rows.chain_layout import lay_out_plain, row_counts
+from lopa_dist.rows.chain_layout import lay_out_plain, row_counts_plain
 from lopa_dist.rows.lookahead import Lookahead
 from lopa_dist.rows.prefill import prefill_segments
 from lopa_dist.rows.share import Share
@@ -187,7 +187,9 @@ def test_c_lays_out_as_numpy_does(case: tuple[State, HostState, Lookahead], rank
     if waits:
         host = host._replace(committed=np.full_like(host.committed, -1), complete=np.ones_like(host.complete))
     host = host._replace(branches=np.minimum(host.branches, 1)) if one else host
-    counts, prefill = row_counts(host, ahead), prefill_segments(state.config, host, None)
+    counts, prefill = c_layout.row_counts(library, host, ahead), prefill_segments(state.config, host, None)
+    for found_count, wanted_count in zip(counts, row_counts_plain(host, ahead), strict=True):
+        assert np.array_equal(found_count, wanted_count)
     of_step = state, host, Share(ranks - 1, ranks, 1), ahead, prefill, counts
     made, wanted = c_layout.lay_out(library, *of_step), lay_out_plain(*of_step)
     assert made.indices.keys() == wanted.indices.keys()

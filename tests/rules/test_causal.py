@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lopa_dist.decode import Admitted, DecodeConfig, State, Vocabulary
 from lopa_dist.decode.state import Records
 from lopa_dist.engine.chain_change import change_of
-from lopa_dist.rows.chain_layout import row_counts
+from lopa_dist.rows.causal_rows import row_counts
 from lopa_dist.rows.lookahead import Lookahead
 from lopa_dist.rules.causal import advance, chains, put_chains, spawn, verify
 from tests.decode.admission import admit_all
