@@ -124,9 +124,9 @@ def against_the_cpu(
         plain: how the CPU decodes; None: as the device does.
         options: how the device runs the model; the CPU prefills in chunks as it does.
     """
-    key = f"{name}, {plain or decode}, {len(requests)} prompts of {len(requests[0].prompt)}"
+    cpu = EngineConfig(len(requests), prefill_chunk=options.prefill_chunk)
+    key = f"{name}, {plain or decode}, {len(requests)} prompts of {len(requests[0].prompt)}, {cpu}"
     if key not in known:
-        cpu = EngineConfig(len(requests), prefill_chunk=options.prefill_chunk)
         known[key], _ = answers(model_of(name, CPU), plain or decode, requests, cpu)
     wanted = known[key]
     around: AbstractContextManager[Any] = nullcontext()

@@ -44,7 +44,9 @@ def row_counts_plain(host: HostState, lookahead: Lookahead) -> RowCounts:
         return RowCounts(masks, common, path, 1, 0, int(common.sum()), int(path.sum()))
     last = depth == drafts[:, None]  # [S, D]
     if lookahead.has_group is not None:
-        wanted = lookahead.has_group[:, : len(depth)]
+        marked = lookahead.has_group[:, : len(depth)]
+        wanted = np.zeros_like(last)
+        wanted[:, : marked.shape[1]] = marked
     else:
         wanted = last | np.isin(depth, lookahead.depths)
     wanted = wanted & (depth <= (drafts - host.expects_eos)[:, None]) & running[:, None]

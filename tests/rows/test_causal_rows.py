@@ -151,8 +151,9 @@ def chains(draw: st.DrawFn) -> tuple[State, HostState, Lookahead]:
     depths: Any = draw(st.sampled_from([(), (0,), (0, 2), tuple(range(drafts + 1))]))
     has_group = None
     if depths == () and draw(st.booleans()):
-        flags = draw(st.lists(st.booleans(), min_size=slots * (drafts + 1), max_size=slots * (drafts + 1)))
-        has_group = np.array(flags).reshape(slots, drafts + 1)
+        width = draw(st.integers(1, drafts + 2))  # depths after the last of them have no group
+        flags = draw(st.lists(st.booleans(), min_size=slots * width, max_size=slots * width))
+        has_group = np.array(flags).reshape(slots, width)
     return state, state.to_host(), Lookahead(masks, depths, blocks, has_group)
 
 
