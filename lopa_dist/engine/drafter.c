@@ -7,10 +7,10 @@
 
 enum { COUNT = 255, MATCH = 8, LEVELS = 8, DEPTHS = 16, SOURCES = 3, MASKS = 0, TEXT = 1, OWN = 2 };
 enum { TOKEN = 0, BACK = 1, REACH = 128, PARTS = 5, MOST_VOTERS = 16 };
-enum { SETS = 4, STEPS = 1024, SCALE = 32, WIDE = 12 };
+enum { DIFFERENT = 4, STEPS = 1024, SCALE = 32, WIDE = 12 };
 enum { TOGETHER = 8 }; /* chains that are drafted together */
 
-static const double DECAY = 0.998, RATE = 0.005, DOUBT = -1.0;
+static const double DECAY = 0.998, RATE = 0.02, DOUBT = -1.0;
 
 static void *checked(void *memory) {
     if (!memory) abort();
@@ -108,7 +108,7 @@ typedef struct {
     int64_t *eos;
     Context contexts[MOST_VOTERS];
     int64_t num_contexts, voters, of_passages, of_masks;
-    double *tried, *right, *chance, *weights; /* weights [SETS, 2 voters + 1] */
+    double *tried, *right, *chance, *weights; /* weights [2 DIFFERENT, 2 voters + 1] */
     const double *hope, *leans, *chances;
     Text **texts; /* by slot; 0: none */
     Verified *verified;
@@ -362,7 +362,7 @@ static void decide(const Drafter *d, Draft *draft) {
     }
     draft->token = -1, draft->chance = 0.0, draft->weights = 0;
     if (!different) return;
-    draft->weights = (different < SETS ? different : SETS) - 1;
+    draft->weights = (different < DIFFERENT ? different : DIFFERENT) - 1 + DIFFERENT * (draft->count > d->voters / 2);
     const double *weights = d->weights + draft->weights * (2 * d->voters + 1);
     for (int64_t i = 0; i < draft->count; i++) {
         const Proposal *one = draft->proposals + i;
@@ -387,8 +387,9 @@ static void learn_one(Drafter *d, const Draft *draft, int64_t token) {
         d->tried[one->kind] = DECAY * d->tried[one->kind] + 1;
         d->right[one->kind] = DECAY * d->right[one->kind] + (one->token == token);
         d->chance[one->kind] = (d->right[one->kind] + d->hope[one->kind]) / (d->tried[one->kind] + 1);
-        if (one->token == draft->token) weights[one->voter] += step * one->lean;
-        else weights[d->voters + one->voter] -= step * at_least(one->lean, DOUBT);
+        int agrees = one->token == draft->token;
+        double *weight = weights + (agrees ? one->voter : d->voters + one->voter);
+        *weight = at_least(*weight + step * (agrees ? one->lean : -at_least(one->lean, DOUBT)), 0.0);
     }
     weights[2 * d->voters] += step * 0.5;
 }

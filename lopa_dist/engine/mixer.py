@@ -3,7 +3,8 @@
 Voters that look at the same text in different ways are mixed as in data compressors (M. Mahoney, Adaptive Weighing of
 Context Models for Lossless Data Compression, 2005): the log odds that each voter's proposal is right are added up. Each
 voter has one weight for proposals that agree with what is drafted, and one for those that do not. After each token, the
-weights move in the direction in which the sum would have been better.
+weights move in the direction in which the sum would have been better. They never fall below 0: log odds change their
+sign when a voter improves, and its proposals would then count against their tokens.
 
 Only sums, products and quotients are computed, and logarithms come from rounded tables, so every machine gets the same
 results.
@@ -18,9 +19,10 @@ from typing import NamedTuple
 DECAY = 0.998  # a proposal's count is multiplied by this with each later proposal of its kind
 AGREES, DIFFERS = 0.3, 0.15  # a voter's initial weights, for proposals that agree with the draft and for others
 TRUSTED = 1.0  # instead of AGREES, for a voter that knows its own chance of being right
-RATE = 0.005  # learning rate of the weights
+RATE = 0.02  # learning rate of the weights
 DOUBT = -1.0  # for tokens other than the proposed one, a lean below this counts as this
-SETS = 4  # of weights: for one, two, three, or more different tokens that are proposed
+DIFFERENT = 4  # sets of weights are for one, two, three, or more different tokens that are proposed
+SETS = 2 * DIFFERENT  # and for few voters or many that propose any (`Mixer.set_of`)
 # `LEANS` has the log odds of chances, in STEPS steps; `CHANCES` the chances of sums from -WIDE to WIDE, in steps of
 # 1 / SCALE
 STEPS, SCALE, WIDE = 1024, 32, 12
@@ -71,6 +73,10 @@ class Mixer:
         """Return a voter's proposal of `token`, with the log odds of its kind."""
         return Proposal(token, voter, kind, LEANS[min(int(self.chance[kind] * STEPS), STEPS - 1)])
 
+    def set_of(self, different: int, proposals: int) -> int:
+        """Return the number of the set of weights for so many `proposals`, with so many `different` tokens."""
+        return min(different, DIFFERENT) - 1 + DIFFERENT * (proposals > self.voters // 2)
+
     def decide(self, proposals: Sequence[Proposal]) -> Decision:
         """Return the decision for the token with the most support; -1 with a chance of 0 if there is no proposal."""
         votes: dict[int, float] = {}
@@ -78,7 +84,7 @@ class Mixer:
             votes[token] = 0.0
         if not votes:
             return Decision(-1, 0.0)
-        number = min(len(votes), SETS) - 1
+        number = self.set_of(len(votes), len(proposals))
         weights, voters, against = self.weights[number], self.voters, 0.0
         for token, voter, _, lean in proposals:
             doubt = weights[voters + voter] * max(lean, DOUBT)
@@ -98,9 +104,10 @@ class Mixer:
             self.right[kind] = right = DECAY * self.right[kind] + (proposed == token)
             self.chance[kind] = (right + self.hope[kind]) / (tried + 1)
             if proposed == drafted:
-                weights[voter] += step * lean
+                weights[voter] = max(weights[voter] + step * lean, 0.0)
             else:
-                weights[self.voters + voter] -= step * max(lean, DOUBT)
+                differs = self.voters + voter
+                weights[differs] = max(weights[differs] - step * max(lean, DOUBT), 0.0)
         weights[-1] += step * 0.5
 
     def forget(self, kinds: int) -> None:

@@ -31,17 +31,12 @@ class NgramContext(NamedTuple):
 NGRAM_CONTEXTS = tuple(
     NgramContext(tells, tuple((place, kind) for place, kind in enumerate(parts, 1) if kind is not None))
     for tells, parts in (
-        (TOKEN, (TOKEN,)),
         (TOKEN, (TOKEN, TOKEN)),
-        (TOKEN, (TOKEN, TOKEN, TOKEN)),
         (TOKEN, (TOKEN, TOKEN, TOKEN, TOKEN, TOKEN)),
         (TOKEN, (None, TOKEN, TOKEN, TOKEN)),
-        (BACK, (TOKEN, TOKEN)),
-        (BACK, (None, TOKEN, TOKEN)),
+        (TOKEN, (TOKEN, TOKEN, BACK)),
         (BACK, (None, TOKEN, TOKEN, TOKEN)),
         (BACK, (TOKEN, BACK)),
-        (BACK, (BACK, TOKEN, TOKEN)),
-        (BACK, (BACK, BACK, BACK)),
         (BACK, (BACK, BACK, BACK, BACK)),
     )
 )

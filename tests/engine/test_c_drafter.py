@@ -192,7 +192,7 @@ def test_c_has_the_numbers_of_python() -> None:
         f"COUNT = {COUNT}, MATCH = {MATCH}, LEVELS = {LEVELS}, DEPTHS = {DEPTHS}, SOURCES = {len(SOURCES)}, ",
         f"MASKS = {MASKS}, TEXT = {TEXT}, OWN = {OWN} ",
         f"TOKEN = {contexts.TOKEN}, BACK = {contexts.BACK}, REACH = {contexts.REACH}, PARTS = {contexts.PARTS}, ",
-        f"SETS = {mixer.SETS}, STEPS = {mixer.STEPS}, SCALE = {mixer.SCALE}, WIDE = {mixer.WIDE} ",
+        f"DIFFERENT = {mixer.DIFFERENT}, STEPS = {mixer.STEPS}, SCALE = {mixer.SCALE}, WIDE = {mixer.WIDE} ",
         f"DECAY = {mixer.DECAY}, RATE = {mixer.RATE}, DOUBT = {mixer.DOUBT};",
     ):
         assert text in source

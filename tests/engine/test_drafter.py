@@ -139,8 +139,8 @@ def test_a_passage_of_the_prompt_goes_on() -> None:
 
 def test_the_end_of_a_text_is_expected_and_not_drafted() -> None:
     made = drafter()
-    made.table.add([1, 2, 3, 0], 0)
-    made.admit(0, [1], Work())
+    made.table.add([9, 1, 2, 3, 0], 0)
+    made.admit(0, [9, 1], Work())
     text = made.draft(0, 8, WORTH)
     assert ([draft.token for draft in text.chain], text.expects_eos) == ([2, 3], True)
     assert tokens(made, most=1) == [2]
@@ -149,17 +149,16 @@ def test_the_end_of_a_text_is_expected_and_not_drafted() -> None:
 def test_the_surer_source_drafts() -> None:
     """What was often wrong gives way, and comes back when it is right again."""
     made = drafter(masks=True)
-    made.admit(0, [1], Work())
-    made.table.add([1, 2], 0)
+    made.table.add([9, 1, 2], 0)
     for wrong in (2, 3):  # the text first, then the mask
         right = 5 - wrong
-        for _ in range(200):
-            made.admit(0, [1], Work())
+        for _ in range(400):
+            made.admit(0, [9, 1], Work())
             made.draft(0, 1, WORTH, [(3, 0.6)])
             made.wrote(0, [right])
             made.texts[0].counted += 1  # the table stays as it is
             made.learn(Work())
-        made.admit(0, [1], Work())
+        made.admit(0, [9, 1], Work())
         [draft] = made.draft(0, 1, WORTH, [(3, 0.6)]).chain
         assert (draft.token, source_of(draft)) == ((3, MASKS) if wrong == 2 else (2, TEXT))
         assert draft.chance > 0.5
@@ -167,8 +166,8 @@ def test_the_surer_source_drafts() -> None:
 
 def test_unlikely_drafts_are_not_worth_a_row() -> None:
     made = drafter()
-    made.table.add([1, 2, 3, 4, 5, 6, 7, 8], 0)
-    made.admit(0, [1], Work())
+    made.table.add([9, 1, 2, 3, 4, 5, 6, 7, 8], 0)
+    made.admit(0, [9, 1], Work())
     chances = [draft.chance for draft in made.draft(0, 8, 0.0).chain]
     assert len(chances) == 7
     assert len(made.draft(0, 8, 0.99 * chances[0] * chances[1]).chain) == 2
@@ -177,8 +176,8 @@ def test_unlikely_drafts_are_not_worth_a_row() -> None:
 
 def test_paths_leave_the_chain_where_another_source_would() -> None:
     made = drafter(masks=True)
-    made.table.add([1, 2, 3, 4], 0)
-    made.admit(0, [1], Work())
+    made.table.add([9, 1, 2, 3, 4], 0)
+    made.admit(0, [9, 1], Work())
     masks = [(2, 0.9), (9, 0.1), (4, 0.1)]
     assert tokens(made, masks=masks) == [2, 3, 4]
     assert made.paths(0, 5, masks) == [[2, 9, 4]]

@@ -57,6 +57,25 @@ def test_chances_come_true() -> None:
         assert count < 200 or abs(expected - right) < 0.06 * count
 
 
+def test_the_weights_go_by_how_many_propose_how_many_tokens() -> None:
+    made = Mixer(5, [0.5] * 5, trusted=4)
+    sets = [
+        made.decide([made.proposal(token, voter, voter) for voter, token in enumerate(tokens)]).weights
+        for tokens in (
+            [1],
+            [1, 1],
+            [1, 2],
+            [1, 1, 1],
+            [1, 2, 1],
+            [1, 2, 3],
+            [1, 2, 3, 4],
+            [1, 2, 3, 4, 5],
+            [1, 1, 1, 1],
+        )
+    ]
+    assert sets == [0, 0, 1, 4, 5, 6, 7, 7, 4]
+
+
 @given(
     proposals=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2)), max_size=3, unique_by=lambda one: one[1]),
     tokens=st.lists(st.integers(0, 4), max_size=30),
@@ -68,5 +87,6 @@ def test_a_decision_is_one_of_the_proposals(proposals: list[tuple[int, int]], to
         assert decision.token in {one for one, _ in proposals} or (not proposals and decision.token == -1)
         assert 0 <= decision.chance < 1
         made.learn(decision, token)
+    assert all(weight >= 0 for weights in made.weights for weight in weights[:-1])
     made.forget(3)
     assert [weights[2] for weights in made.weights] == [weights[2] for weights in mixer().weights]
