@@ -1,8 +1,9 @@
 """Which rows a forward runs: their layout, and how its records get back to the sequences.
 
 Read `forward_batch` first (the result) and `row_maker` (what a rule needs of its rows), then `window_rows`, the
-`structure` that it uses, and `draft_rows`. `causal_rows` lays out the rows of causal models. `share` says which branch
-rank runs which branch, and `prefill` is about prompts that share a prefix.
+`structure` that it uses, and `draft_rows`. `causal_rows` says which rows causal models have, and `chain_layout` (in C
+`c_layout`) lays them out. `share` says which branch rank runs which branch, and `prefill` is about prompts that share a
+prefix.
 """
 
 from lopa_dist.rows.forward_batch import ForwardBatch
