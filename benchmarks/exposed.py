@@ -136,8 +136,9 @@ class Exposed:
             nullcontext() if records is None else patch.object(StaticRunner, "write_records"),
             ExitStack() as patches,
         ):
-            for part, (owner, attribute) in ((name, one) for name in self.parts for one in PARTS[name]):
-                patches.enter_context(patch.object(owner, attribute, self.timed(part, getattr(owner, attribute))))
+            for name in self.parts:
+                for owner, attribute in PARTS[name]:
+                    patches.enter_context(patch.object(owner, attribute, self.timed(name, getattr(owner, attribute))))
             yield
 
 

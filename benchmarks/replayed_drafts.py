@@ -16,14 +16,13 @@ from __future__ import annotations
 
 import argparse
 import ast
-import gzip
-import json
 import random
 import re
 import sysconfig
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -32,6 +31,8 @@ from lopa_dist.decode import HostState
 from lopa_dist.engine.c_drafter import CDrafter
 from lopa_dist.engine.drafter import Drafter, Masks
 from lopa_dist.engine.work import Work
+from lopa_dist.jobs.run.prompts import common_prefix
+from lopa_dist.tasks.rows import rows
 
 Text = tuple[list[int], list[int]]  # tokens of a prompt, and of the answer to it
 EOS, DRAFTS, SLOTS = 0, 8, 64
@@ -70,17 +71,28 @@ def functions() -> list[tuple[str, str]]:
 
 def texts_of(data: Path, answers: Sequence[Path]) -> Iterator[tuple[str, list[Text]]]:
     """Yield the names of the texts, and the texts."""
-    lines = (data / "gsm8k_test.jsonl").read_text(encoding="utf-8").splitlines()
-    yield "GSM8K", in_tokens([(one["question"], one["answer"]) for one in map(json.loads, lines)])
-    with gzip.open(data / "HumanEval.jsonl.gz", "rt", encoding="utf-8") as file:
-        yield "HumanEval", in_tokens([(one["prompt"], one["canonical_solution"]) for one in map(json.loads, file)])
+    yield "GSM8K", in_tokens([(one["question"], one["answer"]) for one in read(data / "gsm8k_test.jsonl")])
+    yield (
+        "HumanEval",
+        in_tokens([(one["prompt"], one["canonical_solution"]) for one in read(data / "HumanEval.jsonl.gz")]),
+    )
     yield "Python's library", in_tokens(functions())
     for path in answers:
-        with path.open(encoding="utf-8") as file:
-            yield (
-                str(path),
-                [([EOS], [1 + token for token in one["token_ids"]] + [EOS]) for one in map(json.loads, file)],
-            )
+        yield str(path), [([EOS], [*(1 + token for token in one["token_ids"]), EOS]) for one in read(path)]
+
+
+def read(file: Path) -> list[dict[str, Any]]:
+    """Return the objects of a file of JSON Lines.
+
+    Raises:
+        ValueError: it cannot be read, or a line cannot.
+    """
+    found = []
+    for row in rows(str(file), "texts"):
+        if row.value is None or row.error:
+            raise ValueError(f"{file}, line {row.number}: {row.error}")
+        found.append(row.value)
+    return found
 
 
 def replay(drafter: Drafter, texts: Sequence[Text], worth: float) -> Result:
@@ -93,7 +105,7 @@ def replay(drafter: Drafter, texts: Sequence[Text], worth: float) -> Result:
     masks = Masks(np.zeros((SLOTS, 1), np.int64), np.zeros((SLOTS, 1)), np.zeros(SLOTS, np.int64))
     due, places, total = np.zeros(SLOTS, bool), np.zeros((2, 4), np.int64), Work()
     left, answers = iter(texts), dict[int, list[int]]()  # by slot
-    forwards = rows = tokens = 0
+    forwards = computed = tokens = 0
     seconds = 0.0
     while True:
         for slot in sorted({*range(SLOTS)} - answers.keys()):
@@ -104,7 +116,7 @@ def replay(drafter: Drafter, texts: Sequence[Text], worth: float) -> Result:
             host.done[slot], host.complete[slot], host.limit[slot], due[slot] = 0, 1, len(answers[slot]) + DRAFTS + 2, 1
         if not answers:
             return {
-                "tokens_per_forward": tokens / forwards, "rows_per_token": rows / tokens,
+                "tokens_per_forward": tokens / forwards, "rows_per_token": computed / tokens,
                 "us": 1e6 * seconds / forwards,
             }  # fmt: skip
         began = time.thread_time()
@@ -114,11 +126,10 @@ def replay(drafter: Drafter, texts: Sequence[Text], worth: float) -> Result:
         counts = np.zeros(len(slots), np.int64)
         for number, slot in enumerate(slots.tolist()):
             chain, rest = made.tokens[number, : made.counts[number]].tolist(), answers[slot][host.complete[slot] :]
-            right = next((i for i, (token, told) in enumerate(zip(chain, rest, strict=False)) if token != told), None)
-            accepted = min(len(chain), len(rest)) if right is None else right
-            new = rest[: accepted + 1]
+            new = rest[: common_prefix(chain, rest) + 1]
             written[number, : len(new)], counts[number] = new, len(new)
-            forwards, rows, tokens = forwards + 1, rows + 1 + len(chain), tokens + len(new)
+        forwards, computed = forwards + len(slots), computed + len(slots) + int(made.counts.sum())
+        tokens += int(counts.sum())
         host.complete[slots] += counts
         drafter.hear(slots, written, counts, masks)
         for slot in slots.tolist():
@@ -135,13 +146,13 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("--answers", type=Path, action="append", default=[], metavar="RESULTS.jsonl")
     arguments = parser.parse_args()
-    rows = [
+    results = [
         {"texts": name, "worth": worth} | replay(CDrafter([EOS], DRAFTS, masks=False), texts, worth)
         for name, texts in texts_of(arguments.data, arguments.answers)
         for worth in WORTHS
     ]
-    write("replayed_drafts", machine() | {"rows": rows})
-    show("Drafts from text, by replaying texts", rows, COLUMNS)
+    write("replayed_drafts", machine() | {"rows": results})
+    show("Drafts from text, by replaying texts", results, COLUMNS)
 
 
 if __name__ == "__main__":

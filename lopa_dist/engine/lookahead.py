@@ -202,9 +202,8 @@ def likeliest(ends: NDArray[np.float64], most: int, least: float = 0.0) -> NDArr
         least: the least probability.
     """
     found = np.zeros(ends.shape, bool)
-    chains = np.arange(len(ends))
     if most == 1:  # a third of the time
-        first = ends.argmax(1)
+        chains, first = np.arange(len(ends)), ends.argmax(1)
         found[chains, first] = ends[chains, first] >= least
         return found
     np.put_along_axis(found, np.argsort(-ends, 1, kind="stable")[:, :most], True, 1)

@@ -134,8 +134,7 @@ void chain_layout(
                         head_columns[head] = kind == PATH ? common + turn * width + begin - count + number : head;
                         head_sequence[head] = s;
                         predicted[head] = position + !(kind == GROUP && blocks);
-                        Int cell = (s * depths + of_depth) * (1 + group) + mask;
-                        cells[head++] = cell;
+                        cells[head++] = (s * depths + of_depth) * (1 + group) + mask;
                     }
                 }
         }

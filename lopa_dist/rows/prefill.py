@@ -62,8 +62,8 @@ def prefill_segments(config: DecodeConfig, host: HostState, shared: SharedPrefix
         stop=np.concatenate((after_prefix[prefixes], np.zeros_like(suffixes))),
         num_prefixes=len(prefixes),
         waiting=waiting,
-        prefix_row=(nowhere := np.full_like(slots, -1)),
-        suffix_row=nowhere.copy(),
+        prefix_row=np.full_like(slots, -1),
+        suffix_row=np.full_like(slots, -1),
     )
 
 

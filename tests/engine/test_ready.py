@@ -124,8 +124,8 @@ def test_no_device_waits_for_answers_when_no_request_waits(
     for count in (SEQUENCES, 40):
         noted.events.clear()
         requests = random_requests(3, count, config.max_new_tokens)
-        last = len({one.request.index for one in Engine(small_model, config, Solo(), options).generate(requests)})
-        assert last == count == noted.events.count("answer")
+        found = {one.request.index for one in Engine(small_model, config, Solo(), options).generate(requests)}
+        assert len(found) == count == noted.events.count("answer")
         if count == SEQUENCES:
             between = noted.events.count("answer") - noted.in_steps().count("answer")
             after_all = len(noted.events) - 1 - max(i for i, event in enumerate(noted.events) if event == "to_host")
